@@ -43,10 +43,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.helpers.scripted_server import Script, ScriptedServer, config
-from trtllm_pipeline.bench.load import Load as Levels
-from trtllm_pipeline.bench.prompts import read_prompts
-from trtllm_pipeline.bench.stats import paired_change
-from trtllm_pipeline.bench.workloads import Workload, made
+from trtllm_pipeline.measure.load.load import Load as Levels
+from trtllm_pipeline.measure.load.prompts import read_prompts
+from trtllm_pipeline.measure.load.stats import paired_change
+from trtllm_pipeline.measure.load.workloads import Workload, made
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS: Final = 64
@@ -68,7 +68,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of one level by both clients. `low` and `high` are the ends of the ratio's 95 % interval."""
+    """One figure of one level by both clients. `low` and `high` are the ends of the ratio's 95% interval."""
 
     server: str
     concurrency: int
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="of each level (default: 24; scripted: 192)")
     parser.add_argument("--max-tokens", type=int, help="(default: 16; scripted, the mean: 64)")
     parser.add_argument("--aiperf", metavar="PATH", help="the program, in an environment of its own")
-    parser.add_argument("--workspace", metavar="DIR", help="where the cell is built (default: a temporary folder)")
+    parser.add_argument("--workspace", metavar="DIR", help="where the cell is built (default: a temporary directory)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -150,7 +150,7 @@ def main() -> None:
         print(json.dumps([asdict(row) for row in rows], indent=2))
         return
     print(
-        f"{'server':<12}{'in flight':>10}  {'figure':<22}{'right':>9}{'ours':>9}{'theirs':>9}{'ratio':>8}   95 % interval"
+        f"{'server':<12}{'in flight':>10}  {'figure':<22}{'right':>9}{'ours':>9}{'theirs':>9}{'ratio':>8}   95% interval"
     )
     for row in rows:
         interval = "-" if row.low is None or row.high is None else f"{row.low:.3f} to {row.high:.3f}"
@@ -181,7 +181,7 @@ def compare(server: str, mine: Measure, other: Measure, levels: Sequence[int], r
 
 
 def prompts(model: Path, folder: Path) -> Path:
-    """Beginnings of ordinary text: a model goes on with them, where it may find nothing to say to a question."""
+    """Beginnings of ordinary text: a model continues with them, where it may find nothing to say to a question."""
     from tokenizers import Tokenizer
 
     texts = made(Tokenizer.from_file(str(model / "tokenizer.json")), Workload(input_tokens=PROMPT_TOKENS, prompts=48))

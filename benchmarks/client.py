@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.helpers.scripted_server import server_process
-from trtllm_pipeline.bench.stats import percentile
-from trtllm_pipeline.bench.windows import least_requests
-from trtllm_pipeline.client.service import Service
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.load.stats import percentile
+from trtllm_pipeline.measure.load.windows import least_requests
 
 EVENTS_PER_S: Final = 20
 FEW_EVENTS: Final = 10

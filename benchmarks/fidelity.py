@@ -18,9 +18,9 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
-from trtllm_pipeline.toolchains.embedded.gguf_file import gguf_names, rotated_heads
-from trtllm_pipeline.toolchains.embedded.reference import Array, Reference
+from trtllm_pipeline.tensorrt.embedded.architecture import ModelConfig
+from trtllm_pipeline.tensorrt.embedded.gguf_file import gguf_names, rotated_heads
+from trtllm_pipeline.tensorrt.embedded.reference import Array, Reference
 
 LIKELY: Final = 1e-3
 """Probability from which on a token's log-probability counts for `max_error`."""
@@ -181,7 +181,7 @@ def open_llama_cpp(
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.fit_params = params.warmup = params.ui = False
     params.verbosity = 1
-    # llama.cpp insists on listening; a socket in a folder that is gone a moment later is reached by nobody.
+    # llama.cpp insists on listening; a socket in a directory that is gone a moment later is reached by nobody.
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as folder:
         params.hostnames = [f"{folder}/closed.sock"]
         params.n_threads_http = 1

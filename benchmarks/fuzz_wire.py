@@ -27,11 +27,11 @@ import hpack
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from trtllm_pipeline.bench import counters
-from trtllm_pipeline.client import openai
-from trtllm_pipeline.client.session import Answer, ServerSentEvents
-from trtllm_pipeline.client.transport import ProtocolError, http, http2
-from trtllm_pipeline.client.triton import ServedModel, config_of, num_output_tokens, text_output
+from trtllm_pipeline.measure.client import openai
+from trtllm_pipeline.measure.client.session import Answer, ServerSentEvents
+from trtllm_pipeline.measure.client.transport import ProtocolError, http, http2
+from trtllm_pipeline.measure.client.triton import ServedModel, config_of, num_output_tokens, text_output
+from trtllm_pipeline.measure.load import counters
 
 CPU_S: Final = 2.0
 LONG: Final = 10**6

@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.helpers import scripted_server
-from trtllm_pipeline.bench.windows import WAVES
+from trtllm_pipeline.measure.load.windows import WAVES
 
 STREAMS: Final = 64
 EVENTS: Final = 40

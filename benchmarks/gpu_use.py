@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Param
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import Param
 
 RESULT: Final = "use.json"
 PID: Final = "pid"
@@ -39,7 +39,7 @@ class Use:
     gib: Annotated[float, Param("allocated on each device")]
     together: Annotated[int, Param("loads that begin at the same time")]
     cpu: Annotated[bool, Param("on the CPU instead")]
-    meet: Annotated[str, Param("folder where these meet", runtime=True)]
+    meet: Annotated[str, Param("directory where these meet", runtime=True)]
 
 
 def use(context: StageContext[Use]) -> None:

@@ -13,7 +13,7 @@ Each round starts `pipeline run` (all of `--at-once` of them on one workspace) a
 
 Then no process may be left, nothing that was finished may be made again, and nothing may be torn: every artifact's files are
 read and compared with their digests. Of stage runs that the pipeline had said to be done, by its events on a disk that has
-power, a power cut may lose none. What it loses of others is counted. When a run has finished everything, the next begins in a
+power, a power cut may lose none. What it loses of others is counted. When a run has finished everything, the next starts in a
 new workspace.
 """
 
@@ -36,7 +36,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.store.manifest import Kind, inspect
+from trtllm_pipeline.orchestrate.store.manifest import Kind, inspect
 
 HOW: Final = ("group", "pipeline", "child", "power")
 _SHUTDOWN: Final = 0x8004587D
@@ -51,7 +51,7 @@ _RUN_S: Final = 600.0
 
 
 class Disk:
-    """A folder whose power can be cut, where that is wanted."""
+    """A directory whose power can be cut, where that is wanted."""
 
     def __init__(self, folder: Path, *, real: bool) -> None:
         self.folder = folder / "disk"
@@ -241,7 +241,7 @@ def descendants(pids: list[int]) -> set[int]:
 
 
 def artifacts(workspace: Path) -> dict[str, int]:
-    """The folder of every published artifact, with its inode."""
+    """The directory of every published artifact, with its inode."""
     found = {}
     for path in workspace.glob("store/*/*/manifest.json"):
         with suppress(OSError, ValueError):  # torn by a power cut: not there
@@ -251,13 +251,13 @@ def artifacts(workspace: Path) -> dict[str, int]:
 
 
 def is_whole(workspace: Path, name: str) -> bool:
-    """Whether there is an artifact whose folder's name begins so, every byte as its manifest says."""
+    """Whether there is an artifact whose directory's name starts so, every byte as its manifest says."""
     found = next(workspace.glob(f"store/*/{name}*"), None)
     return found is not None and all(each.kind is not Kind.DAMAGED for each in inspect(found, contents=True))
 
 
 def done(events: Path) -> set[str]:
-    """How the folders begin of artifacts that these events of runs say to be done."""
+    """How the directories begin of artifacts that these events of runs say to be done."""
     found = set()
     for line in events.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):  # cut short by a kill

@@ -1,11 +1,11 @@
-"""Kill or halt processes of kept servers at random instants, again and again, and look at what is said and what is left.
+"""Kill or halt processes of managed servers at random instants, again and again, and look at what is said and what is left.
 
     python benchmarks/kill_servers.py --workspace WORKSPACE --cell '*/int8_wo/*/bs4' --rounds 30
 
 Two servers are kept, both behind an OpenAI endpoint, one of them with --restart. Each round takes one of them, kills (-9)
 or halts one of its processes, or all, at a random instant: while it is ready, starts, stops or is restarted. Then it looks:
 how the server ends up is among what may become of it; `serve ps` and `serve status` say what is so; the other server goes
-on answering; `serve stop` ends it and leaves no process, port, shared memory, folder or lock; it can be started again.
+on answering; `serve stop` ends it and leaves no process, port, shared memory, directory or lock; it can be started again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from typing import Any
 import httpx
 from kill_resume import processes
 
-from trtllm_pipeline.hosting import servers
-from trtllm_pipeline.hosting.servers import State
-from trtllm_pipeline.processes.guardian import process_table, with_descendants
-from trtllm_pipeline.serving.triton_server import busy_ports
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.base.processes.guardian import process_table, with_descendants
+from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.serve.kept import servers
+from trtllm_pipeline.serve.kept.servers import State
+from trtllm_pipeline.tensorrt.servers.triton_server import busy_ports
 
 PARTS = ("keeper", "guardian", "launch", "tritonserver", "stub", "gateway", "all")
 MOMENTS = {"ready": 1.0, "start": 6.0, "stop": 2.5, "restart": 8.0}
@@ -229,7 +229,7 @@ class Rounds:
             self.fault(f"after the stop of {name} there are {files}")
 
     def leftovers(self, launches: set[int]) -> list[str]:
-        """Shared memory and folders of the Tritons that these processes started."""
+        """Shared memory and directories of the Tritons that these processes started."""
         prefixes = tuple(f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-" for pid in launches)
         found = [str(path) for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes)]
         for folder in os.listdir(tempfile.gettempdir()):

@@ -5,7 +5,7 @@
 Random plans in the shape of matrices: a few models, precisions and batch sizes; downloads, quantizing, builds of one to
 all GPUs, and servers, which seven of ten plans measure as `--exclusive` says, `settings.perf.exclusive` of a matrix: alone on
 the machine, or side by side on GPUs of their own; `over_machine` is the time of these plans over that with their servers alone,
-`within_5_percent_exclusive` the share of them that takes at most 5 % more than the bound. With `--cold` durations are wrongly expected, as in a first
+`within_5_percent_exclusive` the share of them that takes at most 5% more than the bound. With `--cold` durations are wrongly expected, as in a first
 run: each stage, or each stage of each precision, by a factor of its own (log-normal, median 1.35, a third of them beyond 3.3 or below
 0.55), each stage run by a little more; `over_told` is the time over that where the scheduler knows these factors from the beginning, which
 is more than it could learn. Without, all take exactly as long as expected.
@@ -42,9 +42,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trtllm_pipeline.domain import Exclusive, Resources, Scope, StageRunId
-from trtllm_pipeline.execution.order import favourable, play
-from trtllm_pipeline.execution.scheduler import Capacity, Scheduler, Task
+from trtllm_pipeline.base.domain import Exclusive, Resources, Scope, StageRunId
+from trtllm_pipeline.orchestrate.run.order import favourable, play
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler, Task
 
 Numbers: TypeAlias = NDArray[Any]
 

@@ -2,7 +2,7 @@
 
     python benchmarks/needs.py [--model SHAPE[/LAYERS]=RUN,RUN,...]... [--limit-s 400] [--json FILE]
 
-For each model a folder with random weights of its true shape is made (see `quantize.py`, which also says how a run is
+For each model a directory with random weights of its true shape is made (see `quantize.py`, which also says how a run is
 written). Then the stage's own program runs on it as the pipeline starts it, under a guardian that measures, and NVML is
 looked at meanwhile. The estimates are those of `pipeline plan`, before any correction by measurements.
 """
@@ -22,17 +22,17 @@ from typing import Any, Final
 
 import quantize as speed
 
-from trtllm_pipeline import worker as worker_file
-from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.machine import gpus, memory
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.processes.process import Exited, Guardian
-from trtllm_pipeline.toolchains.catalog import PYTORCH
-from trtllm_pipeline.toolchains.model_optimizer import job
-from trtllm_pipeline.toolchains.tensorrt_llm import needs
+from trtllm_pipeline.base.domain import Cell, CellId
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.base.machine import gpus, memory
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.base.processes.process import Exited, Guardian
+from trtllm_pipeline.orchestrate.matrix.models import Settings
+from trtllm_pipeline.tensorrt import worker as worker_file
+from trtllm_pipeline.tensorrt.modelopt import job
+from trtllm_pipeline.tensorrt.toolchains.catalog import PYTORCH
+from trtllm_pipeline.tensorrt.trtllm import needs
 
 _MODELS: Final = (
     "qwen2-7b=fp8,int8_sq/128,int4_awq/32,fp8@8",

@@ -2,7 +2,7 @@
 
     python benchmarks/quantize.py [--shape qwen2-7b] [--layers N] [--runs fp8,int8_sq,int4_awq/32] [--samples 512] ...
 
-A folder with random weights in a model's true shape is made first (no download, no tokenizer: rows are token ids), then the
+A directory with random weights in a model's true shape is made first (no download, no tokenizer: rows are token ids), then the
 stage's own program runs on it. A run is written PRECISION[/SAMPLES][@BATCH][:tpN][:gN][:hf], gN for N GPUs. `--by-hand` names runs that are also
 done as a plain script does them: one row at a time through the whole model with its head, Model Optimizer's own export.
 `--process` names runs that are done first, each in a process of its own as the pipeline starts it: kernels not loaded,
@@ -32,15 +32,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline import worker as worker_file
-from trtllm_pipeline.files.writing import write_json
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import Selection
-from trtllm_pipeline.toolchains.model_optimizer import calibration_memory, job, quantization_worker
-from trtllm_pipeline.toolchains.model_optimizer.checkpoint_writer import FAMILIES
-from trtllm_pipeline.toolchains.model_optimizer.shards import ShardWriter
-from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
+from trtllm_pipeline.base.files.writing import write_json
+from trtllm_pipeline.tensorrt import worker as worker_file
+from trtllm_pipeline.tensorrt.modelopt import calibration_memory, job, quantization_worker
+from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import FAMILIES
+from trtllm_pipeline.tensorrt.modelopt.shards import ShardWriter
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import Selection
+from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, HuggingFaceCheckpoint
 
 _LLAMA: Final = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0}
 COMMON: Final = {
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
     parser.add_argument("--limit-s", type=float, default=500.0, help="no further run is begun after this time")
     parser.add_argument("--folder", type=Path, help="for models and checkpoints; a temporary one if not given")
-    parser.add_argument("--out", type=Path, help="a folder for checkpoints alone, where both would not fit")
+    parser.add_argument("--out", type=Path, help="a directory for checkpoints alone, where both would not fit")
     parser.add_argument("--json", type=Path, help="where to write the figures as well")
     options = parser.parse_args()
     # Packages are compiled, as pip leaves them, whatever the environment says: reading torch's sources takes 7 s.
@@ -231,7 +231,7 @@ def count_parameters(shape: Mapping[str, Any]) -> int:
 
 
 def write_model(folder: Path, shape: Mapping[str, Any]) -> None:
-    """A Hugging Face folder with random bfloat16 weights of a shape of Llama, Qwen2, Mixtral or Qwen3's mixtures."""
+    """A Hugging Face directory with random bfloat16 weights of a shape of Llama, Qwen2, Mixtral or Qwen3's mixtures."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -385,7 +385,7 @@ def _process(folder: Path, run: Run) -> Mapping[str, Any]:
 
 @contextmanager
 def attempt(folder: Path, run: Run) -> Iterator[StageContext[Any]]:
-    """The stage's work, in a folder that is gone afterwards."""
+    """The stage's work, in a directory that is gone afterwards."""
     out = (folder / _ATTEMPT).resolve() / "out"
     out.mkdir(parents=True)
     common: dict[str, Any] = {
@@ -421,8 +421,8 @@ def _by_hand(folder: Path, run: Run) -> Mapping[str, Any]:
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
     from transformers import AutoModelForCausalLM
 
-    from trtllm_pipeline.stages.calibration_rows import read_rows
-    from trtllm_pipeline.toolchains.model_optimizer import formats
+    from trtllm_pipeline.tensorrt.modelopt import formats
+    from trtllm_pipeline.tensorrt.stage.calibration_rows import read_rows
 
     calibration_memory.release()
     _reset_peak()

@@ -5,7 +5,7 @@
 Beside it random search, TPE of Optuna where that is installed (`pip install optuna`: multivariate, eight random trials, the
 objectives as constraints, cells that come again are not counted), and the full grid, which sees the same numbers. A seed is another
 draw of the noise, another order of the cells, and another seed of those that are random. A search has found a good cell when the
-best of its cells is within 5 % of the grid's best. Times are those of the surfaces: 10 minutes for quantizing to a precision, 6 for
+best of its cells is within 5% of the grid's best. Times are those of the surfaces: 10 minutes for quantizing to a precision, 6 for
 building and measuring a cell.
 """
 
@@ -24,11 +24,11 @@ from typing import cast
 
 from surfaces import SURFACES, Surface
 
-from trtllm_pipeline.domain import CellId
-from trtllm_pipeline.report.measured import Measured
-from trtllm_pipeline.report.recommendation import Goal, at_best, cost, parse_slo
-from trtllm_pipeline.report.rows import CellResult
-from trtllm_pipeline.search.next_cell import Goals, Option, decide
+from trtllm_pipeline.base.domain import CellId
+from trtllm_pipeline.orchestrate.results.measured import Measured
+from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.show.report.recommendation import Goal, at_best, cost, parse_slo
+from trtllm_pipeline.show.search.next_cell import Goals, Option, decide
 
 _GOOD = 0.05
 _Rows = Mapping[CellId, CellResult]

@@ -4,7 +4,7 @@
     python benchmarks/startup.py --check         exit code 1 where a limit is broken; for a machine with nothing else to do
 
 Help is asked for twice: into a pipe, where it is plain, and on a terminal, where rich draws it. The first run of each, which
-is not counted, compiles what it imports into a folder of its own: an installed package has its byte code, and an
+is not counted, compiles what it imports into its own directory: an installed package has its byte code, and an
 environment may keep Python from writing any. On a machine that does other things, the CPU time says more.
 """
 
@@ -31,7 +31,7 @@ RATIO: Final = 8.0
 """Of help in a pipe to the bare interpreter, at most."""
 TERMINAL_MS: Final = 150.0
 PROGRAM_MS: Final = 150.0
-"""Of a stage's program, until it begins, at most."""
+"""Of a stage's program, until it starts, at most."""
 _PROGRAMS: Final = (
     *(f"stages.{stage}" for stage in ("download", "smoke", "perf", "accuracy", "score", "launch")),
     *(f"toolchains.embedded.{stage}" for stage in ("convert", "build", "repository")),
@@ -50,12 +50,12 @@ def programs(workspace: Path) -> dict[str, list[str]]:
         "pipeline --version": [*ours, "--version"],
         "pipeline plan --help": [*ours, "plan", "--help"],
         PLAN: [*ours, "plan", "--matrix", matrix, "--toolchain", "embedded", "--workspace", str(workspace)],
-        "a worker, until it reads its job": [sys.executable, "-c", "import trtllm_pipeline.worker"],
+        "a worker, until it reads its job": [sys.executable, "-c", "import trtllm_pipeline.tensorrt.worker"],
         **{
-            f"the program of {module.rpartition('.')[2]}, until it begins": [
+            f"the program of {module.rpartition('.')[2]}, until it starts": [
                 sys.executable,
                 "-c",
-                f"import trtllm_pipeline.worker, trtllm_pipeline.{module}",
+                f"import trtllm_pipeline.tensorrt.worker, trtllm_pipeline.{module}",
             ]
             for module in _PROGRAMS
         },
@@ -119,7 +119,7 @@ def main() -> int:
     broken += [
         f"{name}: more than {PROGRAM_MS:g} ms"
         for name, value in medians.items()
-        if name.endswith("until it begins") and value > PROGRAM_MS
+        if name.endswith("until it starts") and value > PROGRAM_MS
     ]
     for line in broken:
         print(f"over the limit: {line}")

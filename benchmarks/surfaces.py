@@ -14,9 +14,9 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trtllm_pipeline.bench.result import LevelResult
-from trtllm_pipeline.domain import CellId, Json
-from trtllm_pipeline.report.rows import CellResult, CellStatus
+from trtllm_pipeline.base.domain import CellId, Json
+from trtllm_pipeline.measure.load.result import LevelResult
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 
 Axes = Mapping[str, Json]
 _BITS = {"fp16": 16.0, "fp8": 8.0, "int8_sq": 8.0, "int8_wo": 8.0, "int4_awq": 4.25, "q8": 8.5, "q5": 5.5, "q4": 4.5}
@@ -162,8 +162,8 @@ def _routing(axes: Axes, running: int) -> float:
 
 
 def _drafting(axes: Axes, running: int) -> float:
-    """Checking drafts costs little while a step reads weights and much once it computes; of each draft 70 % are taken, of a
-    4-bit model's 62 %, and what follows one that is not taken is lost (geometric series).
+    """Checking drafts costs little while a step reads weights and much once it computes; of each draft 70% are taken, of a
+    4-bit model's 62%, and what follows one that is not taken is lost (geometric series).
     """
     drafted = _number(axes, "max_draft_len")
     taken = 0.62 if axes["precision"] == "int4_awq" else 0.7

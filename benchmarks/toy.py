@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
-from trtllm_pipeline.cli.app import main as pipeline
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.stages.params import ITSELF, Param
-from trtllm_pipeline.toolchains import catalog
-from trtllm_pipeline.toolchains.catalog import Toolchain
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.show.cli.app import main as pipeline
+from trtllm_pipeline.tensorrt.stage.base import Stage
+from trtllm_pipeline.tensorrt.stage.params import ITSELF, Param
+from trtllm_pipeline.tensorrt.toolchains import catalog
+from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain
 
 COMMAND: Final = "echo x > out/x"
 
@@ -84,7 +84,7 @@ max_position_embeddings: 2048
 
 
 def write_matrix(cells: int, folder: Path) -> Path:
-    """A matrix of this many cells, 64 or more, with its recipes, in `folder`."""
+    """A matrix of this many cells, 64 or more, with its recipes, in `directory`."""
     models, rest = divmod(cells, 64)
     names = [f"m{number:04}" for number in range(models)]
     (folder / "recipes").mkdir(parents=True)
@@ -112,9 +112,9 @@ def write_matrix(cells: int, folder: Path) -> Path:
 
 def fill(matrix: Path, workspace: Path) -> dict[str, float]:
     """Publish every artifact of the matrix through the store, as a run does; returns what that took, in microseconds."""
-    from trtllm_pipeline.planning import planner
-    from trtllm_pipeline.planning.request import Request
-    from trtllm_pipeline.store.store import Store
+    from trtllm_pipeline.orchestrate.plan import planner
+    from trtllm_pipeline.orchestrate.plan.request import Request
+    from trtllm_pipeline.orchestrate.store.store import Store
 
     store = Store(workspace)
     request = Request(matrix, toolchain=TOOLCHAIN.name)
@@ -138,7 +138,7 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
 def main() -> int:
     catalog._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # there is no other way in yet
     if sys.argv[1:2] == ["unsynced"]:
-        from trtllm_pipeline.store.store import Store
+        from trtllm_pipeline.orchestrate.store.store import Store
 
         setattr(Store, "sync", lambda _store, _artifacts: None)  # noqa: B010
         return pipeline(sys.argv[2:])

@@ -32,19 +32,19 @@ from typing import Any, Final
 
 from gpu_use import PID, RESULT, TOGETHER_S, WINDOWS, Use
 
-from trtllm_pipeline.domain import Cell, CellId, Exclusive, Json, Resources, StageRunId
-from trtllm_pipeline.execution.executor import Executor
-from trtllm_pipeline.execution.forecast import capacity
-from trtllm_pipeline.execution.loop import Observer, execute
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.gpus import Device, Graphics, nvml
-from trtllm_pipeline.machine.model import Gpu
-from trtllm_pipeline.machine.placement import cpus_of
-from trtllm_pipeline.planning.plan import Plan, make_plan
-from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.store.claims import lease_machine
-from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.toolchains.catalog import Toolchain
+from trtllm_pipeline.base.domain import Cell, CellId, Exclusive, Json, Resources, StageRunId
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.gpus import Device, Graphics, nvml
+from trtllm_pipeline.base.machine.model import Gpu
+from trtllm_pipeline.base.machine.placement import cpus_of
+from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
+from trtllm_pipeline.orchestrate.run.executor import Executor
+from trtllm_pipeline.orchestrate.run.forecast import capacity
+from trtllm_pipeline.orchestrate.run.loop import Observer, execute
+from trtllm_pipeline.orchestrate.store.claims import lease_machine
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import Stage
+from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain
 
 FREE_S: Final = 60.0
 """How long leases and memory may take to be free."""
@@ -277,7 +277,7 @@ def _pretend() -> None:
     before = probe.survey()
     machine = replace(before.machine, gpus=tuple(each.gpu for each in found))
     after = replace(before, machine=machine, graphics=Graphics(devices=found, everything=found))
-    from trtllm_pipeline.execution import loop
+    from trtllm_pipeline.orchestrate.run import loop
 
     for module in (probe, loop):
         vars(module)["survey"] = lambda: after

@@ -22,24 +22,24 @@ from typing import Any, Final
 
 from typer.main import get_command
 
-from trtllm_pipeline.bench.validity import GATES
-from trtllm_pipeline.cli import app
-from trtllm_pipeline.cli.app import COMMANDS, Command
-from trtllm_pipeline.cli.command_signatures import MATRIX_WORD
-from trtllm_pipeline.config.matrices import summary
-from trtllm_pipeline.config.models import PRECISIONS, Recipe, Settings, json_schema
-from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, recipes_folder
-from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.machine import assume
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.processes.signatures import Weight, signatures
-from trtllm_pipeline.stages.params import MOST_TOKENS
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm import model_shape
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES
-from trtllm_pipeline.toolchains.tensorrt_llm.rules import RULES as REFUSALS
-from trtllm_pipeline.toolchains.tensorrt_llm.templates import FIXED, PLACEHOLDERS
-from trtllm_pipeline.triton_repository.lint import RULES
+from trtllm_pipeline.base.domain import Cell, CellId
+from trtllm_pipeline.base.machine import assume
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.measure.load.validity import GATES
+from trtllm_pipeline.models.triton_repository.lint import RULES
+from trtllm_pipeline.orchestrate.matrix.matrices import summary
+from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS, Recipe, Settings, json_schema
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, matrices_folder, recipes_folder
+from trtllm_pipeline.show.cli import app
+from trtllm_pipeline.show.cli.app import COMMANDS, Command
+from trtllm_pipeline.show.cli.command_signatures import MATRIX_WORD
+from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
+from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm import model_shape
+from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
+from trtllm_pipeline.tensorrt.trtllm.rules import RULES as REFUSALS
+from trtllm_pipeline.tensorrt.trtllm.templates import FIXED, PLACEHOLDERS
 
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w -]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
@@ -73,8 +73,8 @@ _WORTH_SHOWING: Final[Mapping[str, Sequence[tuple[int, int]]]] = {
 """Recipe -> layouts, tp and pp."""
 _FILLED_BY: Final = {
     "triton_max_batch_size": "`settings.repository.triton_max_batch_size`, or else the axis `max_batch_size`",
-    "engine_dir": "the engine's folder",
-    "tokenizer_dir": "the model's folder",
+    "engine_dir": "the engine's directory",
+    "tokenizer_dir": "the model's directory",
 }
 _ONE_GPU: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "num_key_value_heads"), 8),

@@ -170,7 +170,7 @@ _DEFINITIONS: Final = {
 
 
 def pipeline(folder: Path, words: str, *, codes: Iterable[int] = (0, 1, 3, 4)) -> str:
-    """What `pipeline WORDS` prints in a folder."""
+    """What `pipeline WORDS` prints in a directory."""
     argv = [sys.executable, "-m", "trtllm_pipeline", *shlex.split(words)]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode not in codes:
@@ -179,7 +179,7 @@ def pipeline(folder: Path, words: str, *, codes: Iterable[int] = (0, 1, 3, 4)) -
 
 
 def examples(folder: Path) -> dict[str, list[Any]]:
-    """Run the matrix in `folder`; what everything printed and wrote, by schema."""
+    """Run the matrix in `directory`; what everything printed and wrote, by schema."""
     (folder / "matrix.yaml").write_text(MATRIX, encoding="utf-8")
     report = pipeline(folder, _RUN, codes=[1])
     engine = next((folder / ".pipeline/store/build").glob("*/out"))

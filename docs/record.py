@@ -34,7 +34,7 @@ _WEB_FONT: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 
 def screen(command: str, folder: Path, columns: int) -> str:
-    """What a terminal shows, with escape sequences for colours, when `command` has ended in `folder`."""
+    """What a terminal shows, with escape sequences for colors, when `command` has ended in `directory`."""
     tmux = ["tmux", "-u", "-f", os.devnull, "-S", str(folder / "tmux")]
     # The terminal outlives the command: with it what it shows would go.
     script = f"printf '\\033[1;32m$\\033[0m %s\\n' {shlex.quote(command)}; {command}; {shlex.join(tmux)} wait-for -S ended; sleep 60"
@@ -53,7 +53,7 @@ def screen(command: str, folder: Path, columns: int) -> str:
 
 
 def page(folder: Path, output: Path) -> None:
-    """A picture of the top of the HTML report of the latest run in `folder`."""
+    """A picture of the top of the HTML report of the latest run in `directory`."""
     report = folder / "report.html"
     write = [sys.executable, "-m", "trtllm_pipeline", "report", "--format", "html", "--output", str(report)]
     subprocess.run(write, check=True, cwd=folder)

@@ -1,4 +1,4 @@
-"""Draws what a terminal shows while a run goes on, for the documentation, by the view that draws it there.
+"""Draws what a terminal shows while a run continues, for the documentation, by the view that draws it there.
 
 The runs are played: real plans for an assumed machine, the scheduler on a simulated clock, durations by their formulas. So the
 pictures are the same every time, and `docs/generate.py` writes them again when the view changes.
@@ -12,17 +12,17 @@ from functools import cache
 from itertools import product
 from typing import Any, Final
 
-from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.domain import Cell, CellId, StageRunId, StageStatus
-from trtllm_pipeline.execution.forecast import capacities, guess_s, tasks
-from trtllm_pipeline.execution.order import play
-from trtllm_pipeline.execution.scheduler import Event, Instruction, Scheduler
-from trtllm_pipeline.machine import assume
-from trtllm_pipeline.planning.plan import Plan, make_plan
-from trtllm_pipeline.progress.live import Picture
-from trtllm_pipeline.progress.tracker import Tracker
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.base.domain import Cell, CellId, StageRunId, StageStatus
+from trtllm_pipeline.base.machine import assume
+from trtllm_pipeline.orchestrate.matrix.models import Settings
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
+from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
+from trtllm_pipeline.orchestrate.run.forecast import capacities, guess_s, tasks
+from trtllm_pipeline.orchestrate.run.order import play
+from trtllm_pipeline.orchestrate.run.scheduler import Event, Instruction, Scheduler
+from trtllm_pipeline.show.progress.live import Picture
+from trtllm_pipeline.show.progress.tracker import Tracker
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 TOOLCHAIN: Final = "tensorrt_llm"
 MACHINE: Final = "tensorrt_llm==0.20.0,sm=90,gpus=8,gpu_memory_gib=80"

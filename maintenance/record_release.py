@@ -4,7 +4,7 @@
     python maintenance/record_release.py 1.3.0 --installed
 
 Shows how the release differs from the package's tables (`data/tensorrt_llm/options.json` and
-`stages/repository_settings.py`), an option that came with the form to add. With --write it also writes the release into
+`tensorrt/stage/repository_settings.py`), an option that came with the form to add. With --write it also writes the release into
 `tests/data/tensorrt_llm/recorded.json`: tests then fail until the tables agree. The exit code is 1 where something differs.
 
 Of a source nothing is run but definitions of options, see `definitions.py`. An installed program's `--help` lists no
@@ -26,11 +26,11 @@ sys.path.insert(0, str(ROOT))
 
 from maintenance import definitions  # noqa: E402
 from maintenance.definitions import DefinitionsError, Options  # noqa: E402
-from trtllm_pipeline.errors import UsageError  # noqa: E402
-from trtllm_pipeline.machine import probe  # noqa: E402
-from trtllm_pipeline.proof import installed  # noqa: E402
-from trtllm_pipeline.toolchains.tensorrt_llm import program_options, releases, templates  # noqa: E402
-from trtllm_pipeline.triton_repository import model_config  # noqa: E402
+from trtllm_pipeline.base.errors import UsageError  # noqa: E402
+from trtllm_pipeline.base.machine import probe  # noqa: E402
+from trtllm_pipeline.models.triton_repository import model_config  # noqa: E402
+from trtllm_pipeline.show.proof import installed  # noqa: E402
+from trtllm_pipeline.tensorrt.trtllm import program_options, releases, templates  # noqa: E402
 
 RECORDED: Final = ROOT / "tests/data/tensorrt_llm/recorded.json"
 SERVE: Final = "trtllm-serve"

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+
+from tests.helpers import needed
+
+TESTS = Path(__file__).parent
+INTEGRATION, UNIT = TESTS / "integration", TESTS / "unit"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Apply the tiers. Thorough are integration tests without the marker `seam`, and those that need optional programs."""
+    programs = item.get_closest_marker("programs")
+    if programs or (INTEGRATION in item.path.parents and not item.get_closest_marker("seam")):
+        item.add_marker(pytest.mark.thorough)
+    for name in programs.args if programs else ():
+        reason = needed.missing(name)
+        item.add_marker(pytest.mark.skipif(reason is not None, reason=str(reason)))
+    if UNIT not in item.path.parents and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(autouse=True)
+def _patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integration tests do not fail because this machine is busy. tests/patient does the same in other processes."""
+    if INTEGRATION in request.path.parents:
+        from trtllm_pipeline.measure.load import validity
+
+        monkeypatch.setattr(validity, "MAX_LAG_MS", math.inf)
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -25,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         leases = TemporaryDirectory(prefix="pipeline-tests-")
         config.add_cleanup(leases.cleanup)
         os.environ["XDG_RUNTIME_DIR"] = leases.name
+        paths = (str(TESTS / "patient"), os.environ.get("PYTHONPATH"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if config.pluginmanager.hasplugin("hypothesispytest"):

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.report.loaded import load_report as load_report
+    from trtllm_pipeline.show.report.loaded import load_report as load_report
 
 __version__ = "0.1.0"
 PACKAGE: Final = Path(__file__).resolve().parent
-"""The folder of this package; its data files are in `data`."""
+"""The directory of this package; its data files are in `data`."""
 
 
 def __getattr__(name: str) -> Any:
@@ -26,4 +26,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return import_module("trtllm_pipeline.report.loaded").load_report
+    return import_module("trtllm_pipeline.show.report.loaded").load_report

@@ -10,7 +10,7 @@ from pathlib import Path
 def main() -> int:
     """Run one command. Without Typer only `doctor` can: it says what else is missing."""
     try:
-        from trtllm_pipeline.cli.app import main as run
+        from trtllm_pipeline.show import main as run
     except ModuleNotFoundError as error:
         if error.name != "typer":
             raise
@@ -24,8 +24,8 @@ def main() -> int:
 def _without_typer(words: Sequence[str]) -> int:
     import json
 
-    from trtllm_pipeline import doctor_findings
-    from trtllm_pipeline.planning.request import DEFAULT_WORKSPACE
+    from trtllm_pipeline.orchestrate import DEFAULT_WORKSPACE
+    from trtllm_pipeline.show import doctor_findings
 
     if words[:1] != ["doctor"]:
         sys.stderr.write("error: the package typer is not installed\n  try: pipeline doctor, which does without\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2] / "trtllm_pipeline"
 TRITON_DECIDES = {"TritonPythonModel"}
 OF_EACH_TOOLCHAIN = {"toolchain", "params", "needs", "durations"}
-"""Modules with the same role in each toolchain. `stages/params.py` has the parameters of shared stages."""
+"""Modules with the same role in each toolchain. `tensorrt/stage/params.py` has the parameters of shared stages."""
 
 
 def test_the_base_name_of_a_module_stands_once() -> None:

@@ -22,11 +22,11 @@ import pytest
 import typer
 import yaml
 
-from trtllm_pipeline.cli import bench
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.config.models import Settings, json_schema
-from trtllm_pipeline.config.recipe_files import matrices_folder, recipes_folder
-from trtllm_pipeline.toolchains.tensorrt_llm import program_options as tensorrt_llm_options
+from trtllm_pipeline.orchestrate.matrix.models import Settings, json_schema
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder, recipes_folder
+from trtllm_pipeline.show.cli import bench
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.tensorrt.trtllm import program_options as tensorrt_llm_options
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -267,7 +267,7 @@ def test_every_setting_axis_and_recipe_field_is_documented() -> None:
 
 
 def test_every_code_of_the_gateway_s_errors_is_documented() -> None:
-    sources = (ROOT / "trtllm_pipeline" / "gateway").glob("*.py")
+    sources = (ROOT / "trtllm_pipeline" / "serve" / "gateway").glob("*.py")
     codes = {code for path in sources for code in re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', path.read_text("utf-8"))}
     assert {"invalid_value", "server_unavailable", "internal_error"} <= codes
     documented = (DOCS / "reference" / "gateway.md").read_text(encoding="utf-8")
@@ -404,8 +404,8 @@ def test_pages_that_messages_name_exist() -> None:
 
 
 def test_the_example_matrix_and_recipe_are_valid(tmp_path: Path) -> None:
-    from trtllm_pipeline.config.expand import expand
-    from trtllm_pipeline.config.validate import load_matrix
+    from trtllm_pipeline.orchestrate.matrix.expand import expand
+    from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
     examples = [text for text in blocks(DOCS / "matrix.md", "yaml") if text.startswith("name: ")]
     matrix, recipe = examples
@@ -428,7 +428,7 @@ def test_the_picture_is_a_recorded_run() -> None:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder like a clone, with a workspace, where the quickstart's model is a little one made on the spot."""
+    """A directory like a clone, with a workspace, where the quickstart's model is a little one made on the spot."""
     pytest.importorskip("xllamacpp")
     folder = tmp_path_factory.mktemp("desk")
     shutil.copytree(matrices_folder(), folder / "matrices")
@@ -512,7 +512,7 @@ def test_commands_run(
     assert ran > 0
 
 
-@pytest.mark.integration
+@pytest.mark.thorough
 def test_clients_talk_to_the_server_as_the_pages_say(desk: Path) -> None:
     """`launch` as documented, then every curl, script and Python block of the pages; the ports are free ones."""
     launch = next(each for each in ALL if each.page == "embedded.md" and each.words[1:3] == ("stage", "launch"))

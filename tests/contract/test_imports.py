@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.config.recipe_files import matrices_folder
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.store.store import Store
 
 HEAVY = {
     "asyncio",
@@ -44,7 +44,7 @@ NEEDED_TO_PLAN = {"blake3", "concurrent.futures", "pydantic", "socket", "sqlite3
 """Reading the matrix, digesting the files it names, looking into the workspace, and the scheduler's forecast."""
 _CALL = """
 import sys
-from trtllm_pipeline.cli.app import main
+from trtllm_pipeline.show.cli.app import main
 try:
     code = main(sys.argv[1:])
 except SystemExit as end:
@@ -62,7 +62,7 @@ def imported(*words: str, call: str = _CALL) -> set[str]:
 
 
 def test_the_probe_sees_what_is_imported() -> None:
-    assert {"typer", "trtllm_pipeline.cli.app"} <= imported("--version")
+    assert {"typer", "trtllm_pipeline.show.cli.app"} <= imported("--version")
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("matrix",)], ids=" ".join)
@@ -70,29 +70,32 @@ def test_help_imports_nothing_heavy_and_almost_nothing_of_ours(words: tuple[str,
     modules = imported(*words)
     assert modules & HEAVY <= OF_TYPER
     assert {name for name in modules if name.startswith("trtllm_pipeline.")} == {
-        "trtllm_pipeline.cli",
-        "trtllm_pipeline.cli.app",
-        "trtllm_pipeline.terminal",
+        "trtllm_pipeline.base",
+        "trtllm_pipeline.doors",
+        "trtllm_pipeline.show",
+        "trtllm_pipeline.show.cli",
+        "trtllm_pipeline.show.cli.app",
+        "trtllm_pipeline.base.terminal",
     }
 
 
 def test_only_the_module_of_the_command_is_imported() -> None:
     modules = imported("report", "--help")
-    assert "trtllm_pipeline.cli.report" in modules
-    assert not {"trtllm_pipeline.cli.run", "trtllm_pipeline.cli.stage"} & modules
+    assert "trtllm_pipeline.show.cli.report" in modules
+    assert not {"trtllm_pipeline.show.cli.run", "trtllm_pipeline.show.cli.stage"} & modules
 
 
 def test_the_value_of_an_option_is_no_command(tmp_path: Path) -> None:
     matrix = matrices_folder() / "tiny.yaml"
     words = ("--matrix", str(matrix), "--toolchain", "embedded", "--until", "build", "--workspace", str(tmp_path / "w"))
     modules = imported("plan", *words)
-    assert "trtllm_pipeline.cli.run" in modules
-    assert not {"trtllm_pipeline.cli.stage", "trtllm_pipeline.toolchains.tensorrt_llm.backends"} & modules
+    assert "trtllm_pipeline.show.cli.run" in modules
+    assert not {"trtllm_pipeline.show.cli.stage", "trtllm_pipeline.tensorrt.trtllm.backends"} & modules
 
 
 @pytest.mark.parametrize("words", [("stage", "build", "--help"), ("--debug", "stage", "build", "--help")])
 def test_commands_are_imported_wherever_their_name_stands(words: tuple[str, ...]) -> None:
-    assert "trtllm_pipeline.cli.stage" in imported(*words)
+    assert "trtllm_pipeline.show.cli.stage" in imported(*words)
 
 
 def test_planning_imports_no_server_no_model_and_no_terminal(tmp_path: Path) -> None:
@@ -104,22 +107,24 @@ def test_planning_imports_no_server_no_model_and_no_terminal(tmp_path: Path) -> 
 def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
     matrix = matrices_folder() / "tiny.yaml"
     modules = imported("plan", "--matrix", str(matrix), "--toolchain", "embedded", "--workspace", str(tmp_path / "w"))
-    assert "trtllm_pipeline.execution.forecast" in modules
-    assert "trtllm_pipeline.execution.executor" not in modules
+    assert "trtllm_pipeline.orchestrate.run.forecast" in modules
+    assert "trtllm_pipeline.orchestrate.run.executor" not in modules
 
 
 def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
     Store(tmp_path)
     modules = imported("status", "--runs", "--workspace", str(tmp_path), "--format", "json")
-    assert "trtllm_pipeline.report.run_list" in modules
+    assert "trtllm_pipeline.orchestrate.results.run_list" in modules
     assert "pydantic" not in modules
 
 
 def test_a_table_of_results_imports_nothing_that_reads_events_or_answers() -> None:
-    code = "import sys; import trtllm_pipeline.report.writers; print(*sys.modules)"
+    code = "import sys; import trtllm_pipeline.show.report.writers; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "trtllm_pipeline.report.rows" in modules
-    assert not {"annotated_types", "trtllm_pipeline.evaluate.drift", "trtllm_pipeline.bench.events"} & set(modules)
+    assert "trtllm_pipeline.orchestrate.results.rows" in modules
+    assert not {"annotated_types", "trtllm_pipeline.measure.score.drift", "trtllm_pipeline.measure.load.events"} & set(
+        modules
+    )
 
 
 def test_looking_for_a_toolchain_imports_none_of_tensorrt_llm_where_that_is_not_installed() -> None:
@@ -127,16 +132,16 @@ def test_looking_for_a_toolchain_imports_none_of_tensorrt_llm_where_that_is_not_
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from trtllm_pipeline.errors import PlanError
-from trtllm_pipeline.machine.probe import this_machine
-from trtllm_pipeline.toolchains import base
+from trtllm_pipeline.base.errors import PlanError
+from trtllm_pipeline.base.machine.probe import this_machine
+from trtllm_pipeline.tensorrt.toolchains import catalog as base
 with suppress(PlanError):
     base.detect(replace(this_machine(), tensorrt_llm=None))
 print(*sys.modules)
 """
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "trtllm_pipeline.toolchains.embedded" in modules
-    assert "trtllm_pipeline.toolchains.tensorrt_llm.backends" not in modules
+    assert "trtllm_pipeline.tensorrt.embedded" in modules
+    assert "trtllm_pipeline.tensorrt.trtllm.backends" not in modules
 
 
 EVENT_LOOP = {"asyncio", "concurrent.futures", "socket", "ssl", "subprocess"}
@@ -146,18 +151,18 @@ EVENT_LOOP = {"asyncio", "concurrent.futures", "socket", "ssl", "subprocess"}
 @pytest.mark.parametrize(
     ("program", "needed"),
     [
-        ("stages.download", set()),
-        ("stages.smoke", EVENT_LOOP),
-        ("stages.perf", set()),
-        ("stages.accuracy", set()),
-        ("stages.score", set()),
-        ("toolchains.embedded.convert", set()),
-        ("toolchains.embedded.build", {"concurrent.futures", "socket"}),
-        ("toolchains.embedded.repository", {"concurrent.futures"}),
+        ("tensorrt.stage.download", set()),
+        ("tensorrt.stage.smoke", EVENT_LOOP),
+        ("tensorrt.stage.perf", set()),
+        ("tensorrt.stage.accuracy", set()),
+        ("tensorrt.stage.score", set()),
+        ("tensorrt.embedded.convert", set()),
+        ("tensorrt.embedded.build", {"concurrent.futures", "socket"}),
+        ("tensorrt.embedded.repository", {"concurrent.futures"}),
     ],
 )
 def test_the_program_of_a_stage_begins_without_what_it_may_need_later(program: str, needed: set[str]) -> None:
-    code = f"import sys, trtllm_pipeline.worker, trtllm_pipeline.{program}; print(*sys.modules)"
+    code = f"import sys, trtllm_pipeline.tensorrt.worker, trtllm_pipeline.{program}; print(*sys.modules)"
     env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     modules = set(done.stdout.split())
@@ -168,7 +173,7 @@ def test_the_program_of_a_stage_begins_without_what_it_may_need_later(program: s
 def test_messages_of_triton_come_without_its_clients_and_are_theirs_when_these_come() -> None:
     code = """
 import sys
-from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2, service_pb2
+from trtllm_pipeline.models.triton_repository.triton_messages import model_config_pb2, service_pb2
 print(*sys.modules)
 import tritonclient.grpc
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -184,7 +189,7 @@ assert ModelConfig is model_config_pb2.ModelConfig
 def test_messages_of_triton_are_those_of_its_clients_that_came_before() -> None:
     code = """
 import tritonclient.grpc
-from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2
+from trtllm_pipeline.models.triton_repository.triton_messages import model_config_pb2
 assert tritonclient.grpc.model_config_pb2 is model_config_pb2
 assert tritonclient.grpc.InferenceServerClient
 """
@@ -195,7 +200,7 @@ def test_reading_a_matrix_looks_for_no_plugins_and_leaves_the_environment_as_it_
     code = """
 import os
 before = dict(os.environ)
-import trtllm_pipeline.config.models
+import trtllm_pipeline.orchestrate.matrix.models
 assert dict(os.environ) == before
 from pydantic.plugin import _loader
 print(_loader._plugins)

@@ -11,12 +11,12 @@ import pytest
 from tests.helpers.trtllm_cells import PYTORCH, cell, infeasible, machine
 from tests.standins.programs import ProgramError, llm_api
 from tests.standins.refusals import holds
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages.params import WITH_DRAFT_MODEL
-from trtllm_pipeline.stages.repository_settings import LlmApi
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm import llmapi
-from trtllm_pipeline.toolchains.tensorrt_llm.params import WeightsRepository
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
+from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm import llmapi
+from trtllm_pipeline.tensorrt.trtllm.params import WeightsRepository
 
 RELEASES: Final = (
     *("1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc0", "1.3.0rc3", "1.3.0rc5", "1.3.0rc6", "1.3.0rc7", "1.3.0rc11"),

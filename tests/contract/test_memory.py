@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.helpers import trtllm_cells
-from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.domain import CellId
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.toolchains.tensorrt_llm import needs
-from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, kv_bytes_per_token, kv_element_bytes
+from trtllm_pipeline.base.domain import CellId
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
+from trtllm_pipeline.tensorrt.trtllm import needs
+from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token, kv_element_bytes
 
 FILE = Path(__file__).parents[1] / "data" / "tensorrt_llm" / "memory.json"
 FIGURES: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["figures"]
@@ -109,8 +109,8 @@ MEASURED: list[dict[str, Any]] = json.loads((FILE.parent / "quantizing.json").re
 @pytest.mark.parametrize("run", MEASURED, ids=lambda run: f"{run['model']}-{run['run']}")
 def test_quantizing_took_on_an_h200_what_is_expected(run: dict[str, Any]) -> None:
     """Measured by `benchmarks/needs.py`."""
-    from trtllm_pipeline.config.models import Settings
-    from trtllm_pipeline.domain import Cell
+    from trtllm_pipeline.base.domain import Cell
+    from trtllm_pipeline.orchestrate.matrix.models import Settings
 
     settings: dict[str, Any] = Settings().model_dump(mode="json")
     asked = {"samples": run["samples"], "max_length": run["max_length"]}

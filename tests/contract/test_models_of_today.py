@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, infeasible
-from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.planning import planner
-from trtllm_pipeline.planning.lock_file import write_lock
-from trtllm_pipeline.planning.plan import Plan
-from trtllm_pipeline.planning.request import Request
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
+from trtllm_pipeline.orchestrate.plan import planner
+from trtllm_pipeline.orchestrate.plan.lock_file import write_lock
+from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.request import Request
 
 
 class First(NamedTuple):
@@ -239,7 +239,7 @@ def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:
 
 
 def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:
-    from trtllm_pipeline.toolchains.tensorrt_llm.model_shape import Shape, kv_bytes_per_token
+    from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token
 
     shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.yaml").model_dump(mode="json"))
     # 61 layers of 512 + 64 numbers, on each GPU.

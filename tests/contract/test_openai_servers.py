@@ -10,10 +10,10 @@ import pytest
 
 from tests.helpers.openai_cells import H100S, PORTS, cell
 from tests.standins import openai_server
-from trtllm_pipeline.stages.params import OPENAI_SERVERS
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.openai import command
-from trtllm_pipeline.toolchains.openai.server import argv
+from trtllm_pipeline.tensorrt.others import command
+from trtllm_pipeline.tensorrt.others.server import argv
+from trtllm_pipeline.tensorrt.stage.params import OPENAI_SERVERS
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 
 def test_every_known_server_is_recorded() -> None:

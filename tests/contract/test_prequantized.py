@@ -11,19 +11,19 @@ import pytest
 import yaml
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, infeasible, plan, stage_run, stages, values
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.errors import DownloadError, FailureClass, StageError
-from trtllm_pipeline.files.quantization import FORMS, QuantizedWeights
-from trtllm_pipeline.hub import peek, sources
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning import planner
-from trtllm_pipeline.planning.plan_file import axes
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.stages.params import key
-from trtllm_pipeline.toolchains.tensorrt_llm import checkpoint, prequantized
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.models.files.quantization import FORMS, QuantizedWeights
+from trtllm_pipeline.models.hub import peek, sources
+from trtllm_pipeline.orchestrate.plan import planner
+from trtllm_pipeline.orchestrate.plan.plan_file import axes
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.tensorrt.stage.params import key
+from trtllm_pipeline.tensorrt.trtllm import checkpoint, prequantized
+from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint
 
 REACHED: Final = {"hugging_face": "some/model", "revision": "a" * 40}
 
@@ -246,7 +246,7 @@ def test_without_a_hub_the_recipe_says_it(planned: Planned) -> None:
     [({}, "weights that are not quantized, expected fp8"), ({"quant_algo": "NVFP4"}, r"nvfp4 \(NVFP4 by its hf_quant")],
 )
 def test_the_download_checks_what_was_planned(tmp_path: Path, config: Mapping[str, str], said: str) -> None:
-    from trtllm_pipeline.stages import download
+    from trtllm_pipeline.tensorrt.stage import download
 
     (tmp_path / "config.json").write_text("{}")
     if config:

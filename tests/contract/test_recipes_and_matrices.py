@@ -17,16 +17,16 @@ import pytest
 import trtllm_pipeline
 from tests.helpers import trtllm_cells
 from tests.standins import templates
-from trtllm_pipeline.config import matrices, recipe_files
-from trtllm_pipeline.config.document import read
-from trtllm_pipeline.config.expand import expand
-from trtllm_pipeline.config.matrices import TEMPLATE
-from trtllm_pipeline.config.models import Recipe, Settings, json_schema
-from trtllm_pipeline.config.recipe_files import load_recipe, matrices_folder, recipes_folder
-from trtllm_pipeline.config.validate import load_matrix
-from trtllm_pipeline.errors import MatrixError, UsageError
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.base.errors import MatrixError, UsageError
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.orchestrate.matrix import matrices, recipe_files
+from trtllm_pipeline.orchestrate.matrix.document import read
+from trtllm_pipeline.orchestrate.matrix.expand import expand
+from trtllm_pipeline.orchestrate.matrix.matrices import TEMPLATE
+from trtllm_pipeline.orchestrate.matrix.models import Recipe, Settings, json_schema
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, matrices_folder, recipes_folder
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(trtllm_pipeline.__file__).parent
@@ -239,7 +239,7 @@ def test_releases_are_checked(change: str, told: str) -> None:
 
 def test_the_tiny_recipe_describes_the_generated_model(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+    from trtllm_pipeline.tensorrt.embedded.random_model import write_model
 
     recipe = load_recipe(recipes_folder() / "tiny.yaml").model_dump()
     write_model(tmp_path, recipe["sources"][0]["generated"])

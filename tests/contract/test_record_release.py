@@ -18,8 +18,8 @@ from maintenance import definitions, record_release
 from maintenance.definitions import DefinitionsError
 from tests.standins import releases, templates
 from tests.standins.installation import install
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.toolchains.tensorrt_llm import program_options
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.tensorrt.trtllm import program_options
 
 pytest.importorskip("click")
 

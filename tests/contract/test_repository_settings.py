@@ -11,12 +11,18 @@ from pydantic import ValidationError
 
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.conftest import MACHINE
-from trtllm_pipeline.config.models import Repository, Section
-from trtllm_pipeline.stages.params import ParamField, table
-from trtllm_pipeline.stages.repository_settings import DEFAULTS, SETTINGS, LlmApi, RepositorySettings, TextModels
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm.templates import text
-from trtllm_pipeline.triton_repository.lint.rules.parameters import BACKENDS, BATCHING, DECODING_MODES, POLICIES
+from trtllm_pipeline.models.triton_repository.lint.rules.parameters import BACKENDS, BATCHING, DECODING_MODES, POLICIES
+from trtllm_pipeline.orchestrate.matrix.models import Repository, Section
+from trtllm_pipeline.tensorrt.stage.params import ParamField, table
+from trtllm_pipeline.tensorrt.stage.repository_settings import (
+    DEFAULTS,
+    SETTINGS,
+    LlmApi,
+    RepositorySettings,
+    TextModels,
+)
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm.templates import text
 
 TABLE = table(RepositorySettings)
 EMBEDDED = [each.name for each in table(TextModels)]

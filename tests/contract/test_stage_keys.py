@@ -17,18 +17,18 @@ from typing import Any, Final
 
 import pytest
 
-from trtllm_pipeline.config.recipe_files import matrices_folder
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.fingerprint import canonical, changes
-from trtllm_pipeline.hub.dataset_file import data_file
-from trtllm_pipeline.hub.sources import local_folder, unpinned
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning import selection
-from trtllm_pipeline.planning.plan import Plan, make_plan
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains import companions
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.fingerprints import canonical, changes
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.models.hub.dataset_file import data_file
+from trtllm_pipeline.models.hub.sources import local_folder, unpinned
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.plan import selection
+from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.toolchains import companions
 
 RECORD: Final = Path(__file__).parents[1] / "data" / "stage_keys.json"
 CHANGED: Final[dict[tuple[str, str, str], str]] = {}
@@ -133,7 +133,7 @@ def test_a_model_whose_files_are_told_is_known_by_them_alone(
 ) -> None:
     """Keys of a model from a hub have changed once, on purpose, where the hub tells the digests of its files: from the
     address to the content. Not those of models that nobody tells anything of, which are recorded above, as are a package's,
-    a local folder's, and a generated model's.
+    a local directory's, and a generated model's.
     """
     address = pinned
 

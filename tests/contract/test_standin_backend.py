@@ -12,11 +12,11 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from tests.standins.triton import MODEL, install_server
-from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.serving import triton_server
+from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.tensorrt.servers import triton_server
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.thorough
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "tensorrt_llm" / "templates.json"
 RELEASES = ("0.8.0", "0.12.0", "0.16.0", "1.1.0rc6")
 
@@ -120,33 +120,6 @@ def test_every_release_s_tensors_are_taken_and_all_outputs_sent(
     assert (answer["output_ids"], answer["sequence_length"]) == ([5, 6, 7, 6, 7, 5, 6], 7)
     declared = {tensor.split()[0] for tensor in template(release)["outputs"]}
     assert set(answer) - {"model_name", "model_version"} == declared - {"num_input_tokens", "num_output_tokens"}
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_streams_send_one_token_at_a_time(server: triton_server.TritonProcess, release: str) -> None:
-    body = {"input_ids": [5, 6, 7], "input_lengths": 3, "request_output_len": 4, "streaming": True}
-    status, answer = server.request("POST", f"/v2/models/r{release}/generate_stream", body, timeout_s=20)
-    assert status == 200
-    events = [json.loads(line[5:]) for line in answer.decode().splitlines() if line.startswith("data:")]
-    assert [(event["output_ids"], event["sequence_length"]) for event in events] == [(6, 1), (7, 1), (5, 1), (6, 1)]
-
-
-def test_counts_are_sent_when_asked_for(server: triton_server.TritonProcess) -> None:
-    answer = ask(server, "r1.1.0rc6", return_num_input_tokens=True, return_num_output_tokens=True)[1]
-    assert (answer["num_input_tokens"], answer["num_output_tokens"]) == (3, 4)
-
-
-def test_the_end_token_ends_an_answer_under_both_names_of_the_minimum(server: triton_server.TritonProcess) -> None:
-    assert ask(server, "r0.16.0", end_id=5)[1]["output_ids"] == [5, 6, 7, 6, 7]
-    assert ask(server, "r0.16.0", end_id=5, min_length=3)[1]["sequence_length"] == 7
-    assert ask(server, "r1.1.0rc6", end_id=5, min_tokens=3)[1]["sequence_length"] == 7
-
-
-def test_the_python_backend_serves_it_as_well_and_refuses_streaming(server: triton_server.TritonProcess) -> None:
-    assert ask(server, "unary")[1]["output_ids"] == [6, 7, 5, 6]
-    status, answer = ask(server, "unary", streaming=True)
-    assert status == 400 or status >= 500
-    assert "decoupled mode" in answer["error"]
 
 
 def test_limits_of_the_engine_hold(server: triton_server.TritonProcess) -> None:

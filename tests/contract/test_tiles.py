@@ -12,10 +12,10 @@ from typing import Any, Final
 import pytest
 
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, infeasible
-from trtllm_pipeline.domain import Cell
-from trtllm_pipeline.files.quantization import quantization
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.toolchains import tiles
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.models.files.quantization import quantization
+from trtllm_pipeline.tensorrt.toolchains import tiles
 
 QWEN2_72B: Final[dict[str, Any]] = {
     "family": "qwen2",

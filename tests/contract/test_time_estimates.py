@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.helpers import trtllm_cells
-from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.config.recipe_files import load_recipe, recipes_folder
-from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.tensorrt_llm import durations
+from trtllm_pipeline.base.domain import Cell, CellId
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.orchestrate.matrix.models import Settings
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm import durations
 
 DATA = Path(__file__).parents[1] / "data" / "tensorrt_llm"
 FIGURES: list[dict[str, Any]] = json.loads((DATA / "durations.json").read_text(encoding="utf-8"))["figures"]

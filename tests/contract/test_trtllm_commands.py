@@ -12,18 +12,18 @@ import pytest
 from packaging.version import Version
 
 from maintenance.record_release import default_of, disagreements
-from trtllm_pipeline.errors import PlanError
-from trtllm_pipeline.toolchains.tensorrt_llm import commands
-from trtllm_pipeline.toolchains.tensorrt_llm import program_options as options
-from trtllm_pipeline.toolchains.tensorrt_llm.params import (
+from trtllm_pipeline.base.errors import PlanError
+from trtllm_pipeline.tensorrt.trtllm import commands
+from trtllm_pipeline.tensorrt.trtllm import program_options as options
+from trtllm_pipeline.tensorrt.trtllm.params import (
     Checkpoint,
     EngineBuild,
     EngineCheck,
     EngineRepository,
     WeightsRepository,
 )
-from trtllm_pipeline.toolchains.tensorrt_llm.releases import FAMILIES, at_least, convert_tool
-from trtllm_pipeline.toolchains.tensorrt_llm.speculation import DEFAULTS
+from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES, at_least, convert_tool
+from trtllm_pipeline.tensorrt.trtllm.speculation import DEFAULTS
 
 RECORDED: Final = Path(__file__).parents[1] / "data" / "tensorrt_llm" / "recorded.json"
 STANDS_FOR: Final = {

@@ -20,11 +20,11 @@ from tests.standins import releases
 from tests.standins.programs import arguments
 from tests.standins.programs.checkpoint import safetensors
 from tests.standins.triton import openai_frontend
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.config.recipe_files import matrices_folder
-from trtllm_pipeline.domain import Scope
-from trtllm_pipeline.stages.params import table
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.base.domain import Scope
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.tensorrt.stage.params import table
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 RELEASES: Final = (
     *("0.10.0", "0.11.0", "0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0", "0.18.2", "0.19.0"),
@@ -159,7 +159,7 @@ def check_workers(planned: dict[str, Any]) -> None:
     """Our own program comes last, and all that it is told are parameters that its stage has."""
     for run in planned["stage_runs"]:
         stage = toolchains.load(run["toolchain"]).stage(run["stage"])
-        assert run["argv"][-1][1:] == ["-m", "trtllm_pipeline.worker", "{attempt}/job.json"]
+        assert run["argv"][-1][1:] == ["-m", "trtllm_pipeline.tensorrt.worker", "{attempt}/job.json"]
         assert run["program"] == stage.program
         if run["stage"] == "launch":
             check_server(run)
@@ -269,7 +269,7 @@ def test_a_release_whose_transformers_lacks_the_model_needs_code_that_is_trusted
     assert "transformers has it since 4.41.0, here is 4.38.2" in told
     assert "and its hub, which has the files' SHA-256, cannot be reached now" in told
     assert "try: plan where the hub can be reached, name the files that you trust with their SHA-256" in told
-    assert "or name a folder that has the model" in told
+    assert "or name a directory that has the model" in told
     assert "--assume takes transformers=VERSION" in told
     assert len(feasible(planner.plan("phi3", "0.10.0,transformers=4.41.0"))) == 1
     trusted = {"phi-3-mini-128k-instruct": {"configuration_phi3.py": "0" * 64}}

@@ -11,11 +11,11 @@ from packaging.version import Version
 
 from tests.helpers.broken_repositories import write_engine, write_model
 from tests.standins import templates as standin
-from trtllm_pipeline.machine.model import TensorRTLLM
-from trtllm_pipeline.stages.repository_settings import SETTINGS
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends, llmapi, templates
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
-from trtllm_pipeline.triton_repository import lint, model_config
+from trtllm_pipeline.base.machine.model import TensorRTLLM
+from trtllm_pipeline.models.triton_repository import lint, model_config
+from trtllm_pipeline.tensorrt.stage.repository_settings import SETTINGS
+from trtllm_pipeline.tensorrt.trtllm import frontends, llmapi, templates
+from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository, WeightsRepository
 
 OWN_FAULTS = {"0.19.0": {"TRT210"}, "0.20.0": {"TRT210"}, "1.1.0rc6": {"TRT210"}}
 """The ensemble of 0.19 declares one output twice, the same both times; Triton loads it. Later ones are assumed equal."""

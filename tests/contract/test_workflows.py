@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from tests.helpers.github_runner import Context, evaluated, interpolated, workflow
-from trtllm_pipeline.cli import app
+from trtllm_pipeline.show.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -34,8 +34,8 @@ def commands(text: str) -> list[list[str]]:
     ]
 
 
-def test_there_are_four() -> None:
-    assert [path.name for path in WORKFLOWS] == ["ci.yml", "docs.yml", "nightly.yml", "quickstart.yml"]
+def test_there_are_five() -> None:
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "docs.yml", "nightly.yml", "quickstart.yml", "tests.yml"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

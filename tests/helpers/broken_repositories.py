@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.standins import templates as standin
-from trtllm_pipeline.machine.model import TensorRTLLM
-from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository, WeightsRepository
-from trtllm_pipeline.triton_repository import lint, model_config
+from trtllm_pipeline.base.machine.model import TensorRTLLM
+from trtllm_pipeline.models.triton_repository import lint, model_config
+from trtllm_pipeline.tensorrt.stage.params import load
+from trtllm_pipeline.tensorrt.trtllm import frontends
+from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository, WeightsRepository
 
 RELEASE = "0.16.0"
 
@@ -98,7 +98,7 @@ def write_model(folder: Path) -> Path:
 
 
 def write_good(folder: Path) -> Path:
-    """Repositories of both backends, an engine and a model in `folder`."""
+    """Repositories of both backends, an engine and a model in `directory`."""
     for name in ("repository", "llmapi"):
         (folder / name).mkdir()
     engine, model = write_engine(folder / "engine", RELEASE), write_model(folder / "model")

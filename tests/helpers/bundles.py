@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trtllm_pipeline.serving.triton_server import unused_ports
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tests.helpers.embedded_engines import byte_symbols
 from tests.helpers.scripted_server import Script, ScriptedServer, config, running
-from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
 
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\nTools:' }}
@@ -53,7 +53,7 @@ def spoken(text: str, *, gap_s: float = 0.0, size: int = 3) -> Script:
 
 
 def write_model(folder: Path, template: str = TEMPLATE, special: Sequence[str] = ()) -> Path:
-    """A model's folder: a token is a byte, or one of `special`."""
+    """A model's directory: a token is a byte, or one of `special`."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def gateway(
         )
         with (folder / LOG).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "trtllm_pipeline.gateway", str(folder / "config.json")],
+                [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(folder / "config.json")],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from tests.contexts import context
 from tests.helpers.needed import quantize_package
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.toolchains.embedded.architecture import ModelConfig
-from trtllm_pipeline.toolchains.embedded.reference import Array, Reference
-from trtllm_pipeline.toolchains.model_optimizer import quantization_worker
-from trtllm_pipeline.toolchains.tensorrt_llm.params import Checkpoint, HuggingFaceCheckpoint
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.tensorrt.embedded.architecture import ModelConfig
+from trtllm_pipeline.tensorrt.embedded.reference import Array, Reference
+from trtllm_pipeline.tensorrt.modelopt import quantization_worker
+from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, HuggingFaceCheckpoint
 
 torch = quantize_package("torch")
 load_file, save_file = (getattr(quantize_package("safetensors.torch"), name) for name in ("load_file", "save_file"))
@@ -64,7 +64,7 @@ def dequantized(tensors: Tensors, name: str) -> Any:
 
 
 def dequantized_folder(out: Path, model: Path, folder: Path) -> Path:
-    """A Hugging Face checkpoint in `out` as the folder of a model that is not quantized, with what its files say as weights: the
+    """A Hugging Face checkpoint in `out` as the directory of a model that is not quantized, with what its files say as weights: the
     tensors of `model`, which it was made of, by name and shape.
     """
     tensors, original = load_file(out / "model.safetensors"), load_file(model / "model.safetensors")
@@ -197,7 +197,7 @@ def _said(config: Mapping[str, Any]) -> ModelConfig:
 def _of_rank(
     tensors: Tensors, config: Mapping[str, Any], said: ModelConfig, tp: int, first: int
 ) -> Iterator[tuple[str, Any]]:
-    """A rank's weights by the reference's names; its layers begin with the model's layer `first`."""
+    """A rank's weights by the reference's names; its layers start with the model's layer `first`."""
     for theirs, ours in _OUTSIDE.items():
         if f"{theirs}.weight" in tensors:
             yield f"{ours}.weight", dequantized(tensors, theirs)

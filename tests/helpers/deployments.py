@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from trtllm_pipeline.deploy import container_images
-from trtllm_pipeline.deploy.deployment import Deployment
-from trtllm_pipeline.served_cell import ServedCell
+from trtllm_pipeline.orchestrate.served_cell import ServedCell
+from trtllm_pipeline.serve.export import container_images
+from trtllm_pipeline.serve.export.deployment import Deployment
 
 KINDS = ("embedded", "engine", "llmapi", "trtllm_serve")
 

@@ -1,4 +1,4 @@
-"""Engine folders made in milliseconds, for tests of the serving side.
+"""Engine directories made in milliseconds, for tests of the serving side.
 
 `script_engine` follows a fixed successor table, so that every token of an answer is known in advance; it really runs
 in llama.cpp, only its weights are chosen instead of trained. `random_engine` has random weights and real attention:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.unit.conftest import MACHINE
-from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.domain import Cell, CellId, Json, StageRunId
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.execution.forecast import Durations
-from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.store import Attempt, Store
-from trtllm_pipeline.toolchains.embedded.toolchain import TOOLCHAIN
+from trtllm_pipeline.base.domain import Cell, CellId, Json, StageRunId
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.orchestrate.matrix.models import Settings
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
+from trtllm_pipeline.orchestrate.run.forecast import Durations
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.store import Attempt, Store
+from trtllm_pipeline.tensorrt.embedded.toolchain import TOOLCHAIN
 
 _TOOLCHAIN = dataclasses.replace(
     TOOLCHAIN, identity=lambda _machine: {"gguf": "1", "xllamacpp": "1", "triton": "1", "cpu": "test x 2"}

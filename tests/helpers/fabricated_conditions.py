@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from trtllm_pipeline.bench.conditions import Conditions
-from trtllm_pipeline.domain import Json
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.measure.load.conditions import Conditions
 
 SYSTEM: dict[str, Json] = {
     "server_on": "this machine",

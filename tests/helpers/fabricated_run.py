@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 
 from tests.helpers.fabricated_conditions import CONDITIONS
-from trtllm_pipeline.bench.result import LevelResult, RepeatResult
-from trtllm_pipeline.domain import CellId, Fingerprint, Json, Scope, StageRunId
-from trtllm_pipeline.evaluate.drift import Drift, ScoreDrift
-from trtllm_pipeline.report.record import Ending, Record, StageAttempt, StageRecord
-from trtllm_pipeline.report.rows import CellResult, CellStatus
-from trtllm_pipeline.store.index import RunRow
+from trtllm_pipeline.base.domain import CellId, Fingerprint, Json, Scope, StageRunId
+from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
+from trtllm_pipeline.measure.score.drift import Drift, ScoreDrift
+from trtllm_pipeline.orchestrate.results.record import Ending, Record, StageAttempt, StageRecord
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.store.index import RunRow
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=2>"
 PRECISIONS = ("fp16", "fp8", "int8_sq", "int4_awq")

@@ -41,7 +41,7 @@ class FailureLog:
     text: str
 
     def lay_out(self, folder: Path) -> list[Path]:
-        """Write its logs into `folder`, in their order."""
+        """Write its logs into `directory`, in their order."""
         parts = _PART.split(self.text)
         named = list(zip(parts[1::2], parts[2::2], strict=True)) if len(parts) > 1 else [("log", self.text)]
         paths = []
@@ -54,7 +54,7 @@ class FailureLog:
 
 
 def failure_logs(kind: str) -> Iterator[FailureLog]:
-    """All of a folder: `development` or `held-out`."""
+    """All of a directory: `development` or `held-out`."""
     for path in sorted((FOLDER / kind).glob("*.log")):
         head, _, text = path.read_text(encoding="utf-8").partition("\n\n")
         about = dict(line.removeprefix("# ").split(": ", 1) for line in head.splitlines())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.helpers import chat_models
-from trtllm_pipeline.gateway.config import GatewayConfig
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
 
 
 class Usage(NamedTuple):
@@ -57,7 +57,7 @@ def listening(folder: Path, config: GatewayConfig) -> Iterator[str]:
     path = folder / "config.json"
     config.write(path)
     process = subprocess.Popen(
-        [sys.executable, "-m", "trtllm_pipeline.gateway", str(path)], stdout=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(path)], stdout=subprocess.DEVNULL, text=True
     )
     try:
         yield chat_models._url(folder / "gateway.json", process)

@@ -109,7 +109,7 @@ def run(
     leave_out: Collection[str] = (),
     timeout_s: float = 300,
 ) -> Job:
-    """Run the steps of a job in the folder `checkout`, but for those whose ids are in `leave_out`."""
+    """Run the steps of a job in the directory `checkout`, but for those whose ids are in `leave_out`."""
     done = Job()
     seen: dict[str, dict[str, Any]] = {}
     variables = {**contexts.get("env", {})}

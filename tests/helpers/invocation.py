@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
-from trtllm_pipeline.domain import Resources, Scope, StageRunId
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.execution.executor import Ended, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.execution.loop import Observer, execute
-from trtllm_pipeline.execution.scheduler import Capacity
-from trtllm_pipeline.machine.model import Gpu
-from trtllm_pipeline.planning.plan import StageRun, make_plan
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.base.domain import Resources, Scope, StageRunId
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.machine.model import Gpu
+from trtllm_pipeline.orchestrate.plan.plan import StageRun, make_plan
+from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
+from trtllm_pipeline.orchestrate.run.loop import Observer, execute
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity
+from trtllm_pipeline.orchestrate.store.store import Store
 
 
 class TimedExecutor:

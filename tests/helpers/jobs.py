@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.domain import Scope, StageRunId
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.executor import Ended, Job
-from trtllm_pipeline.stages.base import JOB
+from trtllm_pipeline.base.domain import Scope, StageRunId
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.run.executor import Ended, Job
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 
 def job(folder: Path, name: str, scope: Scope = Scope.ARTIFACT, **more: Any) -> Job:
-    """A job of one command, with its attempt's folder; for the node "one"."""
+    """A job of one command, with its attempt's directory; for the node "one"."""
     attempt = folder / f"{name}.1"
     (attempt / "out").mkdir(parents=True, exist_ok=True)
     return Job(

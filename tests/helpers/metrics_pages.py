@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from trtllm_pipeline.gateway.prometheus_metrics import GatewayMetrics
+from trtllm_pipeline.serve.gateway.prometheus_metrics import GatewayMetrics
 
 GPU = "GPU-0b0e4a1c-0000-0000-0000-000000000000"
 _TRITON_MODELS = {"ensemble": 1, "preprocessing": 1, "tensorrt_llm": 1, "postprocessing": 1, "tensorrt_llm_bls": 0}

@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,18 @@ from typing import Any
 import pytest
 
 from tests.helpers import needed
-from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.serving import mpi_server, triton_server
-from trtllm_pipeline.serving.command_lines import launcher
+from tests.helpers.waiting import eventually
+from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.tensorrt.servers import mpi_server, triton_server
+from trtllm_pipeline.tensorrt.servers.command_lines import launcher
 
 STAND_IN = Path(__file__).resolve().parents[1] / "standins" / "rank.py"
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls")
 
 
 class Stage:
-    """Stand-in ranks: the program, the models that it would serve, and the folder that it gets its orders from."""
+    """Stand-in ranks: the program, the models that it would serve, and the directory that it gets its orders from."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class Stage:
             assert self.left(world.prefix) == []
 
     def left(self, prefix: str = "") -> list[str]:
-        """Processes that were started from here and still run, and files in shared memory that begin with `prefix`."""
+        """Processes that were started from here and still run, and files in shared memory that start with `prefix`."""
         mine = self.marker.encode()
         found = [path.name for path in triton_server.SHARED_MEMORY.glob(f"{prefix}*")] if prefix else []
         for entry in Path("/proc").iterdir():
@@ -108,17 +108,7 @@ def state(process: Path) -> bytes:
     return (process / "stat").read_bytes().rpartition(b")")[2].split()[0]
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = 30) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return true()
-
-
-def seen_over(world: mpi_server.World) -> tuple[ServerError, float]:
-    """How the world ended, and how long it took to say so; it is looked at as often as the launch stage looks."""
-    begin = time.monotonic()
-    while world.process.poll() is None:
-        assert time.monotonic() - begin < 20
-        time.sleep(0.5)
-    return world.died(), time.monotonic() - begin
+def seen_over(world: mpi_server.World) -> ServerError:
+    """How the world ended."""
+    assert eventually(lambda: world.process.poll() is not None)
+    return world.died()

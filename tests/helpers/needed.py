@@ -1,4 +1,7 @@
-"""Packages and programs that only some machines have. Tests ask here, so that all of them are skipped in the same words."""
+"""Packages and programs that only some machines have, and the reasons for which tests are skipped without them.
+
+A test that needs a program carries the marker `programs`, or calls `program` if only some of its cases need it.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +35,12 @@ _OTHER_NAMES: Final = {"chromium": ("chromium-browser", "google-chrome", "google
 
 def program(name: str) -> str:
     """Path of a program in PROGRAMS. Skips the test without it."""
-    if reason := _missing(name):
+    if reason := missing(name):
         pytest.skip(reason)
     return str(_find(name))
 
 
-def programs(*names: str) -> pytest.MarkDecorator:
-    """Skip a test on a machine that lacks one of these programs."""
-    reasons = [reason for name in names if (reason := _missing(name))]
-    return pytest.mark.skipif(bool(reasons), reason=", ".join(reasons))
-
-
-def _missing(name: str) -> str | None:
+def missing(name: str) -> str | None:
     """Why a test is skipped; `.ci/run` recognizes these words."""
     return None if _find(name) else f"needs the program {name}: apt install {PROGRAMS[name]}"
 

@@ -1,4 +1,4 @@
-"""Cells of servers of others, and their command lines: nothing is run."""
+"""Cells of other OpenAI-compatible servers, and their command lines: nothing is run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.trtllm_cells import RECIPE, settings_of
-from trtllm_pipeline.domain import Cell, CellId
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.serving.command_lines import Ports
-from trtllm_pipeline.toolchains import catalog as toolchains
-from trtllm_pipeline.toolchains.openai.server import argv
+from trtllm_pipeline.base.domain import Cell, CellId
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.tensorrt.others.server import argv
+from trtllm_pipeline.tensorrt.servers.command_lines import Ports
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 H100S = parse("sm=90,gpus=4,gpu_memory_gib=80")
 PORTS = Ports(8000, 8001, 8002)
@@ -35,6 +35,6 @@ def cell(toolchain: str = "vllm", precision: str = "bf16", **changes: Any) -> Ce
 
 
 def started(one: Cell, **inputs: str) -> list[str]:
-    """The command line that starts the server of a cell, with these folders."""
+    """The command line that starts the server of a cell, with these directories."""
     asked = toolchains.load(one.toolchain).stage("launch").read(one)
     return argv(asked, {name: Path(path) for name, path in inputs.items()}, "127.0.0.1", PORTS)

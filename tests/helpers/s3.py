@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trtllm_pipeline.serving.triton_server import unused_ports
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 S3 = {
     "AWS_ACCESS_KEY_ID": "test",

@@ -31,9 +31,18 @@ from urllib.parse import quote
 
 from google.protobuf import json_format
 
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.transport.http2 import PREFACE, STATUS, Headers, Http2, Http2Error, Kind, Messages, message
-from trtllm_pipeline.triton_repository.triton_messages import model_config_pb2, service_pb2
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.transport.http2 import (
+    PREFACE,
+    STATUS,
+    Headers,
+    Http2,
+    Http2Error,
+    Kind,
+    Messages,
+    message,
+)
+from trtllm_pipeline.models.triton_repository.triton_messages import model_config_pb2, service_pb2
 
 _STREAM_END: Final = "triton_final_response"
 

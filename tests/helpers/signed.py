@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from tests.helpers.fabricated import recorded
-from trtllm_pipeline.fingerprint import canonical, fingerprint
-from trtllm_pipeline.provenance import SigningKey
-from trtllm_pipeline.stages.base import JOB
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.base.fingerprints import canonical, fingerprint
+from trtllm_pipeline.orchestrate.provenance import SigningKey
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.tensorrt.stage.base import JOB
 
 
 def key_text(name: str) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtllm_pipeline.bench.events import EventRecord
-from trtllm_pipeline.bench.load import Level
-from trtllm_pipeline.bench.requests import TimedRequest
+from trtllm_pipeline.measure.load.events import EventRecord
+from trtllm_pipeline.measure.load.load import Level
+from trtllm_pipeline.measure.load.requests import TimedRequest
 
 MS = 1_000_000
 

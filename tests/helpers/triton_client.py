@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc as grpcclient
 
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.serving import triton_server
-from trtllm_pipeline.toolchains.embedded import repository
-from trtllm_pipeline.toolchains.embedded.params import RepositoryEmbedded
-from trtllm_pipeline.toolchains.embedded.runtime import Limits
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.tensorrt.embedded import repository
+from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
+from trtllm_pipeline.tensorrt.embedded.runtime import Limits
+from trtllm_pipeline.tensorrt.servers import triton_server
 
 _TYPES: dict[str, tuple[str, Any]] = {
     "text_input": ("BYTES", np.object_),

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from trtllm_pipeline.config.models import Settings
-from trtllm_pipeline.domain import Cell, CellId, Json
-from trtllm_pipeline.execution.plan_commands import command_lines
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.planning.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.toolchains import catalog as toolchains
+from trtllm_pipeline.base.domain import Cell, CellId, Json
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.orchestrate.matrix.models import Settings
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
+from trtllm_pipeline.orchestrate.run.plan_commands import command_lines
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 ENGINES: Final = "tensorrt_llm"
 PYTORCH: Final = "tensorrt_llm_pytorch"

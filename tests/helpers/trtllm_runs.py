@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.helpers import needed
+from tests.helpers.waiting import eventually
 from tests.standins import templates
 from tests.standins.installation import Installation, install
 from tests.standins.triton import install_server
@@ -72,7 +72,7 @@ class Lane:
         }
 
     def hide(self, program: str) -> None:
-        """Let the machine lack a program: folders of PATH that have it are replaced by links to all else in them."""
+        """Let the machine lack a program: directories of PATH that have it are replaced by links to all else in them."""
         folders = []
         for number, folder in enumerate(map(Path, self.environment["PATH"].split(os.pathsep))):
             shown = folder
@@ -119,7 +119,7 @@ class Lane:
         return cells(self.pipeline(*self.words(*words), code=code))
 
     def resume(self) -> dict[str, dict[str, Any]]:
-        """The report of what goes on with the latest run and ends well."""
+        """The report of what continues with the latest run and ends well."""
         return cells(self.pipeline("resume", "--workspace", str(self.workspace), "--format", "json"))
 
     def starts(self, tool: str | None = None) -> Counter[str]:
@@ -132,7 +132,7 @@ class Lane:
         return {f"{path.parent.parent.name}/{path.parent.name}": path.parent.stat().st_ino for path in found}
 
     def outputs(self, stage: str) -> list[Path]:
-        """Folders of the stage's results."""
+        """Directories of the stage's results."""
         return sorted(self.workspace.glob(f"store/{stage}/*/out"))
 
     def left(self) -> list[str]:
@@ -162,10 +162,3 @@ def still_running(marker: str) -> list[str]:
 
 def cells(report: str) -> dict[str, dict[str, Any]]:
     return {cell["id"]: cell for cell in json.loads(report)["cells"]}
-
-
-def eventually(true: Callable[[], bool], timeout_s: float = 60) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return true()

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from tests.helpers.scripted_server import Script, config, running
-from trtllm_pipeline.bench.target import OPENAI
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.evaluate import drift
-from trtllm_pipeline.stages.asking import protocol_for
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.load.target import OPENAI
+from trtllm_pipeline.measure.score import drift
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.tensorrt.stage.asking import protocol_for
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 
 ROWS = """{"id": "fr", "input": "The capital of France is", "output": "Paris"}
 {"id": "it", "input": "The capital of Italy is", "output": "B", "metric": "choice", "choices": ["Paris", "Rome"]}
@@ -177,7 +177,7 @@ def test_mistakes_are_told(openai: Any, rows: str, tmp_path: Path, capsys: pytes
     assert not openai[1], "nothing was asked before"
     for option, value in (("--min-score", "nan"), ("--min-score", "2"), ("--request-timeout-s", "-1")):
         assert main([*words, "--model", "m", option, value]) == 2
-    assert "is not an empty folder" in said("--model", "m", "--endpoint-type", "chat", "--output-dir", str(tmp_path))
+    assert "is not an empty directory" in said("--model", "m", "--endpoint-type", "chat", "--output-dir", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -275,9 +275,9 @@ if "missing" in tasks:
     sys.exit(1)
 print("a table for people")
 folder = pathlib.Path(args.output_path) / model["model"]
-folder.mkdir(parents=True)
+directory.mkdir(parents=True)
 score = float(said == " Paris")
-(folder / "results_2026-01-02T03-04-05.678901.json").write_text(json.dumps({{
+(directory / "results_2026-01-02T03-04-05.678901.json").write_text(json.dumps({{
     "results": {{task: {{"name": task, "alias": task, "sample_len": 9, "exact_match,none": score,
                         "exact_match_stderr,none": 0.0, "f1,strict": 0.5, "f1_stderr,strict": 0.1,
                         "ppl,none": 7.5, "ppl_stderr,none": "N/A"}} for task in tasks}},

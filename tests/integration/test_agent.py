@@ -1,6 +1,6 @@
 """A real agent on the gateway: LangChain calls the model's tools, and the model answers with their results.
 
-LangChain is installed in an environment of its own, which AGENT_PYTHON names; .ci/run makes it.
+LangChain is installed in an environment of its own, which AGENT_PYTHON names; .ci/nightly creates it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from tests.helpers.scripted_server import Script
 
 PYTHON = os.environ.get("AGENT_PYTHON")
 pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
     pytest.mark.skipif(PYTHON is None, reason="AGENT_PYTHON names no Python with LangChain"),
 ]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "agent.py"

@@ -18,10 +18,9 @@ from tests.helpers.embedded_engines import script_engine
 from tests.helpers.gateways import listening
 from tests.helpers.scripted_server import Script, config, running
 from tests.helpers.terminals import Terminal
-from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
-from trtllm_pipeline.processes.guardian import proc_file, process_table
+from trtllm_pipeline.base.processes.guardian import proc_file, process_table
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, OfferedModel
 
-pytestmark = pytest.mark.integration
 PIPELINE = [sys.executable, "-m", "trtllm_pipeline", "chat"]
 
 
@@ -56,6 +55,7 @@ def piped(url: str, text: str, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*PIPELINE, url, *more], input=text, capture_output=True, text=True, timeout=30, check=False)
 
 
+@pytest.mark.seam
 def test_lines_from_a_pipe(url: str) -> None:
     typed = 'one\n\ntwo\n/system Be brief.\nthree\n"""\nfour\nfive\n"""\n//six\nthink\n/reset\nescapes\n/exit\nnever\n'
     done = piped(url, typed)
@@ -185,6 +185,7 @@ class Conversation(Terminal):
         return found
 
 
+@pytest.mark.seam
 def test_a_terminal(url: str) -> None:
     with closing(Conversation(url, {})) as terminal:
         assert "/help shows the commands" in terminal.wait("> ")
@@ -226,7 +227,6 @@ def test_no_colours_where_none_are_wanted(url: str) -> None:
         assert terminal.process.wait(30) == 0
 
 
-@pytest.mark.slow
 def test_an_engine_is_served_for_as_long_as_one_talks(tmp_path: Path) -> None:
     """With a real Triton: the engine continues a fixed text, whatever it is asked."""
     engine = script_engine(tmp_path / "engine")

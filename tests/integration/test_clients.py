@@ -14,16 +14,14 @@ from typing import Any
 import pytest
 
 from tests.helpers.scripted_server import Script, ScriptedServer, config, running, server_process
-from trtllm_pipeline.bench.load import EventFile, Level, run_level
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.target import OPENAI, Target
-from trtllm_pipeline.client.openai import OpenAiClient
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import Answer, GenerationRequest
-from trtllm_pipeline.client.triton import PROTOCOLS, STREAMING, Client
-from trtllm_pipeline.errors import FailureClass, ServerError
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.measure.client.openai import OpenAiClient
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
+from trtllm_pipeline.measure.client.triton import PROTOCOLS, STREAMING, Client
+from trtllm_pipeline.measure.load.load import EventFile, Level, run_level
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.target import OPENAI, Target
 
 TEXT = "héllo wörld again 😀 done"
 SCRIPTS = {
@@ -65,6 +63,7 @@ def ask(
     return asyncio.run(run())
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_text_arrives_whole_and_in_parts(server: tuple[ScriptedServer, Service], protocol: str) -> None:
     for answer in ask(server[1], protocol, "plain", "plain"):
@@ -79,6 +78,7 @@ def test_text_arrives_whole_and_in_parts(server: tuple[ScriptedServer, Service],
         )
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_model_that_is_not_decoupled_sends_one_response(
     server: tuple[ScriptedServer, Service], protocol: str
@@ -90,6 +90,7 @@ def test_a_model_that_is_not_decoupled_sends_one_response(
         assert answer.first_byte_ns == answer.events[0].time_ns
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_responses_without_text_are_no_content(server: tuple[ScriptedServer, Service], protocol: str) -> None:
     (answer,) = ask(server[1], protocol, "empty parts")
@@ -98,6 +99,7 @@ def test_responses_without_text_are_no_content(server: tuple[ScriptedServer, Ser
     assert answer.events[0][0] - answer.first_byte_ns > 5_000_000
 
 
+@pytest.mark.seam
 def test_cut_and_merged_server_sent_events(server: tuple[ScriptedServer, Service]) -> None:
     cut, merged = ask(server[1], "http", "cut", "merged")
     assert [event.text for event in cut.events] == ["é", " ü", "😀 x"]
@@ -116,6 +118,7 @@ def test_failures_are_answers_and_the_next_request_is_fine(
     assert (good.text, good.error, again.text, again.error) == (TEXT, None, TEXT, None)
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_accumulated_text_becomes_new_text(server: tuple[ScriptedServer, Service], protocol: str) -> None:
     (answer,) = ask(server[1], protocol, "grows", model="accumulating")
@@ -152,6 +155,7 @@ def test_a_model_or_a_server_that_is_not_there(server: tuple[ScriptedServer, Ser
         ask(nobody, "carrier pigeon", "plain")
 
 
+@pytest.mark.seam
 def test_a_server_that_dies_fails_the_requests_it_had() -> None:
     async def run(service: Service) -> list[Answer]:
         async with Client(service, "ensemble", "grpc", timeout_s=5) as client:
@@ -166,6 +170,7 @@ def test_a_server_that_dies_fails_the_requests_it_had() -> None:
             assert "UNAVAILABLE" in answer.error
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_times_are_what_happened(tmp_path: Path, protocol: str) -> None:
     """16 streams of 20 events a second against a server in another process, which notes when it sent what."""
@@ -234,6 +239,7 @@ def test_each_request_records_the_fault_of_its_answer(tmp_path: Path, protocol: 
     assert stalled["events"][-1][0] - stalled["sent_ns"] >= (20 + 5 * 10 + 150) * 1e6
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(("answers", "errors"), [(1, [None, None]), (0, ["the server closed the connection"] * 2)])
 def test_a_connection_that_was_kept_may_be_closed(answers: int, errors: list[str | None]) -> None:
     """A server that answers so many requests on a connection and closes it on the next, as it is entitled to."""

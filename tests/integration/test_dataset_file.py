@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
-from trtllm_pipeline.errors import DownloadError, FailureClass, UsageError
-from trtllm_pipeline.hub import dataset_file, hugging_face
-from trtllm_pipeline.hub.hub_errors import OfflineError
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.errors import DownloadError, FailureClass, UsageError
+from trtllm_pipeline.models.hub import dataset_file, hugging_face
+from trtllm_pipeline.models.hub.hub_errors import OfflineError
 
 ROWS = b'{"text": "Water boils at 100 degrees."}\n'
 NAME = "hub:org/rows/data/train.jsonl"
@@ -30,6 +28,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         yield hub
 
 
+@pytest.mark.seam
 def test_a_file_is_fetched_once_and_kept(hub: FakeHub) -> None:
     path = dataset_file.data_file(NAME, Path())
     assert path.read_bytes() == ROWS
@@ -79,6 +78,7 @@ def test_offline_mode_takes_what_is_there(hub: FakeHub, monkeypatch: pytest.Monk
         assert str(raised.value.hint).endswith("or name a file on this machine")
 
 
+@pytest.mark.seam
 def test_a_broken_answer_is_not_taken_for_the_file(hub: FakeHub) -> None:
     hub.faults.append(Fault("train.jsonl", "drop", after=5))
     assert dataset_file.fetch(NAME).read_bytes() == ROWS
@@ -114,7 +114,7 @@ def test_a_name_that_no_data_set_has_is_refused_in_words_offline_too(
 def test_a_data_set_of_several_wants_a_folder(hub: FakeHub) -> None:
     files = hub.repositories["datasets/org/rows"].files
     files |= {"3.0.0/train-00001-of-00002.parquet": b"PAR2", "3.0.0/train-00000-of-00002.parquet": b"PAR1"}
-    with pytest.raises(DownloadError, match=r"has rows in 2 folders: 3\.0\.0, data") as raised:
+    with pytest.raises(DownloadError, match=r"has rows in 2 directories: 3\.0\.0, data") as raised:
         dataset_file.fetch("hub:org/rows")
     assert raised.value.hint == "name one: hub:org/rows/3.0.0"
     assert dataset_file.fetch("hub:org/rows/3.0.0").read_bytes() == b"PAR1"

@@ -12,10 +12,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.toolchains import catalog as toolchains
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 TEXT, MAYBE_TEXT = {"type": "string", "minLength": 1}, {"type": ["string", "null"], "minLength": 1}
 
@@ -120,6 +118,7 @@ def document(*words: str, **env: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.seam
 def test_this_machine_has_the_promised_shape(tmp_path: Path) -> None:
     found = document("--workspace", str(tmp_path / "w"))
     assert not found["machine"]["assumed"]
@@ -181,7 +180,7 @@ def test_a_mistyped_machine_is_a_message_not_a_traceback() -> None:
 
 
 def bare(*words: str) -> subprocess.CompletedProcess[str]:
-    """`-S` leaves site-packages out: nothing but Python and the project's own folder."""
+    """`-S` leaves site-packages out: nothing but Python and the project's own directory."""
     return subprocess.run(
         [sys.executable, "-S", "-m", "trtllm_pipeline", *words],
         capture_output=True,

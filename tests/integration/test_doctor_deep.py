@@ -7,7 +7,6 @@ not for one that says something else. No TensorRT-LLM runs here.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -17,10 +16,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.trtllm_runs import Lane
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.proof import material
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.proof import material
 
 
 def rows(found: dict[str, Any], kind: str = "cell") -> dict[str, dict[str, Any]]:
@@ -45,7 +43,6 @@ def answer_right(lane: Lane, *families: str) -> None:
     lane.environment["TRTLLM_STANDIN_ANSWERS"] = str(path)
 
 
-@pytest.mark.slow
 def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     words = (
@@ -89,7 +86,6 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
     assert "launch" not in told
 
 
-@pytest.mark.slow
 def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")
     words = ("doctor", "--deep", "--toolchain", "tensorrt_llm", "--format", "json")
@@ -135,7 +131,6 @@ def test_engines_with_right_answers_are_verified_and_with_others_differ(tmp_path
 PYTORCH = ("doctor", "--deep", "--toolchain", "tensorrt_llm_pytorch", "--format", "json")
 
 
-@pytest.mark.slow
 def test_the_pytorch_runtime_with_right_answers_is_verified_and_with_others_differs(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0", gpus=1, model_optimizer="0.47.0")
     answer_right(lane, "llama")
@@ -179,7 +174,6 @@ def test_trtllm_serve_serves_where_there_is_no_triton_and_its_options_are_compar
     assert [start.argv[0] for start in lane.installed.invocations("trtllm-serve")] == ["serve", "serve"]
 
 
-@pytest.mark.slow
 def test_what_ten_minutes_are_not_enough_for_comes_the_next_time(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0", gpus=1)
     answer_right(lane, "llama")
@@ -196,7 +190,6 @@ def test_what_ten_minutes_are_not_enough_for_comes_the_next_time(tmp_path: Path)
     assert lane.starts()["trtllm-build"] == built + len(left) + 1  # and --help
 
 
-@pytest.mark.slow
 def test_the_pytorch_runtime_in_every_family_and_precision_that_it_has(tmp_path: Path) -> None:
     has = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "phi3")
     lane = Lane(tmp_path / "lane", "1.2.0", sm=100, gpus=1, model_optimizer="0.47.0")
@@ -230,9 +223,14 @@ def test_the_pytorch_runtime_in_every_family_and_precision_that_it_has(tmp_path:
         (("--deep", "--toolchain", "vllm"), "there is no 'vllm'"),
     ],
 )
-def test_what_cannot_be_examined_is_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
-    command = [sys.executable, "-m", "trtllm_pipeline", "doctor", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ})
-    assert done.returncode in {2, 3}
-    assert said in done.stderr
+def test_what_cannot_be_examined_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *words]) in {2, 3}
+    assert said in capsys.readouterr().err
     assert not (tmp_path / ".pipeline").exists()

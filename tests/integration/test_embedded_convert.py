@@ -20,16 +20,15 @@ from tokenizers import Tokenizer
 from benchmarks import fidelity
 from benchmarks.fidelity import TOLERANCES
 from tests.contexts import context
-from trtllm_pipeline.toolchains.embedded import build, convert, random_model, safetensors
-from trtllm_pipeline.toolchains.embedded.architecture import read_config
-from trtllm_pipeline.toolchains.embedded.params import BuildEmbedded, ConvertEmbedded
-from trtllm_pipeline.toolchains.embedded.quantize import PRECISIONS
-from trtllm_pipeline.toolchains.embedded.reference import Reference
-from trtllm_pipeline.toolchains.embedded.runtime import Event, Runtime, Sampling
-from trtllm_pipeline.toolchains.embedded.safetensors import Weights
+from trtllm_pipeline.tensorrt.embedded import build, convert, random_model, safetensors
+from trtllm_pipeline.tensorrt.embedded.architecture import read_config
+from trtllm_pipeline.tensorrt.embedded.params import BuildEmbedded, ConvertEmbedded
+from trtllm_pipeline.tensorrt.embedded.quantize import PRECISIONS
+from trtllm_pipeline.tensorrt.embedded.reference import Reference
+from trtllm_pipeline.tensorrt.embedded.runtime import Event, Runtime, Sampling
+from trtllm_pipeline.tensorrt.embedded.safetensors import Weights
 
-pytestmark = pytest.mark.integration
-ARCHITECTURES = ("llama", "qwen2", pytest.param("qwen3", marks=pytest.mark.slow))
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
 PROMPTS = ("Hello world", "The capital of France is", "Once upon a time, in a village by the sea, there lived a")
 
 
@@ -52,7 +51,15 @@ def encode(model: Path, *texts: str) -> list[list[int]]:
     return [tokenizer.encode(text).ids for text in texts]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        *(("llama", precision) for precision in PRECISIONS),
+        # An architecture adds names of tensors, which are the same for all precisions.
+        *((name, precision) for name in ("qwen2", "qwen3") for precision in ("bf16", "int4_awq")),
+    ],
+    indirect=["model"],
+)
 def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, precision: str) -> None:
     reference = Reference.from_folder(model)
     path = run_convert(model, tmp_path, precision) / "model.gguf"
@@ -71,6 +78,7 @@ def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, pre
 @pytest.mark.parametrize(
     ("precision", "kv_cache", "tie"), [("fp32", "f32", 0.0), ("fp16", "f32", 0.02), ("fp16", "f16", 0.05)]
 )
+@pytest.mark.seam
 def test_greedy_tokens_are_the_references(
     model: Path, tmp_path: Path, precision: str, kv_cache: Any, tie: float
 ) -> None:
@@ -87,6 +95,7 @@ def test_greedy_tokens_are_the_references(
                 assert row[expected[parted]] - row[found[parted]] < tie
 
 
+@pytest.mark.seam
 def test_requests_that_join_a_running_batch_are_answered_as_by_the_reference(model: Path, tmp_path: Path) -> None:
     """At full precision, through the served runtime: converted, built, batched in flight."""
     reference = Reference.from_folder(model)
@@ -145,6 +154,7 @@ def test_rope_scaling_as_llama_cpp_computes_it(tmp_path: Path, scaling: dict[str
     assert np.abs(reference.log_probs(text[:64]) - unscaled.log_probs(text[:64])).max() > 0.1
 
 
+@pytest.mark.seam
 def test_shards_give_the_same_file(tmp_path: Path) -> None:
     whole, split = tmp_path / "whole", tmp_path / "split"
     random_model.write_model(whole, "qwen2")
@@ -160,6 +170,7 @@ def test_shards_give_the_same_file(tmp_path: Path) -> None:
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.seam
 def test_engine_folder(model: Path, tmp_path: Path) -> None:
     checkpoint = run_convert(model, tmp_path / "convert", "int8_wo")
     out = tmp_path / "build" / "out"

@@ -13,21 +13,19 @@ import pytest
 
 from tests.helpers.jobs import end, isolated, job, may_isolate, submit
 from tests.helpers.s3 import s3_server
-from tests.helpers.trtllm_runs import eventually
-from trtllm_pipeline.domain import Fingerprint, Scope
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution import file_views
-from trtllm_pipeline.execution.agent import folder_of
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.exchange import Exchange
-from trtllm_pipeline.execution.executor import Job, Ready
-from trtllm_pipeline.execution.scheduler import Capacity, NodeCame, NodeGone
-from trtllm_pipeline.fingerprint import fingerprint
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.store import manifest
-from trtllm_pipeline.store.manifest import Manifest
-
-pytestmark = pytest.mark.integration
+from tests.helpers.waiting import eventually
+from trtllm_pipeline.base.domain import Fingerprint, Scope
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.fingerprints import fingerprint
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.orchestrate.clusters.agent import folder_of
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.clusters.exchange import Exchange
+from trtllm_pipeline.orchestrate.run import file_views
+from trtllm_pipeline.orchestrate.run.executor import Job, Ready
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity, NodeCame, NodeGone
+from trtllm_pipeline.orchestrate.store import manifest
+from trtllm_pipeline.orchestrate.store.manifest import Manifest
 
 
 @pytest.fixture
@@ -108,6 +106,7 @@ def sh(script: str) -> tuple[str, ...]:
     return ("sh", "-ec", script)
 
 
+@pytest.mark.seam
 def test_a_job_reads_artifacts_and_files_and_its_result_comes_back(
     workspace: Path, executor: ClusterExecutor, tmp_path: Path
 ) -> None:
@@ -159,7 +158,6 @@ def test_a_log_grows_here_while_it_is_written_there(workspace: Path, executor: C
     assert end(executor).error is not None
 
 
-@pytest.mark.slow
 def test_a_service_and_what_is_measured_inside_it(workspace: Path, executor: ClusterExecutor, url: Path) -> None:
     serve = job(workspace / "work", "serve", Scope.SERVICE, command=sh('echo "{}" > service.json; exec sleep 600'))
     submit(executor, serve)

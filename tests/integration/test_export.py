@@ -16,16 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.helpers import needed
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.bundles import started
 from tests.helpers.deployments import deployment
 from tests.helpers.fake_hub import FakeHub
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.deploy import manifests, start_script
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.serve.export import manifests, start_script
 
 CELL = "tiny/int8_wo/tp1pp1/bs4/isl192-osl16"
 BODY = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
@@ -65,6 +62,7 @@ def workspace(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "w", symlinks=True))
 
 
+@pytest.mark.seam
 def test_a_moved_bundle_answers_as_the_cell_did(workspace: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     told = json.loads(
@@ -146,7 +144,7 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     full.mkdir()
     (full / "mine").touch()
     words = ("export", CELL, "--to", "bundle", "--workspace", str(workspace), "--output-dir", str(full))
-    assert "is not an empty folder" in pipeline(*words, code=2).stderr
+    assert "is not an empty directory" in pipeline(*words, code=2).stderr
     assert [each.name for each in full.iterdir()] == ["mine"]
 
     for weights in workspace.glob("store/build/*/out/model.gguf"):
@@ -232,7 +230,6 @@ def test_the_hub_is_asked_only_when_told_to_upload(built: Path, tmp_path: Path) 
         assert f"the bundle is in {tmp_path / 'no' / 'bundle'}" in refused.stderr
 
 
-@pytest.mark.slow
 def test_a_moved_bundle_with_two_ranks(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.0.0")
     lane.run("--cells", LARGER, "--until", "smoke")
@@ -278,7 +275,6 @@ assert said and said[0][1] is None, said
 """What any client does with the files of a bundle."""
 
 
-@pytest.mark.slow
 def test_a_moved_bundle_with_an_adapter(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "1.2.0")
     write_adapter(lane.folder / "sql", random_pairs({"q_proj": (128, 128)}, rank=2, layers=4))
@@ -326,7 +322,6 @@ HEAD = """\
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "settings", "folder"), [("1.2.0", TWO_ENGINES, "drafter"), ("1.3.0", HEAD, "draft")]
 )
@@ -375,7 +370,7 @@ sleep 1
 """
 
 
-@needed.programs("mpirun")
+@pytest.mark.programs("mpirun")
 @pytest.mark.skipif(not _namespaces(), reason="needs namespaces of its own")
 def test_the_leader_starts_ranks_on_its_workers(tmp_path: Path) -> None:
     """Two pods as namespaces with host names and /tmp of their own, on one volume; the rest is as in the manifests."""

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
-from trtllm_pipeline.deploy import fill
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.serve.export import fill
 
 FILES = {
     "start": b"#!/bin/sh\n",
@@ -39,6 +37,7 @@ def run(hub: FakeHub, folder: Path, **variables: str) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("name", ["huggingface", "modelscope"])
 def test_a_volume_is_filled_and_checked(name: str, tmp_path: Path) -> None:
     with FakeHub({"me/b": repository()}) as hub:
@@ -73,6 +72,7 @@ def test_a_connection_that_breaks_is_tried_again(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("lies", "files", "words"),
     [

@@ -15,11 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import needed
 from tests.helpers.fabricated_run import HOSTILE, run
-from trtllm_pipeline.report.openmetrics import to_openmetrics
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.show.report.openmetrics import to_openmetrics
 
 
 @contextmanager
@@ -45,7 +42,7 @@ def serving(command: Sequence[str], option: str, ready: str, timeout_s: float, *
         process.wait(120)
 
 
-@needed.programs("prometheus-pushgateway")
+@pytest.mark.programs("prometheus-pushgateway")
 @pytest.mark.parametrize("hostile", [False, True])
 def test_a_push_gateway_keeps_what_is_pushed(hostile: bool, tmp_path: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")

@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from trtllm_pipeline.config.recipe_files import recipes_folder
-from trtllm_pipeline.serving.triton_server import unused_ports
+from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"
@@ -29,7 +29,7 @@ def walk(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def clone(walk: ModuleType, tmp_path: Path) -> Iterator[Path]:
-    """A folder as the page expects it, where the quickstart's model is a little one made on the spot."""
+    """A directory as the page expects it, where the quickstart's model is a little one made on the spot."""
     walk.prepare(tmp_path)
     little = yaml.safe_load((recipes_folder() / "tiny.yaml").read_text(encoding="utf-8"))
     little |= {"name": "smollm2-135m-instruct", "smoke": {"prompt": "The capital of France is"}}
@@ -40,8 +40,6 @@ def clone(walk: ModuleType, tmp_path: Path) -> Iterator[Path]:
         walk.perform("pipeline serve stop first", tmp_path)
 
 
-@pytest.mark.integration
-@pytest.mark.slow
 def test_every_command_works_and_prints_what_the_page_shows(walk: ModuleType, clone: Path) -> None:
     pytest.importorskip("xllamacpp")
     port, performed = str(unused_ports(1)[0]), 0

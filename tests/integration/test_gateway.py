@@ -25,12 +25,11 @@ from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.chat_models import LOG, Running, gateway, spoken, write_model
 from tests.helpers.gateways import Process, listening, process_of
 from tests.helpers.scripted_server import Script, config, running
-from tests.helpers.trtllm_runs import eventually
+from tests.helpers.waiting import eventually
 from tests.standins import templates
-from trtllm_pipeline.gateway.config import GatewayConfig, GatewayParams, OfferedModel
-from trtllm_pipeline.stages.asking import number_of
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.tensorrt.stage.asking import number_of
 
-pytestmark = pytest.mark.integration
 JSON = {"content-type": "application/json"}
 LIMITS: dict[str, Any] = {
     "max_concurrency": 8,
@@ -125,6 +124,7 @@ def head(path: str = "/v1/completions", size: int | None = None) -> bytes:
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -184,9 +184,7 @@ def test_paths_methods_and_types(served: Running) -> None:
 
 def test_headers_and_bodies_that_do_not_come(served: Running, impatient: Running) -> None:
     assert raw(impatient.url, head(size=10) + b"{").startswith(b"HTTP/1.1 408 ")
-    assert (
-        raw(impatient.url, b"") == b""
-    )  # an idle connection is closed after keep_alive_s, also before its first request
+    assert raw(impatient.url, b"") == b""  # an idle connection is closed after keep_alive_s
     told = raw(served.url, b"\x16\x03\x01 this is TLS\r\n\r\n")
     assert told.startswith(b"HTTP/1.1 400 ")
     assert b'"code": "invalid_http"' in told
@@ -258,6 +256,7 @@ def test_failures_before_the_answer_are_statuses(impatient: Running, prompt: str
     assert ("retry-after" in response.headers) == (status == 503)
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("prompt", ["hang", "break", "break-late"])
 def test_failures_within_a_stream_are_its_last_event(impatient: Running, prompt: str) -> None:
     response = ask(impatient.url, prompt, stream=True)
@@ -288,6 +287,7 @@ def test_a_server_that_goes_and_comes_back(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------- stop words
 
 
+@pytest.mark.seam
 def test_stop_words_are_never_sent_though_they_come_in_pieces(served: Running) -> None:
     for stop, text in (("fgh", "abcde"), (["zz", "mno"], "abcdefghijkl"), ("a", ""), ("never", None)):
         whole = ask(served.url, "slow", stop=stop).json()["choices"][0]
@@ -314,6 +314,7 @@ def _connected(port: int) -> set[str]:
     return {own for _, own, other, state, *_ in lines if other == f"0100007F:{port:04X}" and state == "01"}
 
 
+@pytest.mark.seam
 def test_usage_finish_reasons_echo_and_several_choices(served: Running) -> None:
     answer = ask(served.url, "hello there", max_tokens=4, n=2, echo=True).json()
     assert [choice["text"] for choice in answer["choices"]] == ["hello there" * 2] * 2
@@ -331,6 +332,7 @@ def test_usage_finish_reasons_echo_and_several_choices(served: Running) -> None:
 # ---------------------------------------------------------------------------------------- who waits and who leaves
 
 
+@pytest.mark.seam
 def test_more_than_can_wait_are_refused_and_a_place_is_free_when_a_client_leaves(served: Running) -> None:
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda _: ask(served.url, "slow"), range(20)))
@@ -434,10 +436,7 @@ def _in_flight(served: Running) -> float:
 
 def becomes(served: Running, in_flight: int) -> bool:
     """Whether so many requests are in flight, soon."""
-    deadline = time.monotonic() + 30
-    while (found := _in_flight(served)) != in_flight and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found == in_flight
+    return eventually(lambda: _in_flight(served) == in_flight)
 
 
 def abuse(url: str, rounds: int, threads: int) -> None:
@@ -469,9 +468,7 @@ def abuse(url: str, rounds: int, threads: int) -> None:
         list(pool.map(one, range(rounds)))
 
 
-@pytest.mark.parametrize(
-    ("rounds", "threads"), [(240, 16), pytest.param(10_000, 256, marks=pytest.mark.slow)], ids=["short", "long"]
-)
+@pytest.mark.parametrize(("rounds", "threads"), [(240, 16), (2_000, 128)], ids=["short", "long"])
 def test_nothing_stays_behind(tmp_path: Path, rounds: int, threads: int) -> None:
     limits = {**LIMITS, "max_concurrency": 256, "body_timeout_s": 5.0, "keep_alive_s": 1.0}
     with gateway(tmp_path, respond, **limits) as found:
@@ -479,15 +476,13 @@ def test_nothing_stays_behind(tmp_path: Path, rounds: int, threads: int) -> None
         # Streams to the server are kept for a while, as many as there were at a time; the steady client has one more.
         most = pid.usage().descriptors + threads + 1
         abuse(found.url, 200, threads)  # what is made once
-        time.sleep(2.0)
         before = pid.usage()
         stop = threading.Event()
-        answers: list[tuple[int, float]] = []
+        answers: set[int] = set()
 
         def steady() -> None:
             while not stop.is_set():
-                began = time.monotonic()
-                answers.append((ask(found.url, "hello").status_code, time.monotonic() - began))
+                answers.add(ask(found.url, "hello").status_code)
                 time.sleep(0.05)
 
         with ThreadPoolExecutor(1) as pool:
@@ -497,24 +492,20 @@ def test_nothing_stays_behind(tmp_path: Path, rounds: int, threads: int) -> None
             finally:
                 stop.set()
         other.result()  # raises what it did
-        deadline = time.monotonic() + 25
-        while time.monotonic() < deadline and pid.usage().descriptors > most:
-            time.sleep(0.2)
+        assert eventually(lambda: pid.usage().descriptors <= most)
         after = pid.usage()
-        assert after.descriptors <= most
         assert after.threads <= before.threads
         assert after.children == before.children
         assert after.memory_bytes - before.memory_bytes < 40e6
         assert _in_flight(found) == 0
         assert ask(found.url, "hello").status_code == 200
-        assert {status for status, _ in answers} <= {200, 429}
-        # Behind those that send nothing for 5 s nobody waits; the rest is how busy the machine is.
-        assert sorted(took_s for _, took_s in answers)[len(answers) // 2] < 4.0
+        assert answers <= {200, 429}
 
 
 # ---------------------------------------------------------------------------------------------------- the rest
 
 
+@pytest.mark.seam
 def test_keys_are_needed_and_never_shown(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# ours\nfirst-secret-key\nsecond-secret-key\n", encoding="utf-8")
@@ -539,6 +530,7 @@ def test_keys_are_needed_and_never_shown(tmp_path: Path) -> None:
         assert "secret" not in HTTP.get(f"{top}/metrics").text + (tmp_path / "gateway.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.seam
 def test_sigterm_lets_answers_end_and_takes_no_more(tmp_path: Path) -> None:
     with gateway(tmp_path, respond, stop_timeout_s=10.0) as found:
         with ThreadPoolExecutor(1) as pool:
@@ -808,7 +800,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
             path
         )
         ended = subprocess.run(
-            [sys.executable, "-m", "trtllm_pipeline.gateway", str(path)],
+            [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(path)],
             check=False,
             capture_output=True,
             text=True,

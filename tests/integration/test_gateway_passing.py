@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from tests.helpers.gateways import listening
-from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, OfferedModel
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 
 DONE = b"data: [DONE]\n\n"
 
@@ -54,7 +54,7 @@ BROKEN_ANSWERS = {
 
 
 class Upstream:
-    """A server that sends the parts of `parts`, one a chunk; before each after the first it waits until it may go on."""
+    """A server that sends the parts of `parts`, one a chunk; before each after the first it waits until it may continue."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []

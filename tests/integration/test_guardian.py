@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.processes.guardian import MARK
-from trtllm_pipeline.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
+from tests.helpers.waiting import PATIENCE_S, eventually
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.base.processes.guardian import MARK
+from trtllm_pipeline.base.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
 
-pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 
 
@@ -50,19 +50,10 @@ def sleepers(nap: str) -> list[int]:
     return found
 
 
-def eventually(condition: Callable[[], object], within_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def wait_for(guardian: Guardian, kind: type[ProcessEvent], count: int = 1, within_s: float = 30.0) -> list:
+def wait_for(guardian: Guardian, kind: type[ProcessEvent], count: int = 1) -> list:
     """All events until `count` of this kind have come; the ones of that kind."""
     found: list = []
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + PATIENCE_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"no {kind.__name__}"
         select.select([guardian], [], [], 0.1)
@@ -80,6 +71,7 @@ def shell(guardian: Guardian, tmp_path: Path, script: str, run_id: str = "run", 
 # What is reported.
 
 
+@pytest.mark.seam
 def test_a_process_runs_where_and_as_told_and_is_accounted_for(guardian: Guardian, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
@@ -119,7 +111,7 @@ def test_the_memory_of_all_processes_together_is_measured(guardian: Guardian, tm
         "open(sys.argv[1], 'w').close()\n"
         "while not os.path.exists(sys.argv[2]):\n"
         "    time.sleep(0.01)\n"
-        "time.sleep(1.2)\n"
+        "time.sleep(5)\n"
     )
     script = " & ".join(f"{sys.executable} -S {hold} {mine} {other}" for mine, other in ("ab", "ba")) + " & wait"
     shell(guardian, tmp_path, script, measure=True)
@@ -135,7 +127,7 @@ def test_what_is_written_to_disks_and_to_shared_memory_is_measured(guardian: Gua
     code = (
         "import os, time; f = open('file', 'wb'); f.write(os.urandom(20_000_000)); f.flush(); os.fsync(f.fileno());"
         "os.unlink('file'); n = f'/dev/shm/guardian-{os.getpid()}'; open(n, 'wb').write(b'x' * 50_000_000);"
-        "time.sleep(1.0); os.unlink(n)"
+        "time.sleep(5); os.unlink(n)"
     )
     guardian.spawn(
         "a", [sys.executable, "-S", "-c", code], env=os.environ, cwd=tmp_path, log=tmp_path / "log", measure=True
@@ -149,6 +141,7 @@ def test_what_is_written_to_disks_and_to_shared_memory_is_measured(guardian: Gua
         assert 20e6 <= exited.written_bytes < 40e6, "though it is removed again"
 
 
+@pytest.mark.seam
 def test_a_process_is_a_session_with_default_signals_and_no_descriptors_of_others(
     guardian: Guardian, tmp_path: Path
 ) -> None:
@@ -174,7 +167,7 @@ def test_a_signal_that_ended_it_is_told(guardian: Guardian, tmp_path: Path) -> N
         (["true"], {"env": {"PATH": "/nowhere"}}, "cannot run true: No such file or directory"),
         (["/etc/passwd"], {}, "cannot run /etc/passwd: Permission denied"),
         (["true", "a\0b"], {}, "cannot run /"),
-        (["true"], {"cwd": Path("/no/such/folder")}, "cannot change to the folder /no/such/folder: No such file"),
+        (["true"], {"cwd": Path("/no/such/folder")}, "cannot change to the directory /no/such/folder: No such file"),
         (["true"], {"log": Path("/no/such/log")}, "cannot open the log /no/such/log: No such file or directory"),
         (["true"], {"log": Path("/")}, "cannot open the log /: Is a directory"),
     ],
@@ -186,7 +179,7 @@ def test_what_cannot_be_started_is_refused_in_words(
     (refused,) = wait_for(guardian, Refused)
     assert refused.id == "a"
     assert refused.message.startswith(message)
-    shell(guardian, tmp_path, "true")  # and it goes on
+    shell(guardian, tmp_path, "true")  # and it continues
     assert wait_for(guardian, Exited)[0].returncode == 0
 
 
@@ -199,7 +192,7 @@ def test_an_environment_too_long_for_a_packet(guardian: Guardian, tmp_path: Path
         assert wait_for(guardian, Exited)[0].returncode == 0
     length, *fds = log.read_text().split()
     assert length in ("50000", "100000")
-    assert len(fds) == 5  # three standard ones, the claim, and the folder that `ls` reads: not the long message
+    assert len(fds) == 5  # three standard ones, the claim, and the directory that `ls` reads: not the long message
 
 
 def test_an_id_in_use_is_refused(guardian: Guardian, tmp_path: Path, nap: str) -> None:
@@ -214,12 +207,13 @@ DAEMON = "(setsid sleep {nap} &)"
 BARE_DAEMON = "(env -i $(command -v setsid) $(command -v sleep) {nap} &)"
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     "left", ["sleep {nap} &", f"{DAEMON};", "setsid sh -c 'sleep {nap} & sleep {nap}' & sleep 0.1;"]
 )
 def test_what_a_process_leaves_behind_ends_with_it(guardian: Guardian, tmp_path: Path, nap: str, left: str) -> None:
     shell(guardian, tmp_path, left.format(nap=nap) + " sleep 0.05; exit 5")
-    (exited,) = wait_for(guardian, Exited, within_s=2)
+    (exited,) = wait_for(guardian, Exited)
     assert exited.returncode == 5
     assert exited.swept >= 1
     assert not sleepers(nap)
@@ -229,7 +223,7 @@ def test_what_ignores_being_terminated_is_killed(guardian: Guardian, tmp_path: P
     shell(guardian, tmp_path, f"(trap '' TERM; exec sleep {nap}) & sleep 0.1")
     began = time.monotonic()
     wait_for(guardian, Exited)
-    assert 1.5 < time.monotonic() - began < 15
+    assert time.monotonic() - began > 1.5
     assert not sleepers(nap)
 
 
@@ -254,7 +248,7 @@ def test_a_claim_is_held_as_long_as_anything_of_the_stage_run_lives(
         assert eventually(lambda: sleepers(nap))
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The first process has ended, its daemon goes on ignoring what it is told.
+        # The first process has ended, its daemon continues ignoring what it is told.
         assert eventually(lambda: len(sleepers(nap)) == 1)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -262,6 +256,7 @@ def test_a_claim_is_held_as_long_as_anything_of_the_stage_run_lives(
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
+@pytest.mark.seam
 def test_a_guardian_holds_the_claims_it_was_given_until_it_has_ended(tmp_path: Path) -> None:
     """Its stage runs do not have them: each has its own."""
     claim = tmp_path / "claim"
@@ -273,7 +268,7 @@ def test_a_guardian_holds_the_claims_it_was_given_until_it_has_ended(tmp_path: P
         with guardian:
             log = shell(guardian, tmp_path, "ls /proc/self/fd")
             wait_for(guardian, Exited)
-            assert len(log.read_text().split()) == 4, "three standard ones, and the folder that `ls` reads"
+            assert len(log.read_text().split()) == 4, "three standard ones, and the directory that `ls` reads"
             with pytest.raises(BlockingIOError):
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -292,6 +287,7 @@ while True:
 """
 
 
+@pytest.mark.seam
 def test_end_interrupts_then_terminates_then_kills(guardian: Guardian, tmp_path: Path, nap: str) -> None:
     log = tmp_path / "log"
     guardian.spawn("a", [sys.executable, "-c", STUBBORN, nap], env=os.environ, cwd=tmp_path, log=log)
@@ -299,7 +295,7 @@ def test_end_interrupts_then_terminates_then_kills(guardian: Guardian, tmp_path:
     began = time.monotonic()
     guardian.end("a", 0.3)
     (exited,) = wait_for(guardian, Exited)
-    assert 0.5 < time.monotonic() - began < 10
+    assert time.monotonic() - began > 0.5
     assert exited.returncode == -signal.SIGKILL
     assert log.read_text().split() == ["up", "SIGINT", "SIGTERM"]
     assert not sleepers(nap)
@@ -310,7 +306,7 @@ def test_end_needs_no_force_for_what_obeys(guardian: Guardian, tmp_path: Path, n
     shell(guardian, tmp_path, f"trap 'exit 7' INT; setsid sleep {nap} & sleep {nap}; while true; do sleep 0.05; done")
     assert eventually(lambda: len(sleepers(nap)) == 2)
     guardian.end("run", 30)
-    (exited,) = wait_for(guardian, Exited, within_s=5)
+    (exited,) = wait_for(guardian, Exited)
     assert exited.returncode == 7
     assert not sleepers(nap)
 
@@ -329,6 +325,7 @@ def test_a_signal_goes_to_the_first_process_or_to_all(guardian: Guardian, tmp_pa
     guardian.signal("run", signal.SIGUSR1)  # of one that is gone: nothing
 
 
+@pytest.mark.seam
 def test_closing_lets_services_stop_first_and_leaves_nothing(tmp_path: Path, nap: str) -> None:
     guardian = Guardian()
     log = shell(guardian, tmp_path, f"trap 'sleep 0.3; echo stopped; exit' TERM; sleep {nap} & wait")
@@ -345,14 +342,14 @@ def test_closing_lets_services_stop_first_and_leaves_nothing(tmp_path: Path, nap
 CLIENT = """
 import os, select, sys
 from pathlib import Path
-from trtllm_pipeline.processes.process import Guardian
-folder, nap = Path(sys.argv[1]), sys.argv[2]
+from trtllm_pipeline.base.processes.process import Guardian
+directory, nap = Path(sys.argv[1]), sys.argv[2]
 guardian = Guardian()
 print(guardian.pid, flush=True)
 for number in range(20):
     daemon = ["({setsid} sleep {nap} &);", "(env -i {setsid} {sleep} {nap} &);", "sleep {nap} &", ""][number % 4]
     daemon = daemon.format(nap=nap, setsid="/usr/bin/setsid", sleep="/bin/sleep")
-    guardian.spawn(str(number), ["sh", "-c", f"{daemon} sleep {nap}"], env=os.environ, cwd=folder, log=folder / "log")
+    guardian.spawn(str(number), ["sh", "-c", f"{daemon} sleep {nap}"], env=os.environ, cwd=directory, log=directory / "log")
 print("spawned", flush=True)
 while True:
     select.select([guardian], [], [])
@@ -379,7 +376,8 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("trial", range(8))
+@pytest.mark.seam
+@pytest.mark.parametrize("trial", range(4))
 def test_killing_the_pipeline_at_any_moment_leaves_nothing(tmp_path: Path, nap: str, trial: int) -> None:
     with client(tmp_path, nap) as process:
         pid = int(process.stdout.readline())
@@ -405,6 +403,7 @@ def test_signals_to_the_group_of_the_pipeline_do_not_reach_the_guardian(tmp_path
     assert not sleepers(nap)
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     "script",
     [
@@ -428,6 +427,7 @@ def test_a_killed_guardian_is_noticed_and_nothing_is_left(tmp_path: Path, nap: s
 # Cost.
 
 
+@pytest.mark.timing
 def test_starting_through_the_guardian_costs_little(
     guardian: Guardian, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -16,21 +16,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.target import Target, service_at
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.client.transport import http2
-from trtllm_pipeline.client.transport.http import HttpError
-from trtllm_pipeline.client.transport.timestamped_socket import TimestampedSocket
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.serving.command_lines import Ports
-from trtllm_pipeline.serving.trtllm_serve import OpenAiServer
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.measure.client.transport import http2
+from trtllm_pipeline.measure.client.transport.http import HttpError
+from trtllm_pipeline.measure.client.transport.timestamped_socket import TimestampedSocket
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.target import Target, service_at
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.tensorrt.servers.command_lines import Ports
+from trtllm_pipeline.tensorrt.servers.trtllm_serve import OpenAiServer
 
 LIMIT_S = 0.4
-SLACK_S = 5.0
-"""How much later a busy machine may end it; the lies go on for a minute, or for ever."""
+NEVER_S = 3600.0
+"""The lies continue for longer than pytest lets a test run, or for ever."""
 OK = b"HTTP/1.1 200 OK\r\n"
 EVENTS = OK + b"Content-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 CHUNKED = OK + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -62,46 +60,34 @@ def for_ever(*parts: bytes | float) -> Say:
 
 
 LIES: dict[str, Callable[[], Say]] = {
-    "silent": lambda: iter([60.0]),
+    "silent": lambda: iter([NEVER_S]),
     "closed": lambda: iter([]),
     "garbage": lambda: iter([b"\x8b\x1f" * 500]),
     "drip": lambda: (each for byte in OK * 99 for each in (bytes([byte]), 0.05)),
     "drip of a body": lambda: itertools.chain([EVENTS], for_ever(b"d", 0.05)),
     "huge head": lambda: itertools.chain([OK], for_ever(b"X-A: " + b"y" * 1000 + b"\r\n")),
-    "500": lambda: iter([whole(500, b'{"error": "boom"}')]),
-    "500 html": lambda: iter([whole(500, b"<html>" + b"x" * 100_000)]),
     "404": lambda: iter([whole(404, b"")]),
-    "empty": lambda: iter([whole(200, b"")]),
-    "junk": lambda: iter([whole(200, b"not json")]),
-    "not utf-8": lambda: iter([whole(200, b'{"text_output": "\xff"}')]),
-    "half a body": lambda: iter([OK + b"Content-Length: 1000\r\n\r\n{", 60.0]),
+    "half a body": lambda: iter([OK + b"Content-Length: 1000\r\n\r\n{", NEVER_S]),
     "half and closed": lambda: iter([OK + b"Content-Length: 1000\r\n\r\n{"]),
-    "negative length": lambda: iter([OK + b"Content-Length: -5\r\n\r\nabc", 60.0]),
-    "negative chunk": lambda: iter([CHUNKED + b"-5\r\nabc", 60.0]),
-    "bad chunk": lambda: iter([CHUNKED + b"ZZZ\r\nabc", 60.0]),
-    "huge chunk": lambda: iter([CHUNKED + b"FFFFFFFFFFFFFFFF\r\nabc", 60.0]),
-    "stalled events": lambda: iter([EVENTS + event(PART), 60.0]),
+    "negative length": lambda: iter([OK + b"Content-Length: -5\r\n\r\nabc", NEVER_S]),
+    "negative chunk": lambda: iter([CHUNKED + b"-5\r\nabc", NEVER_S]),
+    "stalled events": lambda: iter([EVENTS + event(PART), NEVER_S]),
     "endless events": lambda: itertools.chain([EVENTS], for_ever(event(PART) * 100)),
-    "endless comments": lambda: itertools.chain([EVENTS], for_ever(b": nothing\n\n" * 1000)),
     "endless line": lambda: itertools.chain([EVENTS + b"data: "], for_ever(b"x" * 100_000)),
-    "endless trailer": lambda: itertools.chain([CHUNKED + b"0\r\n"], for_ever(b"a: b\r\n" * 1000)),
-    "wrong types": lambda: iter(
-        [EVENTS + event({"choices": 5, "text_output": {"a": 1}}) + event(b"7") + event(b"null")]
-    ),
     "nested": lambda: iter([EVENTS + event(b"[" * 100_000)]),
-    "nested in a field": lambda: iter([EVENTS + event(b'{"text_output": ' + b"[" * 100_000)]),
     "no end": lambda: iter([EVENTS + event(PART)]),
-    "nulls": lambda: iter([EVENTS + event({"text_output": 7, "choices": [None]})]),
     "counts": lambda: iter([EVENTS + event({**PART, "num_output_tokens": -5, "usage": {"completion_tokens": -5}})]),
 }
+MANY_WAYS = ("silent", "drip of a body", "garbage", "huge head", "half a body", "endless events", "no end", "404")
+"""One of each way to hang or to lie. What is wrong with a message itself is tested in tests/unit/client."""
 FRAMES: dict[str, Callable[[], Say]] = {
-    "silent": lambda: iter([60.0]),
+    "silent": lambda: iter([NEVER_S]),
     "closed": lambda: iter([]),
     "garbage": lambda: iter([b"\x8b\x1f" * 500]),
-    "settings alone": lambda: iter([b"\0\0\0\4\0\0\0\0\0", 60.0]),
-    "goaway": lambda: iter([b"\0\0\0\4\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\1", 60.0]),
-    "big frame": lambda: iter([b"\xff\xff\xff\0\0\0\0\0\1" + b"x" * 100_000, 60.0]),
-    "headers without end": lambda: iter([b"\0\0\0\4\0\0\0\0\0\0\x10\0\1\4\0\0\0\1" + b"\xff" * 4096, 60.0]),
+    "settings alone": lambda: iter([b"\0\0\0\4\0\0\0\0\0", NEVER_S]),
+    "goaway": lambda: iter([b"\0\0\0\4\0\0\0\0\0\0\0\x08\x07\0\0\0\0\0\0\0\0\0\0\0\0\1", NEVER_S]),
+    "big frame": lambda: iter([b"\xff\xff\xff\0\0\0\0\0\1" + b"x" * 100_000, NEVER_S]),
+    "headers without end": lambda: iter([b"\0\0\0\4\0\0\0\0\0\0\x10\0\1\4\0\0\0\1" + b"\xff" * 4096, NEVER_S]),
     "endless pings": lambda: itertools.chain(
         [b"\0\0\0\4\0\0\0\0\0"], for_ever((b"\0\0\x08\6\0\0\0\0\0" + bytes(8)) * 100)
     ),
@@ -165,22 +151,17 @@ def error_of(port: int, protocol: str, interface: str, limit_s: float = LIMIT_S)
 
     async def ask() -> str | None:
         async with target.client() as client:
-            before = time.monotonic()
             answer = await client.session().generate(target.generation(Prompt("1", "x"), 0))
-            assert time.monotonic() - before < limit_s + SLACK_S
             json.dumps([answer.text, answer.error], ensure_ascii=False).encode()
             return answer.error
 
-    before = time.monotonic()
     try:
         return asyncio.run(ask())
     except PipelineError as error:
         return str(error)
-    finally:
-        assert time.monotonic() - before < 2 * (limit_s + SLACK_S)
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", MANY_WAYS)
 def test_a_request_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
     for protocol, interface in (("http", "http"), ("openai_chat", "openai"), ("openai_chat_unary", "openai")):
         for about_all in (False, True):
@@ -189,6 +170,7 @@ def test_a_request_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
             assert error or (protocol == "http" and lie in {"no end", "404"}), (protocol, about_all)
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("lie", "told"),
     [
@@ -214,17 +196,15 @@ def test_the_words_say_what_the_server_did(start: Start, lie: str, told: str) ->
 
 @pytest.mark.parametrize("lie", FRAMES)
 def test_a_call_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
-    from trtllm_pipeline.client.session import GenerationRequest
-    from trtllm_pipeline.client.triton import Client, ServedModel, _GrpcStream, _GrpcUnary
+    from trtllm_pipeline.measure.client.session import GenerationRequest
+    from trtllm_pipeline.measure.client.triton import Client, ServedModel, _GrpcStream, _GrpcUnary
 
     async def ask(session_kind: type[_GrpcUnary]) -> str | None:
         client = Client(service_at(f"127.0.0.1:{start(FRAMES[lie]).port}", "grpc", "m"), "m", "grpc", timeout_s=LIMIT_S)
         inputs = {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32"}
         client.model = ServedModel("m", batched=True, decoupled=True, inputs=inputs, accumulates=False, counts=False)
         session = session_kind(client)
-        before = time.monotonic()
         answer = await session.generate(GenerationRequest("x", 4))
-        assert time.monotonic() - before < LIMIT_S + SLACK_S
         return answer.error
 
     for session_kind in (_GrpcStream, _GrpcUnary):
@@ -254,17 +234,16 @@ def test_a_reset_before_the_first_byte_ends_a_call_at_once(monkeypatch: pytest.M
         asyncio.run(ask())
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", MANY_WAYS)
 def test_what_launch_asks_ends_too(start: Start, lie: str) -> None:
-    port, before = start(LIES[lie], about_all=True).port, time.monotonic()
+    port = start(LIES[lie], about_all=True).port
     with suppress(OSError, HttpError):
         asked = OpenAiServer(process=SimpleNamespace(), ports=Ports(port, 0, 0), output=Path())
         asked.request("GET", "/health", timeout_s=LIMIT_S)
-    assert time.monotonic() - before < LIMIT_S + SLACK_S
 
 
 def test_a_silent_peer_does_not_hold_a_handshake(start: Start) -> None:
-    port, before = start(LIES["silent"]).port, time.monotonic()
+    port = start(LIES["silent"]).port
     target = Target("openai_chat", service_at(f"https://127.0.0.1:{port}", "openai", "m"), "m", LIMIT_S, 4)
 
     async def look() -> None:
@@ -273,9 +252,9 @@ def test_a_silent_peer_does_not_hold_a_handshake(start: Start) -> None:
 
     with pytest.raises(PipelineError, match=r"no complete answer within 0.4 s"):
         asyncio.run(look())
-    assert time.monotonic() - before < LIMIT_S + SLACK_S
 
 
+@pytest.mark.seam
 def test_perf_says_what_the_server_did(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,6 @@ def closed(schema: Any) -> Any:
     return {**inner, "additionalProperties": False} if isinstance(schema.get("properties"), dict) else inner
 
 
-@pytest.mark.integration
-@pytest.mark.slow
 def test_every_output_is_as_documented(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     jsonschema = pytest.importorskip("jsonschema")

@@ -11,16 +11,17 @@ import pytest
 
 from tests.helpers import needed
 
-pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_resume.py"
 
 
 @pytest.mark.parametrize(
     ("words", "kills"),
     [
-        (("--how", "group,pipeline,child", "--at-once", "2", "--longest", "1.5"), 3),
-        pytest.param(("--how", "group,pipeline,child", "--at-once", "5", "--longest", "4"), 10, marks=pytest.mark.slow),
-        pytest.param(("--how", "power", "--longest", "2"), 8, marks=pytest.mark.slow),
+        pytest.param(
+            ("--how", "group,pipeline,child", "--at-once", "2", "--longest", "1.5"), 3, marks=pytest.mark.seam
+        ),
+        (("--how", "group,pipeline,child", "--at-once", "5", "--longest", "4"), 10),
+        (("--how", "power", "--longest", "2"), 8),
     ],
     ids=["two at once", "five at once", "power cut"],
 )
@@ -43,7 +44,6 @@ def test_nothing_is_torn_made_twice_or_left_behind(tmp_path: Path, words: tuple[
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["artifacts go", "what has gone is removed"])
 def test_a_removal_that_is_killed_leaves_nothing_half(tmp_path: Path, moment: str) -> None:
     words, workspace = [sys.executable, SCRIPT.with_name("toy.py")], tmp_path / "w"
@@ -57,7 +57,7 @@ def test_a_removal_that_is_killed_leaves_nothing_half(tmp_path: Path, moment: st
         return sum(name.endswith(".0") for name in os.listdir(workspace / "work"))
 
     def killed_within() -> bool:
-        """Whether gc was killed at that moment: of 205 artifacts it moves 200 aside, removes these, and goes on."""
+        """Whether gc was killed at that moment: of 205 artifacts it moves 200 aside, removes these, and continues."""
         process, most = subprocess.Popen(gc, stdout=subprocess.DEVNULL), 0
         while process.poll() is None:
             most = max(most, aside())

@@ -20,15 +20,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.contexts import context
 from tests.helpers.scripted_server import Respond, Script, ScriptedServer, config, running
-from trtllm_pipeline.bench import validity
-from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.stages import perf
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import PerfParams
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.measure.load import validity
+from trtllm_pipeline.measure.load.metrics import analyze
+from trtllm_pipeline.tensorrt.stage import perf
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import PerfParams
 
 ANSWER = " one two three four five six seven eight"
 PROMPTS = "".join(json.dumps({"id": f"p{number}", "input": f"count {number}"}) + "\n" for number in range(16))
@@ -152,6 +150,7 @@ def told(work: StageContext[Any], severity: str) -> set[str]:
     return {finding["check"] for finding in findings if finding["severity"] == severity}
 
 
+@pytest.mark.seam
 def test_nothing_is_found_on_an_honest_server(start: Start) -> None:
     work = start(Stand())
     perf.run(work)
@@ -243,6 +242,7 @@ def remembering(stand: Stand) -> None:
     stand.respond = respond
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("lie", "gate", "message"),
     [

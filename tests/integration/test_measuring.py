@@ -1,4 +1,4 @@
-"""How long a load goes on, and what it asks, against servers whose behaviour is known."""
+"""How long a load continues, and what it asks, against servers whose behaviour is known."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tests.helpers.scripted_server import Script, config, running
-from trtllm_pipeline.bench import counters
-from trtllm_pipeline.bench.engine_report import write_dataset
-from trtllm_pipeline.bench.load import Load
-from trtllm_pipeline.bench.load_run import record
-from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.bench.objectives import NONE, Objectives
-from trtllm_pipeline.bench.prompts import Prompt
-from trtllm_pipeline.bench.requests import read_run
-from trtllm_pipeline.bench.result import LoadResult
-from trtllm_pipeline.bench.server_checks import ExpectedServer
-from trtllm_pipeline.bench.stopping import LEAST_REPEATS, Rounds, StopRule
-from trtllm_pipeline.bench.target import Target
-from trtllm_pipeline.bench.workloads import CORPUS, Openings, Workload, made
-from trtllm_pipeline.client.service import Service
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.load import counters
+from trtllm_pipeline.measure.load.engine_report import write_dataset
+from trtllm_pipeline.measure.load.load import Load
+from trtllm_pipeline.measure.load.load_run import record
+from trtllm_pipeline.measure.load.metrics import analyze
+from trtllm_pipeline.measure.load.objectives import NONE, Objectives
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.requests import read_run
+from trtllm_pipeline.measure.load.result import LoadResult
+from trtllm_pipeline.measure.load.server_checks import ExpectedServer
+from trtllm_pipeline.measure.load.stopping import LEAST_REPEATS, Rounds, StopRule
+from trtllm_pipeline.measure.load.target import Target
+from trtllm_pipeline.measure.load.workloads import CORPUS, Openings, Workload, made
 
 PROMPTS = tuple(Prompt(str(number), f"prompt number {number} of some") for number in range(64))
 TOKENS = 4
@@ -97,8 +95,9 @@ def measured(
     return analyze(path, tokenizer, objectives), [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.timing
 def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_pipeline.bench.load.SATURATED_S", 2.0)
+    monkeypatch.setattr("trtllm_pipeline.measure.load.load.SATURATED_S", 2.0)
     load = Load(request_rate=(100.0,), requests=400, max_in_flight=12, warmup_requests=4)
     result, records = measured(Slots(4, 0.1), load, tmp_path)
     (level,) = result.levels
@@ -118,6 +117,7 @@ def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, mon
     assert fmean(lag_ms) - fmean(held_ms) < 0.1 * fmean(held_ms), "which is not the client's lateness"
 
 
+@pytest.mark.seam
 def test_a_server_that_keeps_up_is_not_saturated(tmp_path: Path) -> None:
     load = Load(request_rate=(40.0,), requests=40, max_in_flight=12, warmup_requests=4)
     result, records = measured(Slots(8, 0.02), load, tmp_path)
@@ -145,6 +145,7 @@ def test_a_warm_up_goes_on_while_the_server_is_cold(tmp_path: Path) -> None:
     assert len(warm) >= 16, "no cold request is measured"
 
 
+@pytest.mark.timing
 def test_a_warm_up_of_a_rate_ends_early_too_and_the_rate_is_kept(tmp_path: Path) -> None:
     load = Load(request_rate=(50.0,), requests=40, warmup_requests=16, until_flat=True, distribution="constant")
     result, records = measured(Slots(4, 0.02), load, tmp_path)
@@ -158,6 +159,7 @@ def test_a_warm_up_of_a_rate_ends_early_too_and_the_rate_is_kept(tmp_path: Path)
     assert (result.levels[0].requests, result.levels[0].failures) == (40, 0)
 
 
+@pytest.mark.timing
 def test_processes_end_their_warm_up_together(tmp_path: Path) -> None:
     asked = 0
 
@@ -201,9 +203,10 @@ def test_repeats_that_end_before_intervals_are_narrow_are_told(tmp_path: Path) -
     assert "after 3 repeats, not to 0.0%" in told.message
 
 
+@pytest.mark.timing
 def test_the_highest_rate_that_keeps_an_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two places of 0.03 s: 67/s at most; 200 ms from the schedule are kept for most requests up to somewhat below."""
-    monkeypatch.setattr("trtllm_pipeline.bench.metrics.LEAST_SEARCHED", 40)
+    monkeypatch.setattr("trtllm_pipeline.measure.load.metrics.LEAST_SEARCHED", 40)
     objectives = Objectives({"e2e": 200.0})
     load = Load(concurrency=(2,), requests=40, warmup_requests=4)
     result, _ = measured(Slots(2, 0.03), load, tmp_path, find_rate=0.9, objectives=objectives)
@@ -228,15 +231,15 @@ def test_a_search_needs_no_other_level(tmp_path: Path) -> None:
     assert result.highest_rate.reason == "8 requests at a rate, 300 are needed"
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize(
-    ("load", "more"),
+    ("load", "more", "processes"),
     [
-        (Load(concurrency=(2, 4), requests=12), {"stop": StopRule(precisions={"e2e_p50": 0.01}, max_repeats=6)}),
-        (Load(concurrency=(4,), requests=8, interval_s=1.0), {}),
+        (Load(concurrency=(2, 4), requests=12), {"stop": StopRule(precisions={"e2e_p50": 0.01}, max_repeats=6)}, 2),
+        (Load(concurrency=(4,), requests=8, interval_s=1.0), {}, 1),
         (
             Load(concurrency=(2,), requests=12),
             {"find_rate": 0.9, "objectives": Objectives({"e2e": 200.0}), "stop": StopRule(budget_s=3)},
+            1,
         ),
     ],
     ids=["stop_when", "interval", "find_rate"],
@@ -260,6 +263,7 @@ def test_made_up_prompts_are_sent_once(tmp_path: Path, load: Load, more: dict[st
     assert sum("opening" in each for each in records if each["type"] == "request") == len(asked)
 
 
+@pytest.mark.seam
 def test_turns_follow_the_answers_before_them(tmp_path: Path) -> None:
     talks = tuple(
         Prompt(f"{talk}, turn {turn}", f"talk {talk} " + "and on " * turn, turn=turn)
@@ -287,8 +291,9 @@ def test_the_same_requests_for_trtllm_bench(tmp_path: Path) -> None:
     assert {row["output_tokens"] for row in rows} == {TOKENS}
 
 
+@pytest.mark.seam
 def test_answers_of_an_exact_length_are_asked_for_by_what_the_server_has(tmp_path: Path) -> None:
-    from trtllm_pipeline.errors import ServerError
+    from trtllm_pipeline.base.errors import ServerError
 
     with pytest.raises(ServerError, match="no input min_tokens") as caught:
         measured(Slots(2, 0.01), Load(concurrency=(1,), requests=2), tmp_path, exact_length=True)

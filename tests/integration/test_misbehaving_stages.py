@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, STAGES, make_cell, make_toolchain
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution import executor as executing
-from trtllm_pipeline.execution.executor import Executor
-from trtllm_pipeline.execution.loop import Observer, Outcome, execute
-from trtllm_pipeline.execution.scheduler import Capacity
-from trtllm_pipeline.planning.plan import Plan, make_plan
-from trtllm_pipeline.store.index import Artifact
-from trtllm_pipeline.store.store import Store
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
+from trtllm_pipeline.orchestrate.run import executor as executing
+from trtllm_pipeline.orchestrate.run.executor import Executor
+from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome, execute
+from trtllm_pipeline.orchestrate.run.scheduler import Capacity
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.store import Store
 
 
 @pytest.fixture
@@ -77,21 +75,21 @@ def at_most_more(size_bytes: int) -> Iterator[None]:
 
 def ends(pid: int) -> bool:
     """Whether a process is gone, within a moment."""
-    until = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    return not Path(f"/proc/{pid}").exists()
+    return eventually(lambda: not Path(f"/proc/{pid}").exists())
 
 
+@pytest.mark.seam
 def test_one_that_writes_nothing_has_failed(store: Store) -> None:
     assert "left no files" in failed(store, "echo done").message
 
 
+@pytest.mark.seam
 def test_one_that_ends_in_the_middle_of_writing_publishes_nothing(store: Store) -> None:
     assert "exit code 7" in failed(store, "echo x > out/engine; exit 7").message
     assert "SIGKILL" in failed(store, "echo x > out/engine; kill -9 $$").message
 
 
+@pytest.mark.seam
 def test_what_is_too_little_is_found_by_the_command_that_looks(store: Store) -> None:
     look = "test $(stat -c %s out/engine) -ge 10 || { echo 'ValueError: out/engine has 2 of 10 bytes' >&2; exit 1; }"
     assert "2 of 10 bytes" in failed(store, "echo x > out/engine", look).message
@@ -99,15 +97,14 @@ def test_what_is_too_little_is_found_by_the_command_that_looks(store: Store) -> 
 
 @pytest.mark.parametrize("ignored", ["", "INT TERM HUP"])
 def test_one_that_hangs_ends_at_its_limit_whatever_it_ignores(store: Store, ignored: str) -> None:
-    begun = time.monotonic()
     script = f"trap '' {ignored or 'USR1'}; echo $$ > out/pid; while :; do sleep 0.1; done"
     error = failed(store, script, timeout_s=0.5)
     assert error.failure is FailureClass.TIMEOUT
-    assert time.monotonic() - begun < 10
     pid = next(store.work_dir.glob("*/out/pid")).read_text()
     assert ends(int(pid))
 
 
+@pytest.mark.seam
 def test_what_one_leaves_behind_ends_with_it_and_adds_nothing(store: Store) -> None:
     leave = "setsid sh -c 'echo $$ > left; sleep 60; echo late > out/late' & while [ ! -s left ]; do sleep 0.01; done"
     artifact = made(store, f"{leave}; echo x > out/engine")
@@ -115,10 +112,8 @@ def test_what_one_leaves_behind_ends_with_it_and_adds_nothing(store: Store) -> N
     assert os.listdir(artifact.out) == ["engine"]
 
 
-@pytest.mark.parametrize(
-    "size_bytes", [50_000_000, pytest.param(1_000_000_000, marks=pytest.mark.slow)], ids=["50 MB", "1 GB"]
-)
-def test_a_log_of_any_size_costs_no_memory(store: Store, size_bytes: int) -> None:
+def test_a_log_of_any_size_costs_no_memory(store: Store) -> None:
+    size_bytes = 400_000_000
     say = f"yes 'iteration 17: loss 0.1' | head -c {size_bytes}"
     with at_most_more(300_000_000):
         error = failed(store, f"{say}; echo; echo 'RuntimeError: no such layer' >&2; exit 1")
@@ -127,6 +122,7 @@ def test_a_log_of_any_size_costs_no_memory(store: Store, size_bytes: int) -> Non
     assert (artifact.folder / "log").stat().st_size == size_bytes
 
 
+@pytest.mark.seam
 def test_a_log_that_is_no_text_is_quoted_as_far_as_it_is(store: Store) -> None:
     say = r"printf '\377\376 caf\351 \000\033[31m\n' >&2"
     error = failed(store, f"{say}; echo 'RuntimeError: no such layer' >&2; exit 1")

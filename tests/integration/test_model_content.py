@@ -17,13 +17,11 @@ import pytest
 import yaml
 
 from tests.helpers.fake_hub import FakeHub, Fault, Repository, sha256
-from trtllm_pipeline.cli import app
-from trtllm_pipeline.config.recipe_files import recipes_folder
-from trtllm_pipeline.errors import DownloadError
-from trtllm_pipeline.hub.sources import content_of, fetch, resolve
-from trtllm_pipeline.toolchains.embedded import random_model
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.errors import DownloadError
+from trtllm_pipeline.models.hub.sources import content_of, fetch, resolve
+from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
+from trtllm_pipeline.show.cli import app
+from trtllm_pipeline.tensorrt.embedded import random_model
 
 HUGGING_FACE, MODELSCOPE = "org/tiny", "other/tiny-copy"
 WEIGHTS = "model.safetensors"
@@ -179,7 +177,6 @@ def test_a_new_chat_template_costs_neither_conversion_nor_build(hub: FakeHub, ma
     }
 
 
-@pytest.mark.slow
 def test_a_local_folder_that_somebody_edits_is_read_by_file(
     files: dict[str, bytes], matrix: Path, tmp_path: Path
 ) -> None:
@@ -202,6 +199,7 @@ def test_a_local_folder_that_somebody_edits_is_read_by_file(
     assert "config.json" in todo(plan)["download"]
 
 
+@pytest.mark.seam
 def test_a_changed_file_is_named_with_its_digests(hub: FakeHub, matrix: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "w"
     asked = ("-m", matrix, "--workspace", workspace, "--toolchain", "embedded", "--cells", "from-ms/*")
@@ -308,6 +306,7 @@ def test_what_cannot_be_told_is_known_by_its_address(hub: FakeHub) -> None:
         hub.repositories[model].files[WEIGHTS] = kept
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("offline", [False, True])
 def test_other_content_than_was_planned_is_refused(hub: FakeHub, tmp_path: Path, offline: bool) -> None:
     """Whoever wrote a lock file: what it says of the files is what the artifact holds, or there is none."""
@@ -353,7 +352,7 @@ COPY = {"modelscope": MODELSCOPE}
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_pipeline.hub.hub_errors.BACKOFF_S", 0.001)
+    monkeypatch.setattr("trtllm_pipeline.models.hub.hub_errors.BACKOFF_S", 0.001)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +390,7 @@ def test_another_hub_goes_on_where_one_breaks_off(
     assert {name: (out / name).read_bytes() for name in files} == files
     told = caplog.text
     name = {HUGGING_FACE: "Hugging Face", MODELSCOPE: "ModelScope"}[copy]
-    assert f"{name} ({copy}) goes on from byte" in told or f"{name} ({copy}) is asked instead" in told
+    assert f"{name} ({copy}) continues from byte" in told or f"{name} ({copy}) is asked instead" in told
     if faults[0].kind == "drop":
         assert f"{WEIGHTS}: peer closed connection" in told
         resumed = [headers["range"] for _, path, headers in hub.requests if MODELSCOPE in path and "range" in headers]
@@ -440,7 +439,6 @@ def test_a_lie_of_a_copy_is_not_believed(hub: FakeHub, tmp_path: Path, quick: No
     assert not list((tmp_path / "out").iterdir())
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_from_the_other_hub_and_says_so_in_its_log(hub: FakeHub, matrix: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipes" / "from-hf.yaml"
     sources = [{"hugging_face": HUGGING_FACE}, {"modelscope": MODELSCOPE}, {"generated": "llama"}]

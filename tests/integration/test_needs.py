@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.store.store import Store
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.orchestrate.store.store import Store
 
 MATRIX = """\
 name: needs

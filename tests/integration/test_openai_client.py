@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers import needed
 from tests.helpers.chat_models import LOG, Running, gateway, said, spoken
 from tests.helpers.openai_shapes import chunk_of, shaped
 from tests.helpers.scripted_server import Script, config
@@ -21,8 +20,6 @@ openai = pytest.importorskip("openai")
 
 from openai.types import Completion, Model  # noqa: E402
 from openai.types.chat import ChatCompletion  # noqa: E402
-
-pytestmark = pytest.mark.integration
 
 TOOLS: list[Any] = [
     {
@@ -102,6 +99,7 @@ def ask(client: Any, text: str, **more: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------ the client
 
 
+@pytest.mark.seam
 def test_chat(client: Any) -> None:
     answer = ask(client, "hello")
     (choice,) = answer.choices
@@ -115,6 +113,7 @@ def test_chat(client: Any) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 6
 
 
+@pytest.mark.seam
 def test_chat_streamed(client: Any) -> None:
     chunks = list(ask(client, "hello", stream=True, stream_options={"include_usage": True}))
     texts = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
@@ -141,6 +140,7 @@ def test_several_choices_and_completions(client: Any) -> None:
     assert parts == {0: " [a]", 1: " [b]"}
 
 
+@pytest.mark.seam
 def test_stop_words_and_limits(client: Any) -> None:
     stopped = ask(client, "one two three", stop=["two"]).choices[0]
     assert (stopped.message.content, stopped.finish_reason) == ("1 messages: one ", "stop")
@@ -182,6 +182,7 @@ def test_models(client: Any) -> None:
 # -------------------------------------------------------------------------------------------------------------- tools
 
 
+@pytest.mark.seam
 def test_tools(client: Any) -> None:
     choice = ask(client, "both", tools=TOOLS).choices[0]
     assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
@@ -201,6 +202,7 @@ def test_tools(client: Any) -> None:
     assert answer.choices[0].message.content == "The tools say: 18 °C and 12:00."
 
 
+@pytest.mark.seam
 def test_tools_streamed(client: Any) -> None:
     chunks = list(ask(client, "both", tools=TOOLS, stream=True))
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
@@ -245,6 +247,7 @@ def test_calls_that_are_none(client: Any) -> None:
 # ------------------------------------------------------------------------------------------------------------- errors
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("asked", "error", "words"),
     [
@@ -280,6 +283,7 @@ def test_errors(client: Any, asked: dict[str, Any], error: str, words: str) -> N
         assert caught.value.request is not None
 
 
+@pytest.mark.seam
 def test_an_error_within_a_stream(client: Any) -> None:
     with pytest.raises(openai.APIError, match="the engine died"):
         list(ask(client, "fail", stream=True))
@@ -469,7 +473,7 @@ def test_models_and_errors_have_the_published_shape(running: Running) -> None:
 # --------------------------------------------------------------------------------------------------------------- curl
 
 
-@needed.programs("curl")
+@pytest.mark.programs("curl")
 def test_curl(running: Running) -> None:
     def curl(*words: str) -> str:
         command = ["curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "20", *words]

@@ -1,4 +1,4 @@
-"""Servers of others as lanes of a matrix, whole runs: stand-ins for vLLM and SGLang (`tests/standins/openai_server.py`), and, slow,
+"""Other OpenAI-compatible servers as lanes of a matrix, whole runs: stand-ins for vLLM and SGLang (`tests/standins/openai_server.py`), and, slow,
 the real `transformers serve` and llama.cpp's own server, out of the package xllamacpp.
 """
 
@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from tests.helpers.needed import quantize_package
-from tests.helpers.trtllm_runs import Lane, cells, eventually
+from tests.helpers.trtllm_runs import Lane, cells
+from tests.helpers.waiting import eventually
 
-pytestmark = pytest.mark.integration
 STAND_IN = Path(__file__).parents[1] / "standins" / "openai_server.py"
 LLAMA_SERVER = Path(__file__).parents[1] / "helpers" / "llama_server.py"
 MATRIX: dict[str, Any] = {
@@ -196,6 +196,7 @@ def test_nothing_at_a_url_is_told_at_once(servers: Servers) -> None:
     assert "no answer from" in row["reason"]
 
 
+@pytest.mark.seam
 def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
     servers.stand_in("vllm")
     servers.pipeline("stage", "download", "tiny", "--output-dir", "model")
@@ -218,7 +219,6 @@ def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
         assert process.wait(20) in {0, 130}
 
 
-@pytest.mark.slow
 def test_engines_pytorch_vllm_and_sglang_stand_in_one_report(tmp_path: Path) -> None:
     machine = Lane(tmp_path / "machine", "1.2.0")
     others = tmp_path / "others"
@@ -257,7 +257,6 @@ override:
     assert "s of quantizing, converting and building" in shown
 
 
-@pytest.mark.slow
 def test_transformers_and_llama_cpp_for_real(servers: Servers) -> None:
     pytest.importorskip("xllamacpp")
     quantize_package("torch")

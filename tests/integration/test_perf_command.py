@@ -17,9 +17,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.scripted_server import server_process
-from trtllm_pipeline.client.service import Service
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.measure.client.service import Service
 
 COMMAND = (sys.executable, "-m", "trtllm_pipeline", "bench")
 
@@ -87,6 +85,7 @@ def test_every_load_run_says_on_what_and_under_which_load(service: Service, tmp_
     assert done.returncode == 0
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("endpoint", ["chat", "completions"])
 def test_an_open_loop_against_an_openai_server(service: Service, tmp_path: Path, endpoint: str) -> None:
     words = ("--request-rate", "40", "--requests", "20", "--request-distribution", "constant")
@@ -102,7 +101,7 @@ def test_an_open_loop_against_an_openai_server(service: Service, tmp_path: Path,
     assert level["finish_reasons"] == {"stop": 20}
     assert result["token_count"]["source"] == "server"
     assert level["output_tokens_per_request"]["mean"] == 6
-    # A chat begins with a message that only says who speaks: first content is not first message.
+    # A chat starts with a message that only says who speaks: first content is not first message.
     first_message, first_content = level["as"]["vllm"]["ttft_ms"], level["ttft_ms"]
     assert first_message["mean"] < first_content["mean"] if endpoint == "chat" else first_message == first_content
 
@@ -167,6 +166,7 @@ def test_csv_has_every_figure(service: Service, tmp_path: Path) -> None:
     assert all(row["load"] == "concurrency 1" for row in rows)
 
 
+@pytest.mark.seam
 def test_ctrl_c_keeps_what_was_measured(service: Service, tmp_path: Path) -> None:
     words = ("-u", service.grpc, "--model", "ensemble", "--requests", "100000", "--format", "json", "--max-tokens", "6")
     command = [*COMMAND, "load", *words, "--event-file", "e.jsonl"]
@@ -184,6 +184,7 @@ def test_ctrl_c_keeps_what_was_measured(service: Service, tmp_path: Path) -> Non
     assert any("interrupted" in finding["message"] for finding in result["findings"])
 
 
+@pytest.mark.seam
 def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path) -> None:
     rows = [
         json.dumps({"input": json.dumps({"error": "refused"} if number == 1 else {"n": number})}) for number in range(8)
@@ -220,7 +221,11 @@ def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path
             "expected a positive whole number up to 65536, got '0'",
         ),
         (("-u", "GRPC", "--model", "ensemble", "--declare", "tp"), 2, "--declare tp: expected NAME=VALUE"),
-        (("-u", "GRPC", "--model", "ensemble", "--engine", "nowhere"), 2, "--engine nowhere: there is no such folder"),
+        (
+            ("-u", "GRPC", "--model", "ensemble", "--engine", "nowhere"),
+            2,
+            "--engine nowhere: there is no such directory",
+        ),
         (("-u", "GRPC/v2", "--model", "ensemble"), 2, "/v2: a Triton server has no path"),
         (("-u", "127.0.0.1:99999", "--model", "ensemble"), 2, "127.0.0.1:99999: expected HOST, HOST:PORT or"),
         (

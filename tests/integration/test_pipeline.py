@@ -21,9 +21,8 @@ import pytest
 
 import trtllm_pipeline
 from tests.helpers.signed import write_key
-from trtllm_pipeline.config.recipe_files import matrices_folder
-
-pytestmark = pytest.mark.integration
+from tests.helpers.waiting import eventually
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 
 TINY = str(matrices_folder() / "tiny.yaml")
 BUILDS_ONLY = ("--until", "repository")
@@ -70,7 +69,7 @@ def artifacts(workspace: Path) -> dict[str, dict[str, str]]:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Command lines of processes that work below `folder`."""
+    """Command lines of processes that work below `directory`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -83,16 +82,13 @@ def left_over(folder: Path) -> list[str]:
     return found
 
 
-def wait_until_gone(folder: Path, seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while (left := left_over(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+def wait_until_gone(folder: Path) -> None:
+    assert eventually(lambda: not left_over(folder)), left_over(folder)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder in which the tiny matrix ran from end to end."""
+    """A directory in which the tiny matrix ran from end to end."""
     folder = tmp_path_factory.mktemp("done")
     out = pipeline("run", "--matrix", TINY, cwd=folder)
     assert "2 cells: 2 done" in out
@@ -100,6 +96,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     wait_until_gone(folder)
 
 
+@pytest.mark.seam
 def test_every_cell_ends_with_numbers(done: Path) -> None:
     report = json.loads(pipeline("report", "--format", "json", cwd=done))
     assert len(report["cells"]) == 2
@@ -111,6 +108,7 @@ def test_every_cell_ends_with_numbers(done: Path) -> None:
         assert cell["accuracy"].keys() >= {"exact", "contains"}
 
 
+@pytest.mark.seam
 def test_the_next_server_is_loaded_while_nothing_is_measured(done: Path) -> None:
     """By the times of all attempts, from the history."""
     attempts = times(done / ".pipeline", "attempts")
@@ -135,7 +133,6 @@ def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return bool(max(one["started_s"], other["started_s"]) < min(one["ended_s"], other["ended_s"]))
 
 
-@pytest.mark.slow
 def test_a_moved_workspace_says_what_to_do_and_keeps_all_but_its_repositories(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
@@ -182,6 +179,7 @@ def test_any_folder_is_a_workspace_and_nothing_is_written_into_an_artifact(tmp_p
     wait_until_gone(tmp_path)
 
 
+@pytest.mark.seam
 def test_the_second_time_nothing_runs(done: Path) -> None:
     assert to_run(plan("--matrix", TINY, cwd=done)) == []
     before = artifacts(done / ".pipeline")
@@ -189,6 +187,7 @@ def test_the_second_time_nothing_runs(done: Path) -> None:
     assert artifacts(done / ".pipeline") == before
 
 
+@pytest.mark.seam
 def test_a_new_batch_size_reuses_the_checkpoint_and_says_why(done: Path) -> None:
     changed = ("--set", "axes.max_batch_size=[2]", "--cells", "tiny/fp16")
     planned = plan("--matrix", TINY, *changed, cwd=done)
@@ -207,6 +206,7 @@ def test_going_back_costs_nothing(done: Path) -> None:
     assert to_run(plan("--matrix", TINY, cwd=done)) == []
 
 
+@pytest.mark.seam
 def test_the_lock_plans_the_same(done: Path, tmp_path: Path) -> None:
     lock = min((done / ".pipeline" / "runs").glob("*/lock"))  # of the first run, that of the whole matrix
     runs = json.loads((lock.parent / "plan.json").read_text())["stage_runs"]
@@ -217,6 +217,7 @@ def test_the_lock_plans_the_same(done: Path, tmp_path: Path) -> None:
         assert (to_run(again) == []) == (folder == done)
 
 
+@pytest.mark.seam
 def test_a_stage_run_can_be_replayed_by_hand(done: Path) -> None:
     artifact = min((done / ".pipeline/store/convert").iterdir())
     out = pipeline("stage", "replay", str(artifact / "job.json"), "--output-dir", "replay", cwd=done)
@@ -225,6 +226,7 @@ def test_a_stage_run_can_be_replayed_by_hand(done: Path) -> None:
         assert (done / "replay" / "out" / file.name).read_bytes() == file.read_bytes()
 
 
+@pytest.mark.seam
 def test_logs_status_and_store(done: Path) -> None:
     assert "fp16" in pipeline("logs", "tiny/fp16", "convert", cwd=done)
     told = json.loads(pipeline("logs", "tiny/fp16", "convert", "--format", "json", cwd=done))
@@ -236,7 +238,6 @@ def test_logs_status_and_store(done: Path) -> None:
     assert to_run(plan("--matrix", TINY, cwd=done)) == []
 
 
-@pytest.mark.slow
 def test_killed_at_random_instants_it_ends_in_the_same_artifacts(tmp_path: Path) -> None:
     """kill -9 of the pipeline, again and again; nothing torn, nothing left behind, finished work never redone."""
     chance = random.Random(5)
@@ -271,13 +272,9 @@ def test_killed_at_random_instants_it_ends_in_the_same_artifacts(tmp_path: Path)
     assert left == []
 
 
-@pytest.mark.slow
 def test_no_server_survives_a_kill_of_the_pipeline(tmp_path: Path) -> None:
     process = start("run", "--matrix", TINY, "--cells", "tiny/fp16", cwd=tmp_path)
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / ".pipeline" / "work").glob("*/service.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert eventually(lambda: list((tmp_path / ".pipeline" / "work").glob("*/service.json")))
     process.kill()
     process.communicate()
     wait_until_gone(tmp_path)
@@ -285,7 +282,6 @@ def test_no_server_survives_a_kill_of_the_pipeline(tmp_path: Path) -> None:
     wait_until_gone(tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.0, 1.5])
 def test_neither_of_two_servers_survives_a_kill_of_the_pipeline(tmp_path: Path, after_s: float) -> None:
     process = start("run", "--matrix", TINY, "--progress", "json", cwd=tmp_path)
@@ -369,7 +365,6 @@ def test_a_single_stage_leaves_the_latest_run_what_it_was(done: Path) -> None:
     assert pipeline("report", "--format", "json", cwd=done) == before
 
 
-@pytest.mark.slow
 def test_faults_of_a_data_file_are_said_where_the_run_is_reported(tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text('{"input": "a"}\n' * 80_000 + '{"input": 5}\n')  # too far behind for a plan
     words = ("--set", f"settings.perf.input_data={tmp_path}/prompts.jsonl", "--cells", "tiny/fp16")
@@ -382,7 +377,6 @@ def test_faults_of_a_data_file_are_said_where_the_run_is_reported(tmp_path: Path
     assert cell["failure"] == "user"
 
 
-@pytest.mark.slow
 def test_what_failed_is_never_taken_and_what_was_asked_otherwise_never_compared(done: Path) -> None:
     first = min((done / ".pipeline" / "runs").iterdir()).name
     pipeline("run", "--matrix", TINY, "--set", "settings.accuracy.min_score=0.9", cwd=done, code=1)
@@ -416,7 +410,7 @@ def test_an_artifact_of_other_code_is_marked_and_stays_up_to_date(done: Path, tm
     changed = tmp_path / "changed" / "trtllm_pipeline"
     shutil.copytree(Path(trtllm_pipeline.__file__).parent, changed, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(matrices_folder().parent / "recipes", changed.parent / "recipes")
-    with (changed / "toolchains/embedded/build.py").open("a", encoding="utf-8") as file:
+    with (changed / "tensorrt/embedded/build.py").open("a", encoding="utf-8") as file:
         file.write("\n# a branch\n")
     words = ("explain", "tiny/fp16", "build", "--matrix", TINY, "--workspace", str(done / ".pipeline"))
     shown = subprocess.run(

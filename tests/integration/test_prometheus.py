@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helpers import metrics_pages, needed
-from trtllm_pipeline.hosting import prometheus_setup
+from tests.helpers import metrics_pages
+from trtllm_pipeline.serve.kept import prometheus_setup
 
 pytestmark = [
-    pytest.mark.integration,
-    needed.programs("prometheus", "promtool"),
+    pytest.mark.programs("prometheus", "promtool"),
 ]
 PANELS = json.loads(prometheus_setup.DASHBOARD.read_text())["panels"]
 STARTS_S = 20.0

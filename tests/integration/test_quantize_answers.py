@@ -26,20 +26,17 @@ transformers = quantize_package("transformers")
 from safetensors.torch import load_file  # noqa: E402
 
 from tests.helpers.checkpoints import dequantized_folder, quantize, read_engine_checkpoint  # noqa: E402
-from trtllm_pipeline.files.tokenizer import read_tokenizer  # noqa: E402
-from trtllm_pipeline.machine.model import Machine  # noqa: E402
-from trtllm_pipeline.proof import families, material, reference_answers  # noqa: E402
-from trtllm_pipeline.stages.calibration_rows import choose, default_set, read_rows  # noqa: E402
-from trtllm_pipeline.stages.params import Selection  # noqa: E402
-from trtllm_pipeline.toolchains.embedded.reference import Reference  # noqa: E402
-from trtllm_pipeline.toolchains.model_optimizer import calibration_batches, checkpoint_writer  # noqa: E402
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.machine.model import Machine  # noqa: E402
+from trtllm_pipeline.models.files.tokenizer import read_tokenizer  # noqa: E402
+from trtllm_pipeline.show.proof import families, material, reference_answers  # noqa: E402
+from trtllm_pipeline.tensorrt.embedded.reference import Reference  # noqa: E402
+from trtllm_pipeline.tensorrt.modelopt import calibration_batches, checkpoint_writer  # noqa: E402
+from trtllm_pipeline.tensorrt.stage.calibration_rows import choose, default_set, read_rows  # noqa: E402
+from trtllm_pipeline.tensorrt.stage.params import Selection  # noqa: E402
 
 # Threads that wait for each other make tiny tensors forty times slower on a busy machine.
 torch.set_num_threads(1)
 
-SLOW = ("int4_awq", "w4a8_awq", "fp16")
 TESTED = ("bf16", "fp8", "int8_sq", "int4_awq", "w4a8_awq")
 
 
@@ -49,12 +46,11 @@ def cases() -> Iterator[Any]:
         family = known.model_type
         for precision in TESTED:
             if checkpoint_writer.unwritten(family, precision) is None:
-                slow = [pytest.mark.slow] if precision in SLOW else []
-                yield pytest.param(family, precision, 1, 1, marks=slow)
+                yield family, precision, 1, 1
         # Groups of 128 of AWQ are as wide as what these models have in all.
         for precision in ("bf16", "fp8"):
             if checkpoint_writer.unwritten(family, precision) is None:
-                yield pytest.param(family, precision, 2, 2, marks=[pytest.mark.slow])
+                yield family, precision, 2, 2
 
 
 MOST_NATS = 0.05

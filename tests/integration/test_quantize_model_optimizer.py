@@ -19,7 +19,7 @@ import pytest
 from tests.helpers.checkpoints import dequantized, quantize
 from tests.helpers.needed import quantize_package
 from tests.standins.installation import install
-from trtllm_pipeline.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError
 
 torch = quantize_package("torch")
 quantize_package("modelopt.torch.quantization")
@@ -27,9 +27,7 @@ transformers = quantize_package("transformers")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from trtllm_pipeline.stages.calibration_rows import Row, read_rows  # noqa: E402
-from trtllm_pipeline.stages.params import Selection  # noqa: E402
-from trtllm_pipeline.toolchains.model_optimizer import (  # noqa: E402
+from trtllm_pipeline.tensorrt.modelopt import (  # noqa: E402
     awq_search,
     calibration_batches,
     calibration_memory,
@@ -39,8 +37,8 @@ from trtllm_pipeline.toolchains.model_optimizer import (  # noqa: E402
     kernel_warmup,
     quantization_worker,
 )
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.tensorrt.stage.calibration_rows import Row, read_rows  # noqa: E402
+from trtllm_pipeline.tensorrt.stage.params import Selection  # noqa: E402
 
 # Threads that wait for each other make tiny tensors forty times slower on a busy machine.
 torch.set_num_threads(1)
@@ -62,7 +60,7 @@ LENGTHS = (3, 5, 8, 12, 17, 24, 31, 40)
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Hugging Face folder with random weights; some input channels are ten times louder, as in trained models."""
+    """A Hugging Face directory with random weights; some input channels are ten times louder, as in trained models."""
     folder = tmp_path_factory.mktemp(request.param)
     write_model(folder, request.param)
     return folder
@@ -172,7 +170,7 @@ def _bytes(tensor: Any) -> Any:
 
 
 def originals(folder: Path) -> Iterator[tuple[str, Any]]:
-    """The projections of the model in `folder` by their names in a checkpoint."""
+    """The projections of the model in `directory` by their names in a checkpoint."""
     source = load_file(folder / "model.safetensors")
     for index in range(LAYERS):
         hf, ours = f"model.layers.{index}.", f"transformer.layers.{index}."
@@ -382,8 +380,8 @@ def test_batches_are_halved_until_they_fit(
         handle.remove()
     assert scarce.failed == 2
     log = capsys.readouterr().out
-    assert "memory ran out at 8 rows of 40 tokens; going on with 4" in log
-    assert "memory ran out at 4 rows of 40 tokens; going on with 2" in log
+    assert "memory ran out at 8 rows of 40 tokens; continuing 4" in log
+    assert "memory ran out at 4 rows of 40 tokens; continuing 2" in log
     facts = json.loads((out / quantization_worker.FACTS_FILE).read_text(encoding="utf-8"))
     assert facts["calibration"]["batch_size"] == 2
     expected = joined(plain, 1, 1)
@@ -701,7 +699,7 @@ def test_exceptions_left_out_concern_nothing(family: str, precision: str) -> Non
 def test_what_quantizing_does_not_need_is_not_imported() -> None:
     code = """
 import sys
-from trtllm_pipeline.toolchains.model_optimizer import imports
+from trtllm_pipeline.tensorrt.modelopt import imports
 imports.leave_out()
 import modelopt.torch.export, modelopt.torch.quantization, transformers
 from transformers import AutoModelForCausalLM

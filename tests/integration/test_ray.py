@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 
 from tests.helpers.jobs import end, isolated, job, may_isolate, submit
-from tests.helpers.trtllm_runs import Lane, eventually
-from trtllm_pipeline.domain import Resources
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.executor import Ended, ExecutorEvent
-from trtllm_pipeline.execution.scheduler import NodeCame, NodeGone
-from trtllm_pipeline.store.index import AttemptRow
-from trtllm_pipeline.store.store import Store
+from tests.helpers.trtllm_runs import Lane
+from tests.helpers.waiting import eventually
+from trtllm_pipeline.base.domain import Resources
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent
+from trtllm_pipeline.orchestrate.run.scheduler import NodeCame, NodeGone
+from trtllm_pipeline.orchestrate.store.index import AttemptRow
+from trtllm_pipeline.orchestrate.store.store import Store
 
-pytestmark = pytest.mark.integration
 pytest.importorskip("ray", reason="needs the extra [ray]")
 
-from ray.cluster_utils import Cluster  # noqa: E402
+from ray.cluster_utils import Cluster
 
-from trtllm_pipeline.execution.ray_cluster import RayCluster  # noqa: E402
+from trtllm_pipeline.orchestrate.clusters.ray_cluster import RayCluster
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 H100 = {"num_cpus": 2, "num_gpus": 2, "resources": {"accelerator_type:H100": 1}, "object_store_memory": 80_000_000}
@@ -200,7 +200,6 @@ def test_only_a_node_without_our_environment_is_the_users_fault(
     assert (error.hint is None) == (failure is FailureClass.TRANSIENT)
 
 
-@pytest.mark.slow
 def test_what_ran_on_a_killed_node_is_lost_and_runs_on_another(
     nodes: Any, connected: RayCluster, executor: ClusterExecutor, tmp_path: Path
 ) -> None:
@@ -233,7 +232,6 @@ def test_no_cluster_is_said_at_once() -> None:
             RayCluster(address)
 
 
-@pytest.mark.slow
 def test_a_matrix_is_brought_up_to_date_on_ray(nodes: Any, tmp_path: Path) -> None:
     """Embedded, whole: servers and what is measured inside them are tasks of Ray as well."""
     pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
@@ -245,7 +243,6 @@ def test_a_matrix_is_brought_up_to_date_on_ray(nodes: Any, tmp_path: Path) -> No
     assert not list((tmp_path / "w/work").glob("*.cluster"))
 
 
-@pytest.mark.slow
 def test_a_matrix_whose_servers_node_is_killed_is_measured_on_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,7 +273,6 @@ def test_a_matrix_whose_servers_node_is_killed_is_measured_on_another(
     assert len(done) == len(set(done)), "nothing that was finished is made again"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_a_pipeline_that_is_ended_while_a_node_serves_goes_on_where_it_was(
     nodes: Any, tmp_path: Path, how: signal.Signals
@@ -315,7 +311,6 @@ settings:
 """
 
 
-@pytest.mark.slow
 def test_a_search_measures_its_cells_on_the_cluster(nodes: Any, tmp_path: Path) -> None:
     """Each step is a run of its own, in one process."""
     pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
@@ -328,7 +323,6 @@ def test_a_search_measures_its_cells_on_the_cluster(nodes: Any, tmp_path: Path) 
     assert len(list((tmp_path / "runs").glob("*/search.json"))) == 2
 
 
-@pytest.mark.slow
 def test_an_engine_is_built_on_the_type_that_it_will_serve_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of two types: on each a stand-in of TensorRT-LLM of its own, with GPUs of its own, that notes what it was asked."""
     matrix = tmp_path / "matrix.yaml"
@@ -370,9 +364,8 @@ def test_an_engine_is_built_on_the_type_that_it_will_serve_on(tmp_path: Path, mo
     assert set(told) == {"H100", "L40S"}, "each engine says what it was built on"
 
 
-@pytest.mark.slow
 def test_a_matrix_on_a_node_that_does_not_see_the_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the workspace's place the node has a disk of its own: all that it reads and leaves passes through a folder."""
+    """In the workspace's place the node has a disk of its own: all that it reads and leaves passes through a directory."""
     pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
     workspace, exchange = tmp_path / "w", tmp_path / "exchange"
     workspace.mkdir()

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.config.recipe_files import matrices_folder
-from trtllm_pipeline.store.store import Store
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.store.store import Store
 
 TINY = str(matrices_folder() / "tiny.yaml")
 # Root may write anywhere; without its capabilities it is held to the modes of its files like anybody else.
@@ -112,7 +110,6 @@ WRITES = (
 )
 
 
-@pytest.mark.slow
 def test_all_of_it_can_be_looked_at_and_nothing_changes(folder: Path) -> None:
     shutil.copytree(folder / "ws", folder / "kept", symlinks=True)
     expected = [pipeline(folder, *words)[:2] for words in LOOKS]
@@ -156,7 +153,7 @@ def test_a_damaged_index_that_cannot_be_mended_is_read_from_what_it_was_made_of(
 LOOK = """
 import sys
 from pathlib import Path
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.store import Store
 seen = 0
 for _ in range(40):
     store = Store(Path(sys.argv[1]))
@@ -169,6 +166,7 @@ for _ in range(40):
 """
 
 
+@pytest.mark.seam
 def test_looking_beside_one_that_writes(tmp_path: Path) -> None:
     """Each look is at one moment, never at half of a change, and never takes what is going on for damage."""
     if os.getuid() != 0:

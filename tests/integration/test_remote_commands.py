@@ -15,10 +15,9 @@ import pytest
 
 from tests.helpers.s3 import s3_server, server
 from tests.helpers.signed import publish
-from trtllm_pipeline.serving.triton_server import unused_ports
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
-pytestmark = pytest.mark.integration
 LARGE = {f"rank{number}.engine": str(number) * 12_000_000 for number in range(2)}
 SMALL = {"config.json": "{}", "rank0.engine": "weights" * 1000}
 
@@ -86,6 +85,7 @@ def test_a_remote_that_is_down_or_lacks_its_bucket_is_told(tmp_path: Path, s3: d
     assert "no-such-bucket" in told
 
 
+@pytest.mark.seam
 def test_a_web_server_is_pulled_from(tmp_path: Path) -> None:
     store = Store(tmp_path / "w")
     made = publish(store, "a", LARGE)
@@ -101,16 +101,15 @@ def test_a_web_server_is_pulled_from(tmp_path: Path) -> None:
     assert (tmp_path / f"w2/store/build/{made.fingerprint}/out/rank0.engine").read_text() == LARGE["rank0.engine"]
 
 
-@pytest.mark.slow
 def test_pushes_and_pulls_killed_at_any_moment_leave_nothing_half(tmp_path: Path) -> None:
     store = Store(tmp_path / "w")
     for name in "abc":
         publish(store, name, {file: name + text for file, text in LARGE.items()})
     store.close()
     for words in (("push", "remote", "-w", "w"), ("pull", "remote", "-w", "w2")):
-        for number in range(5):
+        for number in range(3):
             process = begin(tmp_path, *words)
-            time.sleep(0.3 + 0.15 * number)
+            time.sleep(0.3 + 0.3 * number)
             process.send_signal(signal.SIGKILL)
             process.communicate()
             # Whatever is there by now is whole.
@@ -138,7 +137,6 @@ def test_several_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
         assert pipeline(tmp_path, "verify", "-w", workspace) == (0, "3 checked, 0 damaged\n")
 
 
-@pytest.mark.slow
 def test_an_interrupt_is_told_and_goes_on_later(tmp_path: Path, s3: dict[str, str]) -> None:
     store = Store(tmp_path / "w")
     for name in "abc":
@@ -206,14 +204,13 @@ def test_a_run_pulls_what_is_there_and_makes_what_is_damaged(tmp_path: Path, s3:
     assert (fourth.returncode, told.count("; what is there is made here")) == (0, 1), told
 
 
-@pytest.mark.slow
 def test_runs_killed_while_they_pull_leave_nothing_half(tmp_path: Path) -> None:
     first = run(tmp_path, "w", "remote", {})
     assert (first.communicate(timeout=120), first.returncode)[1] == 0
     assert pipeline(tmp_path, "push", "remote", "-w", "w")[0] == 0
-    for number in range(12):
+    for number in range(6):
         process = run(tmp_path, "w2", "remote", {})
-        time.sleep(0.3 + 0.06 * number)
+        time.sleep(0.3 + 0.12 * number)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     last = run(tmp_path, "w2", "remote", {})

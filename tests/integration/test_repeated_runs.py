@@ -12,17 +12,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from trtllm_pipeline import flow
-from trtllm_pipeline.execution import run_folder
-from trtllm_pipeline.planning.request import Request
-from trtllm_pipeline.planning.runs import find_run
-from trtllm_pipeline.progress.lines import QuietObserver
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.runs import find_run
+from trtllm_pipeline.orchestrate.run import run_folder
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.progress.lines import QuietObserver
 
-pytestmark = pytest.mark.integration
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 
 
+@pytest.mark.seam
 def test_a_run_with_nothing_to_do_reports_what_is_there(tmp_path: Path) -> None:
     store, request = Store(tmp_path / "ws"), Request(TINY, until="download")
 
@@ -48,6 +48,7 @@ def test_a_run_with_nothing_to_do_reports_what_is_there(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.seam
 def test_two_runs_of_one_name_begin_in_the_same_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1e9, monotonic=time.monotonic)
     clock.time = lambda: clock.now

@@ -1,4 +1,4 @@
-"""A search, killed on its way, that goes on with what the workspace has."""
+"""A search, killed on its way, that continues with what the workspace has."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 MATRIX = """\
 name: search

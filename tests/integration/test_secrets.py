@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import job
-from trtllm_pipeline.execution.executor import Ended, Executor
-from trtllm_pipeline.hosting import control
-from trtllm_pipeline.machine.triton_installation import TritonInstallation
-from trtllm_pipeline.processes.process import Guardian
-from trtllm_pipeline.serving import triton_server
-from trtllm_pipeline.store import claims
+from trtllm_pipeline.base.machine.triton_installation import TritonInstallation
+from trtllm_pipeline.base.processes.process import Guardian
+from trtllm_pipeline.orchestrate.run.executor import Ended, Executor
+from trtllm_pipeline.orchestrate.store import claims
+from trtllm_pipeline.serve.kept import control
+from trtllm_pipeline.tensorrt.servers import triton_server
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 SECRETS = {
     "HF_TOKEN": "hf_1",
     "HUGGING_FACE_HUB_TOKEN": "hf_2",

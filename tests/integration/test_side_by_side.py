@@ -7,13 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.helpers.trtllm_runs import PLAIN, Lane
-from trtllm_pipeline.store.index import AttemptRow
-from trtllm_pipeline.store.store import Store
-
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+from trtllm_pipeline.orchestrate.store.index import AttemptRow
+from trtllm_pipeline.orchestrate.store.store import Store
 
 
 def test_two_cells_are_measured_at_the_same_time_and_one_of_them_alone_as_well(tmp_path: Path) -> None:

@@ -7,26 +7,22 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import needed
 from tests.helpers.jobs import end, job, submit
-from tests.helpers.trtllm_runs import eventually
-from trtllm_pipeline.domain import Resources
-from trtllm_pipeline.errors import FailureClass
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
-from trtllm_pipeline.serving.triton_server import unused_ports
+from tests.helpers.waiting import eventually
+from trtllm_pipeline.base.domain import Resources
+from trtllm_pipeline.base.errors import FailureClass
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.clusters.slurm_cluster import SlurmCluster
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.slow,
-    needed.programs("slurmctld", "slurmd", "munged"),
+    pytest.mark.programs("slurmctld", "slurmd", "munged"),
     pytest.mark.skipif(os.getuid() != 0, reason="needs root"),
 ]
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
@@ -36,14 +32,14 @@ ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={directory}/munge/socket
 SlurmctldPort={ports[0]}
-SlurmdSpoolDir={folder}/spool-%n
-StateSaveLocation={folder}/state
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdSpoolDir={directory}/spool-%n
+StateSaveLocation={directory}/state
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -97,7 +93,7 @@ def crash(slurm: Path, node: str) -> None:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a Slurm of two nodes, each with two GPUs by name."""
+    """The directory of a Slurm of two nodes, each with two GPUs by name."""
     folder = tmp_path_factory.mktemp("slurm")
     for name in ("munge", "state"):
         (folder / name).mkdir()
@@ -237,7 +233,8 @@ def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, 
     first.wait()
     second = subprocess.Popen([*pipeline, "resume", *where], stderr=subprocess.PIPE, text=True)
     try:
-        time.sleep(3.0)
+        assert second.stderr is not None
+        assert second.stderr.readline(), "it has started"
     finally:
         tell("scontrol", "update", "partitionname=work", "state=UP")
     assert second.communicate(timeout=200)[1] is not None

@@ -12,15 +12,13 @@ import pytest
 
 from tests.helpers.jobs import end, job, submit
 from tests.standins import slurm
-from trtllm_pipeline.domain import Exclusive, Resources
-from trtllm_pipeline.errors import FailureClass, UsageError
-from trtllm_pipeline.execution import slurm_cluster
-from trtllm_pipeline.execution.cluster import ClusterExecutor
-from trtllm_pipeline.execution.slurm_cluster import SlurmCluster
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.model import Machine
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.domain import Exclusive, Resources
+from trtllm_pipeline.base.errors import FailureClass, UsageError
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.orchestrate.clusters import slurm_cluster
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+from trtllm_pipeline.orchestrate.clusters.slurm_cluster import SlurmCluster
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +45,7 @@ def executor(cluster: SlurmCluster) -> Iterator[ClusterExecutor]:
     executor.close()
 
 
+@pytest.mark.seam
 def test_the_nodes_are_those_that_can_run_something(cluster: SlurmCluster) -> None:
     assert [(node.node, node.cpus, len(node.gpus)) for node in cluster.nodes] == [("n1", 4, 2), ("n2", 4, 2)]
     assert cluster.machine.cpus == 4
@@ -56,6 +55,7 @@ def test_a_node_says_what_it_is() -> None:
     assert SlurmCluster([]).machine == replace(probe.this_machine(), cpus=4)
 
 
+@pytest.mark.seam
 def test_a_job_asks_for_what_it_needs_and_its_answer_comes_back(
     executor: ClusterExecutor, standin: Path, tmp_path: Path
 ) -> None:
@@ -116,6 +116,7 @@ def test_a_job_does_not_see_the_tokens_and_the_batch_job_that_it_is(
     assert "TOKENIZERS_PARALLELISM=false" in seen
 
 
+@pytest.mark.seam
 def test_stopping_a_job_that_runs(executor: ClusterExecutor, tmp_path: Path) -> None:
     long = submit(executor, job(tmp_path, "long", command=("sleep", "600")))
     time.sleep(0.5)

@@ -16,13 +16,13 @@ from tritonclient.grpc import model_config_pb2
 from tests.contexts import context
 from tests.helpers.scripted_server import Respond, Script, running
 from tests.standins import templates
-from trtllm_pipeline.domain import Json
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.stages import smoke
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import SmokeParams
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.tensorrt.stage import smoke
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import SmokeParams
 
-pytestmark = pytest.mark.integration
+pytestmark = pytest.mark.seam
 
 ANSWER = " one two three four five six"
 MAX_SEQ_LEN = 24
@@ -129,7 +129,7 @@ def unary_lie(model: str, values: Mapping[str, Any]) -> Script:
 @pytest.mark.parametrize(
     ("respond", "words"),
     [
-        (lambda _model, _values: Script(((0.0, "count one two three"),)), "begins with the prompt itself"),
+        (lambda _model, _values: Script(((0.0, "count one two three"),)), "starts with the prompt itself"),
         (lambda _model, _values: Script(((0.0, " one"),)), "over openai_completions: .* should contain 'three'"),
         (lambda _model, _values: Script.of(ANSWER), "stop_words failed .* should end the answer"),
         (unary_lie, "over openai_completions_unary: the greedy answer should be ' one two three four five six'"),

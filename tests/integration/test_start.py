@@ -14,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline import flow
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.planning import request
-from trtllm_pipeline.progress.lines import QuietObserver
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.plan import request
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.progress.lines import QuietObserver
 
-pytestmark = pytest.mark.integration
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 PIPELINE = f"{shlex.quote(sys.executable)} -m trtllm_pipeline"
 NOT_UTF8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -45,6 +44,7 @@ def test_closed_streams_neither_fail_nor_end_in_a_file(tmp_path: Path, closed: s
     assert [each["stage"] for each in json.loads(listed.stdout)["artifacts"]] == ["download"]
 
 
+@pytest.mark.seam
 def test_a_stdout_that_is_full_is_said_once(tmp_path: Path) -> None:
     done = shell(f"{PIPELINE} plan -m {TINY} > /dev/full", tmp_path)
     assert done.returncode == 1
@@ -57,6 +57,7 @@ def test_a_stderr_that_is_full_stops_no_run(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.seam
 def test_names_beyond_ascii_in_the_c_locale(tmp_path: Path) -> None:
     folder = tmp_path / "ünï"
     folder.mkdir()
@@ -89,7 +90,7 @@ def test_a_file_that_may_not_grow_is_said(tmp_path: Path) -> None:
 
 
 class Removing(QuietObserver):
-    """Removes the workspace as soon as a run has begun."""
+    """Removes the workspace as soon as a run has started."""
 
     def __init__(self, workspace: Path) -> None:
         super().__init__(io.StringIO())

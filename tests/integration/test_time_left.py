@@ -6,12 +6,8 @@ import json
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.integration.test_pipeline import TINY, pipeline, start, wait_until_gone
-from trtllm_pipeline.progress.left import read
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.show.progress.left import read
 
 
 def test_status_says_what_a_run_expects_and_what_became_of_that(tmp_path: Path) -> None:

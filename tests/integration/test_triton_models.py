@@ -15,8 +15,8 @@ from tritonclient.utils import InferenceServerException
 
 from tests.helpers.embedded_engines import END_ID, LETTERS, SCRIPT, script_engine
 from tests.helpers.triton_client import Answer, Client, serve, tensors
+from tests.helpers.waiting import eventually
 
-pytestmark = pytest.mark.integration
 BOTH = ("ensemble", "tensorrt_llm_bls")
 ALL = ("preprocessing", "tensorrt_llm", "postprocessing", *BOTH)
 REST = SCRIPT[1:]
@@ -39,6 +39,7 @@ def ids(answer: Answer) -> bytes:
     return bytes(answer.ids)
 
 
+@pytest.mark.seam
 def test_all_models_are_ready_and_describe_themselves_as_tensorrt_llm_does(client: Client) -> None:
     with grpcclient.InferenceServerClient(client.grpc_url) as grpc:
         assert all(grpc.is_model_ready(model) for model in ALL)
@@ -58,6 +59,7 @@ def test_all_models_are_ready_and_describe_themselves_as_tensorrt_llm_does(clien
     assert outputs["num_input_tokens"] == outputs["num_output_tokens"] == "INT32"
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("model", BOTH)
 def test_generate_over_http(client: Client, model: str) -> None:
     assert client.text(model, text_input="s", max_tokens=40, bad_words="", stop_words="") == REST
@@ -65,6 +67,7 @@ def test_generate_over_http(client: Client, model: str) -> None:
     assert client.text(model, text_input="A", max_tokens=3, exclude_input_in_output=False) == "A" + letters(3)
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("model", BOTH)
 def test_streaming_equals_not_streaming_and_never_cuts_a_character(client: Client, model: str) -> None:
     whole = client.text(model, text_input="s", max_tokens=40)
@@ -83,6 +86,7 @@ def test_an_answer_that_ends_within_a_character_is_still_sent(client: Client) ->
     assert client.ask(text_input="s", max_tokens=cut).text == "top-世\ufffd"
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("model", BOTH)
 def test_stop_words_end_an_answer_and_are_part_of_it(client: Client, model: str) -> None:
     assert client.text(model, text_input="A", max_tokens=30, stop_words=["KL", "FG"]) == "BCDEFG"
@@ -143,6 +147,7 @@ def test_log_probs(client: Client, model: str) -> None:
 COUNTS = {"return_num_input_tokens": True, "return_num_output_tokens": True}
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("model", BOTH)
 def test_token_counts(client: Client, model: str) -> None:
     _, answer = client.generate(model, text_input="AB", max_tokens=5, **COUNTS)
@@ -215,6 +220,7 @@ def test_neutral_values_of_unsupported_inputs_are_taken(client: Client) -> None:
     assert client.text(text_input="A", max_tokens=4, **neutral) == letters(4)
 
 
+@pytest.mark.seam
 @pytest.mark.parametrize("model", BOTH)
 def test_inputs_nobody_knows_are_refused(client: Client, model: str) -> None:
     status, answer = client.generate(model, text_input="A", max_tokens=4, temprature=0.5)
@@ -332,6 +338,7 @@ def test_a_client_gets_the_outputs_that_it_asks_for_and_no_process_dies(client: 
     assert not client.server.dead_models()
 
 
+@pytest.mark.seam
 def test_preprocessing_writes_word_lists_as_tensorrt_llm_does(client: Client) -> None:
     with grpcclient.InferenceServerClient(client.grpc_url) as grpc:
         text, stop = (np.array(each, dtype=np.object_) for each in ([[b"AB"]], [[b"st", b"p"]]))
@@ -378,9 +385,7 @@ def test_unary_requests_share_the_running_batch(unary: Client) -> None:
         for name, count in (("long", 500), ("short", 5)):
             inputs = tensors({"text_input": "A", "max_tokens": count})
             grpc.async_infer("ensemble", inputs, callback=lambda result, error, name=name: ended.append(name))
-        deadline = time.monotonic() + 20
-        while len(ended) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        assert eventually(lambda: len(ended) == 2)
     assert ended == ["short", "long"]
 
 

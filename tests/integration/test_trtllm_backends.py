@@ -27,19 +27,16 @@ from tokenizers import Tokenizer
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.fake_hub import FakeHub, Repository, sha256
 from tests.helpers.trtllm_cells import values
-from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells, eventually
+from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells
+from tests.helpers.waiting import eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.config.recipe_files import recipes_folder
-from trtllm_pipeline.toolchains.embedded import random_model
-from trtllm_pipeline.triton_repository import model_config
+from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
+from trtllm_pipeline.tensorrt.embedded import random_model
 
-pytestmark = pytest.mark.integration
-RELEASES = (
-    "0.8.0",
-    *(pytest.param(release, marks=pytest.mark.slow) for release in ("0.11.0", "0.12.0", "0.16.0", "1.0.0")),
-    "1.2.0",
-)
+RELEASES = ("0.8.0", "0.16.0", "1.2.0")
+"""The first and the last with engines and servers as recorded, and one between; contract tests have them all."""
 SERVED = ("--until", "smoke")
 BUILT = ("--until", "build")
 Done = Callable[[str], Lane]
@@ -85,6 +82,7 @@ def test_every_cell_is_served_and_what_cells_share_is_made_once(done: Done, rele
     assert {stage: made.count(stage) for stage in stages} == stages
 
 
+@pytest.mark.seam
 def test_one_rank_is_served_and_measured_without_mpirun(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "0.16.0", gpus=1)
     found = lane.environment["PATH"]
@@ -100,10 +98,7 @@ def test_one_rank_is_served_and_measured_without_mpirun(tmp_path: Path) -> None:
     assert lane.run(*asked)[PLAIN]["status"] == "up_to_date", "no key depends on mpirun"
 
 
-@pytest.mark.parametrize(
-    "release",
-    ["0.8.0", *(pytest.param(release, marks=pytest.mark.slow) for release in ("0.10.0", "0.11.0")), "1.2.0"],
-)
+@pytest.mark.parametrize("release", ["0.8.0", "1.2.0"])
 def test_a_model_that_does_not_stream_is_served_measured_and_exported(tmp_path: Path, release: str) -> None:
     lane = Lane(tmp_path / "lane", release, gpus=1, hub_datasets=["cnn_dailymail"])
     whole = ("--set", "settings.repository.decoupled=false")
@@ -125,7 +120,6 @@ def test_a_model_that_does_not_stream_is_served_measured_and_exported(tmp_path: 
     assert (out / "bundle" / "SHA256SUMS").is_file()
 
 
-@pytest.mark.slow
 def test_any_folder_is_a_workspace(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "0.16.0")
     lane.workspace = tmp_path / "a b'\";$(touch OWNED)`touch OWNED`(&*\\\n世ü,x:" / "w"
@@ -181,14 +175,7 @@ def test_the_second_time_nothing_runs(done: Done, release: str) -> None:
     assert (lane.artifacts(), lane.starts()) == before
 
 
-@pytest.mark.parametrize(
-    ("release", "backend"),
-    [
-        pytest.param("0.16.0", None, marks=pytest.mark.slow),
-        pytest.param("1.0.0", "trt", marks=pytest.mark.slow),
-        ("1.2.0", "tensorrt"),
-    ],
-)
+@pytest.mark.parametrize(("release", "backend"), [("0.16.0", None), ("1.2.0", "tensorrt")])
 def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, backend: str | None) -> None:
     lane = done(release)
     before = lane.starts()
@@ -369,7 +356,6 @@ def test_an_engine_of_another_release_is_refused_before_anything_is_started(mach
     assert not list(machine.workspace.glob("work/*/server.log"))
 
 
-@pytest.mark.slow
 def test_a_damaged_engine_is_refused_until_it_is_built_again(machine: Lane) -> None:
     words = alone(22)
     before = set(machine.outputs("build"))
@@ -432,7 +418,7 @@ axes:
 """
 
 
-@pytest.mark.parametrize("release", [pytest.param("1.2.0", marks=pytest.mark.slow), "1.3.0"])
+@pytest.mark.parametrize("release", ["1.2.0", "1.3.0"])
 def test_the_pytorch_lane_is_served_by_triton_and_by_trtllm_serve(tmp_path: Path, release: str) -> None:
     lane = Lane(tmp_path / "lane", release)
     lane.matrix.write_text(PYTORCH, encoding="utf-8")
@@ -463,7 +449,7 @@ settings: { serve: { frontend: trtllm_serve } }
 
 def test_weights_that_are_quantized_already_are_served_as_they_are(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+    from trtllm_pipeline.tensorrt.embedded.random_model import write_model
 
     lane = Lane(tmp_path / "lane", "1.2.0")
     lane.matrix.write_text(AS_IS, encoding="utf-8")
@@ -509,7 +495,7 @@ exclude:
 """
 
 
-@pytest.mark.parametrize("release", [pytest.param("1.0.0", marks=pytest.mark.slow), "1.3.0"])
+@pytest.mark.parametrize("release", ["1.0.0", "1.3.0"])
 def test_drafts_are_made_by_what_the_matrix_says_and_accepted_ones_are_counted(tmp_path: Path, release: str) -> None:
     """A stand-in of trtllm-serve reads the settings as the release's LLM API does, and accepts all but one of each draft."""
     lane = Lane(tmp_path / "lane", release)
@@ -559,7 +545,7 @@ settings:
 def seeing(folder: Path) -> Lane:
     """A release, and a model that takes images."""
     pytest.importorskip("gguf")
-    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+    from trtllm_pipeline.tensorrt.embedded.random_model import write_model
 
     lane = Lane(folder, "1.3.0")
     lane.matrix.write_text(IMAGES, encoding="utf-8")
@@ -581,7 +567,7 @@ def test_a_run_says_which_model_is_asked_with_text_alone(tmp_path: Path) -> None
 
 
 def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
-    from trtllm_pipeline.client.images import png
+    from trtllm_pipeline.measure.client.images import png
 
     lane = seeing(tmp_path / "lane")
     (lane.folder / "cat.png").write_bytes(png(56, 56, 1))
@@ -612,7 +598,7 @@ def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
 
 def test_a_model_without_its_image_processor_does_not_start(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    from trtllm_pipeline.toolchains.embedded.random_model import write_model
+    from trtllm_pipeline.tensorrt.embedded.random_model import write_model
 
     lane = Lane(tmp_path / "lane", "1.3.0")
     lane.matrix.write_text(IMAGES.replace(", triton]", "]"), encoding="utf-8")
@@ -727,7 +713,7 @@ def test_an_engine_for_adapters_that_has_none_is_checked_by_its_files(tmp_path: 
     assert not lane.installed.invocations("run.py")
 
 
-@pytest.mark.parametrize("release", ["0.11.0", pytest.param("0.16.0", marks=pytest.mark.slow), "1.2.0"])
+@pytest.mark.parametrize("release", ["0.11.0", "1.2.0"])
 def test_engines_are_sent_an_adapter_once_and_asked_for_it_ever_after(tmp_path: Path, release: str) -> None:
     """The stand-in of the engine model refuses what the runtime refuses, and answers by the rank of the adapter."""
     lane = Lane(tmp_path / "lane", release)
@@ -817,7 +803,6 @@ def builds(lane: Lane) -> set[tuple[int, int, int, int]]:
     return {(each[names[0]], each[names[1]] or 0, each[names[2]], each[names[3]]) for each in built}
 
 
-@pytest.mark.slow
 def test_heads_become_part_of_engines_and_triton_tells_how_many_drafts_were_accepted(tmp_path: Path) -> None:
     """The stand-ins' builder makes room as the release's does, and the engine model accepts two tokens in every pass."""
     lane, report = drafting(tmp_path / "lane", "medusa", "eagle")
@@ -837,7 +822,6 @@ def test_heads_become_part_of_engines_and_triton_tells_how_many_drafts_were_acce
     assert 0 < accepted < drafted
 
 
-@pytest.mark.slow
 def test_two_engines_answer_together_and_one_drafts_for_itself(tmp_path: Path) -> None:
     """A draft model is asked for by requests to tensorrt_llm_bls, which stream nothing."""
     lane, report = drafting(tmp_path / "lane", "lookahead", "draft")
@@ -885,7 +869,6 @@ def kept(lane: Lane, cell: str) -> Iterator[tuple[str, str]]:
         lane.pipeline("serve", "stop", "kept", "--remove", *workspace)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("release", ["1.2.0"])
 def test_one_server_has_several_adapters_and_requests_ask_for_them_in_turn(tmp_path: Path, release: str) -> None:
     lane = Lane(tmp_path / "lane", release)

@@ -10,8 +10,6 @@ import pytest
 from tests.helpers.trtllm_runs import Lane
 from tests.standins.faults import Fault
 
-pytestmark = pytest.mark.integration
-
 MATRIX = """\
 name: bench
 axes:
@@ -37,8 +35,8 @@ def lane_of(folder: Path, release: str, toolchain: str) -> Lane:
     [
         ("1.2.0", "tensorrt_llm", "TensorRT"),
         ("1.2.0", "tensorrt_llm_pytorch", "Pytorch"),
-        pytest.param("0.20.0", "tensorrt_llm", "TensorRT", marks=pytest.mark.slow),
-        pytest.param("1.0.0", "tensorrt_llm", "TensorRT", marks=pytest.mark.slow),
+        ("0.20.0", "tensorrt_llm", "TensorRT"),
+        ("1.0.0", "tensorrt_llm", "TensorRT"),
     ],
 )
 def test_the_engine_is_asked_what_the_server_was_when_that_is_gone(

@@ -14,9 +14,8 @@ import pytest
 
 from tests.helpers.bundles import started
 from tests.helpers.trtllm_runs import Lane, cells
-from trtllm_pipeline.client.images import png
+from trtllm_pipeline.measure.client.images import png
 
-pytestmark = pytest.mark.integration
 MATRIX = """\
 name: images
 axes:
@@ -54,7 +53,6 @@ def lane(folder: Path, release: str, family: str, *, parallel: str = "tp1") -> L
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "family", "script"),
     [
@@ -118,7 +116,6 @@ def exported(made: Lane, cell: str, folder: Path) -> None:
     assert json.loads(answer.stdout)["text_output"], answer.stdout
 
 
-@pytest.mark.slow
 def test_every_rank_loads_the_encoders(tmp_path: Path) -> None:
     made = lane(tmp_path / "lane", "0.19.0", "qwen2_vl", parallel="tp2")
     (cell,) = made.run("--until", "smoke").values()

@@ -24,22 +24,20 @@ from tests.helpers.gateways import listening
 from tests.helpers.triton_client import Client
 from tests.standins import templates as standin
 from tests.standins import triton as backend
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.client.session import Answer, GenerationRequest
-from trtllm_pipeline.client.triton import Client as TritonClient
-from trtllm_pipeline.errors import ServerError
-from trtllm_pipeline.gateway.config import GatewayConfig, OfferedModel
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.machine.model import TensorRTLLM
-from trtllm_pipeline.serving import triton_server
-from trtllm_pipeline.stages.asking import adapter_options
-from trtllm_pipeline.stages.lora_tensors import LoraTensors, convert
-from trtllm_pipeline.stages.params import load
-from trtllm_pipeline.toolchains.tensorrt_llm import frontends
-from trtllm_pipeline.toolchains.tensorrt_llm.params import EngineRepository
-from trtllm_pipeline.triton_repository import lint
-
-pytestmark = pytest.mark.integration
+from trtllm_pipeline.base.errors import ServerError
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.base.machine.model import TensorRTLLM
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
+from trtllm_pipeline.measure.client.triton import Client as TritonClient
+from trtllm_pipeline.models.triton_repository import lint
+from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, OfferedModel
+from trtllm_pipeline.tensorrt.servers import triton_server
+from trtllm_pipeline.tensorrt.stage.asking import adapter_options
+from trtllm_pipeline.tensorrt.stage.lora_tensors import LoraTensors, convert
+from trtllm_pipeline.tensorrt.stage.params import load
+from trtllm_pipeline.tensorrt.trtllm import frontends
+from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository
 
 
 def engine_folder(folder: Path, release: str) -> Path:
@@ -91,8 +89,8 @@ def served(folder: Path, models: Path) -> Iterator[Client]:
     "release",
     [
         "0.8.0",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("0.11.0", "0.12.0", "0.16.0", "0.19.0")),
-        "1.1.0rc6",
+        "0.16.0",
+        pytest.param("1.1.0rc6", marks=pytest.mark.seam),
     ],
 )
 def test_the_models_of_a_release_load_and_answer(tmp_path: Path, release: str) -> None:
@@ -242,9 +240,7 @@ def broken(good: Path, folder: Path, *rules: str) -> Path:
     return case.repository
 
 
-@pytest.mark.parametrize(
-    "rule", [rule if rule == "TRT302" else pytest.param(rule, marks=pytest.mark.slow) for rule in REFUSED]
-)
+@pytest.mark.parametrize("rule", REFUSED)
 def test_triton_refuses_what_the_linter_calls_an_error(good: Path, tmp_path: Path, rule: str) -> None:
     with pytest.raises(ServerError), served(tmp_path, broken(good, tmp_path, rule)):
         pass

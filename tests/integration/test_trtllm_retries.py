@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.helpers.trtllm_runs import Lane, cells, eventually
+from tests.helpers.trtllm_runs import Lane, cells
+from tests.helpers.waiting import eventually
 from tests.standins import faults
 from tests.standins.faults import Fault
 
-pytestmark = pytest.mark.integration
 WORDS = ("--set", "axes.max_batch_size=[16]", "--cells", "tiny/fp16/*", "--until", "build")
 ALLOWED = ("--set", "settings.retry.oom.max_num_tokens=halve", "--set", "settings.build.max_num_tokens=4096")
 
@@ -60,7 +58,7 @@ def test_it_is_built_with_less_until_it_works_and_everything_says_so(tmp_path: P
 def test_killed_in_the_middle_it_goes_on_where_it_was(tmp_path: Path) -> None:
     lane = lane_of(tmp_path, Fault("build_oom", times=None, above=1500), Fault("hang"))
     process = lane.start(*lane.words(*WORDS, *ALLOWED))
-    # Not before the third has begun to hang: one that is killed earlier leaves that to the next.
+    # Not before the third has started to hang: one that is killed earlier leaves that to the next.
     assert eventually(lambda: faults.left(lane.installed.folder, "trtllm-build", "hang") == 0), process.poll()
     assert tried(lane) == [4096, 2048, 1024]
     lane.kill(process)

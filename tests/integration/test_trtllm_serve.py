@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,19 +16,19 @@ from typing import Any
 import httpx
 import pytest
 
-from trtllm_pipeline.client.service import Service
-from trtllm_pipeline.errors import FailureClass, ServerError
-from trtllm_pipeline.serving import triton_server, trtllm_serve
+from tests.helpers.waiting import eventually
+from trtllm_pipeline.base.errors import FailureClass, ServerError
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.tensorrt.servers import triton_server, trtllm_serve
 
-pytestmark = pytest.mark.integration
 STAND_IN = [sys.executable, str(Path(__file__).resolve().parents[1] / "standins" / "serve.py"), "Qwen/Qwen3-8B"]
 PROGRAM = """
 import json, sys
 from pathlib import Path
-from trtllm_pipeline.errors import PipelineError
-from trtllm_pipeline.stages.launch import run_openai
-from trtllm_pipeline.stages.base import StageContext
-from trtllm_pipeline.stages.params import LaunchFrontend, load
+from trtllm_pipeline.base.errors import PipelineError
+from trtllm_pipeline.tensorrt.stage.launch import run_openai
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend, load
 attempt = Path(sys.argv[1])
 try:
     run_openai(StageContext(load(LaunchFrontend, json.loads(sys.argv[2]), {"restarts": 0}), {"repository": attempt}, {}, attempt, attempt), json.loads(sys.argv[3]))
@@ -80,13 +79,6 @@ class Launched:
         return found
 
 
-def eventually(true: Callable[[], bool], timeout_s: float = 30) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return true()
-
-
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     started: list[Launched] = []
@@ -102,6 +94,7 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         assert eventually(lambda: not each.left()), each.left()  # noqa: B023
 
 
+@pytest.mark.seam
 def test_it_says_where_it_is_and_ends_when_told(launched: Callable[..., Launched]) -> None:
     service = launched("--workers", "2")
     said = service.ready()
@@ -136,6 +129,7 @@ def test_nothing_is_left_when_the_stage_is_killed(launched: Callable[..., Launch
     assert eventually(lambda: not service.left()), service.left()
 
 
+@pytest.mark.seam
 def test_a_dead_server_ends_the_stage_with_its_log(launched: Callable[..., Launched]) -> None:
     service = launched("--workers", "1", restarts=0)
     service.ready()
@@ -175,6 +169,7 @@ def test_a_port_lost_between_test_and_start_is_passing(tmp_path: Path) -> None:
     assert error.value.failure is FailureClass.TRANSIENT
 
 
+@pytest.mark.seam
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="cannot start the server: cannot run") as error:
         trtllm_serve.start(["trtllm-serve-nowhere", "m"], log=tmp_path / "log", ports=triton_server.free_ports())

@@ -11,11 +11,11 @@ import pytest
 
 from tests.helpers.terminals import Terminal
 
-pytestmark = pytest.mark.integration
 COMMAND = (sys.executable, "-m", "trtllm_pipeline", "serve", "status", "--watch")
 NOTHING = "no servers are kept in this workspace"
 
 
+@pytest.mark.seam
 def test_it_draws_until_ctrl_c_and_leaves_the_last_picture(tmp_path: Path) -> None:
     with closing(Terminal(COMMAND, {"TERM": "xterm-256color"}, tmp_path)) as screen:
         deadline = time.monotonic() + 60

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import pytest
 
-from trtllm_pipeline.domain import Cell, CellId, Exclusive, Resources, Scope
-from trtllm_pipeline.machine.model import Machine
-from trtllm_pipeline.stages.base import Stage
-from trtllm_pipeline.stages.params import Param
-from trtllm_pipeline.toolchains.catalog import Toolchain
+from trtllm_pipeline.base.domain import Cell, CellId, Exclusive, Resources, Scope
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.tensorrt.stage.base import Stage
+from trtllm_pipeline.tensorrt.stage.params import Param
+from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain
 
 MACHINE = Machine(cpus=2, cpu="test")
 
@@ -122,7 +122,7 @@ def toolchain() -> Toolchain:
 
 @pytest.fixture
 def make() -> Callable[[Path, str], None]:
-    """Puts a folder or a named pipe in the place of a file, which need not be there."""
+    """Puts a directory or a named pipe in the place of a file, which need not be there."""
 
     def put(path: Path, kind: str) -> None:
         path.unlink(missing_ok=True)

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from trtllm_pipeline import doctor_findings
-from trtllm_pipeline.doctor_findings import CheckStatus, Examination, MachineCheck, Verdict
-from trtllm_pipeline.machine import memory as machine_memory
-from trtllm_pipeline.machine import probe
-from trtllm_pipeline.machine.assume import parse
-from trtllm_pipeline.machine.gpus import Device, Graphics
-from trtllm_pipeline.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
-from trtllm_pipeline.machine.probe import Survey
+from trtllm_pipeline.base.machine import memory as machine_memory
+from trtllm_pipeline.base.machine import probe
+from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.base.machine.gpus import Device, Graphics
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
+from trtllm_pipeline.base.machine.probe import Survey
+from trtllm_pipeline.show import doctor_findings
+from trtllm_pipeline.show.doctor_findings import CheckStatus, Examination, MachineCheck, Verdict
 
 GIB = 2**30
 H200 = Device(Gpu(0, "GPU-a", "NVIDIA H200", 140 * GIB, 90), "GPU-a", 139 * GIB, 0)

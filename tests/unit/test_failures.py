@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import job
-from trtllm_pipeline.errors import FailureClass, StageError
-from trtllm_pipeline.execution.executor import failure_of
-from trtllm_pipeline.processes import out_of_memory
-from trtllm_pipeline.stages.base import FAILURE_FILE
+from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.orchestrate.run.executor import failure_of
+from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
+from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE
 
 OUT_OF_GPU_MEMORY = "[TensorRT-LLM][ERROR] CUDA out of memory. Tried to allocate 2.00 GiB"
 

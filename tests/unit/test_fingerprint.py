@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pipeline.fingerprint import Change, canonical, changes, encoding, fingerprint
+from trtllm_pipeline.base.fingerprints import Change, canonical, changes, encoding, fingerprint
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -51,7 +51,7 @@ def test_told_to_end_it_ends_what_it_has_started(tmp_path: Path) -> None:
 import pathlib, sys, time
 sys.path.insert(0, {str(DOCS)!r})
 import json_schemas
-def examples(folder):
+def examples(directory):
     try:
         print("started", flush=True)
         time.sleep(30)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.cli import app
-from trtllm_pipeline.cli.output import explain_error
-from trtllm_pipeline.errors import StateError
-from trtllm_pipeline.files import disk
-from trtllm_pipeline.processes import process
-from trtllm_pipeline.store.store import Store
+from trtllm_pipeline.base.errors import StateError
+from trtllm_pipeline.base.files import disk
+from trtllm_pipeline.base.processes import process
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli import app
+from trtllm_pipeline.show.cli.output import explain_error
 
 TINY = Path(__file__).parents[2] / "matrices/tiny.yaml"
 

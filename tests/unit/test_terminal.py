@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.helpers import fabricated
-from trtllm_pipeline import terminal
-from trtllm_pipeline.cli.app import main
-from trtllm_pipeline.domain import StageStatus
-from trtllm_pipeline.errors import StageError
-from trtllm_pipeline.planning.plan_file import plan_lines
-from trtllm_pipeline.progress import observer
-from trtllm_pipeline.store.store import Store
-from trtllm_pipeline.terminal import clean, console
+from trtllm_pipeline.base import terminal
+from trtllm_pipeline.base.domain import StageStatus
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.terminal import clean, console
+from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.progress import observer
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[2Jc\x1b]8;;http://x/\x1b\\d\x9b31me\u202ef\x08\x7fg\x1b(0h\udce9"
 SHOWN = "abcd\\u009b31me\\u202ef\\u0008\\u007fgh\\udce9"
@@ -179,7 +179,7 @@ def test_rich_text_is_cleaned_inside_its_colours() -> None:
 def test_a_traceback_of_ours_is_cleaned_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.cli.options.known_store", lambda _workspace: 1 / len(""))
+    monkeypatch.setattr("trtllm_pipeline.show.cli.options.known_store", lambda _workspace: 1 / len(""))
     with pytest.raises(ZeroDivisionError):
         main(["store", "list"])
     print(HOSTILE, file=sys.stderr)
@@ -195,7 +195,7 @@ def test_two_streams_end_in_the_same_place_or_not(tmp_path: Path) -> None:
 
 def test_ctrl_z_gives_the_shell_its_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, stopped = io.StringIO(), list[str]()
-    monkeypatch.setattr("trtllm_pipeline.terminal.os.kill", lambda *_: stopped.append(stream.getvalue()))
+    monkeypatch.setattr("trtllm_pipeline.base.terminal.os.kill", lambda *_: stopped.append(stream.getvalue()))
     monkeypatch.setattr(terminal, "console", lambda stream: Console(file=stream, force_terminal=True))
     with terminal.screen(stream) as live:
         live.update("seen", refresh=True)

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from trtllm_pipeline import worker
-from trtllm_pipeline.errors import FailureClass, StageError, UsageError
-from trtllm_pipeline.stages.base import FAILURE_FILE, StageContext
-from trtllm_pipeline.stages.params import DownloadParams, Param
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
+from trtllm_pipeline.tensorrt import worker
+from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE, StageContext
+from trtllm_pipeline.tensorrt.stage.params import DownloadParams, Param
 
 HERE = __name__
 
@@ -65,7 +65,7 @@ def test_a_program_and_all_that_it_starts_run_on_the_cpus_of_the_job(attempt: Pa
     path = worker.write_job("build", f"{HERE}:starts", work(attempt))
     cpu = max(os.sched_getaffinity(0))
     path.write_text(json.dumps({**json.loads(path.read_text()), "cpus": [cpu]}))
-    subprocess.run([sys.executable, "-m", "trtllm_pipeline.worker", str(path)], check=True)
+    subprocess.run([sys.executable, "-m", "trtllm_pipeline.tensorrt.worker", str(path)], check=True)
     assert (attempt / "out/cpus").read_text() == str({cpu})
 
 
@@ -100,9 +100,9 @@ def test_what_nobody_foresaw_keeps_its_traceback(attempt: Path) -> None:
 def test_a_worker_imports_neither_the_command_line_nor_pydantic(attempt: Path) -> None:
     asked = StageContext(DownloadParams(source={}), {}, {}, attempt / "out", attempt)
     path = worker.write_job("download", "builtins:print", asked)
-    command = [sys.executable, "-X", "importtime", "-m", "trtllm_pipeline.worker", str(path)]
+    command = [sys.executable, "-X", "importtime", "-m", "trtllm_pipeline.tensorrt.worker", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "trtllm_pipeline.stages.base" in imported
+    assert "trtllm_pipeline.tensorrt.stage.base" in imported
     assert not {name for name in imported if name.split(".")[0] in {"argparse", "typer", "pydantic", "rich", "yaml"}}
-    assert not {name for name in imported if f"{name}.".startswith("trtllm_pipeline.cli.")}
+    assert not {name for name in imported if f"{name}.".startswith("trtllm_pipeline.show.cli.")}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from tests.standins import refusals
-from trtllm_pipeline.machine import triton_installation
-from trtllm_pipeline.serving import triton_server
+from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.tensorrt.servers import triton_server
 
 MODEL: Final = Path(__file__).with_name("model.py")
 _WRAPPER: Final = """\

@@ -1,0 +1,43 @@
+# shellcheck shell=bash
+# Shared by .ci/run and .ci/nightly: Python environments by uv in "$work", which is removed at the end.
+set -euo pipefail
+
+# As on a user's machine: without byte code every process would compile the package again.
+unset PYTHONDONTWRITEBYTECODE
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=0
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+pyenv_root=$(pyenv root 2>/dev/null || true)
+command -v uv >/dev/null || {
+  echo "needs uv: pip install uv" >&2
+  exit 1
+}
+
+# python VERSION: the path of that Python.
+python() {
+  local candidate
+  for candidate in "python$1" "$pyenv_root"/versions/"$1".*/bin/python; do
+    if "$candidate" -c "import sys; raise SystemExit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null; then
+      "$candidate" -c 'import sys; print(sys.executable)'
+      return
+    fi
+  done
+  echo "needs Python $1" >&2
+  return 1
+}
+
+# environment NAME VERSION REQUIREMENT...: a new virtual environment with these installed.
+environment() {
+  uv venv --quiet --seed --python "$(python "$2")" "$work/$1"
+  uv pip install --quiet --python "$work/$1/bin/python" "${@:3}"
+}
+
+# checked REASONS COMMAND...: runs a command that runs tests. They may be skipped for these reasons only.
+checked() {
+  "${@:2}" </dev/null 2>&1 | tee "$work/output"
+  if grep '^SKIPPED' "$work/output" | grep -vE "$1"; then
+    echo "these tests must run here" >&2
+    exit 1
+  fi
+}

@@ -1,0 +1,36 @@
+"""Objects as text that people read: a line for each part."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from trtllm_pipeline.base.files.writing import object_text, write_once
+
+
+def test_parts_and_items_of_lists_have_lines_of_their_own() -> None:
+    data = {
+        "a": 1,
+        "none": [],
+        "é": None,
+        "files": [{"path": "x\ny", "size": 2}, {"path": "z", "size": 3}],
+        "in": {"b": [1]},
+    }
+    text = object_text(data)
+    assert json.loads(text) == data
+    assert text == (
+        '{\n "a": 1,\n "none": [],\n "é": null,\n "files": [\n  {"path": "x\\ny", "size": 2},\n  {"path": "z", "size": 3}\n ],\n'
+        ' "in": {"b": [1]}\n}\n'
+    )
+
+
+def test_a_part_that_is_json_already_stands_as_it_is() -> None:
+    text = object_text({"a": 1, "key": None, "z": [2]}, key='{"b":[1,2]}')
+    assert text == '{\n "a": 1,\n "key": {"b":[1,2]},\n "z": [\n  2\n ]\n}\n'
+
+
+def test_a_file_that_does_not_fit_is_named() -> None:
+    with pytest.raises(OSError, match="No space left") as failed:
+        write_once("/dev/full", "text")
+    assert failed.value.filename == "/dev/full"

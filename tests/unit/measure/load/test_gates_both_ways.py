@@ -1,0 +1,197 @@
+"""Each gate on two runs that hardly differ: in one it has to speak, in the other it must not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.unit.measure.load.test_perf_metrics import ALIVE, Words, analyze, client, due, moved, request, write
+from tests.unit.measure.load.test_validity import answer, at_once, late, probes, reported, roofline, silent
+from trtllm_pipeline.measure.load.validity import ENOUGH_REQUESTS, GATES
+
+
+@dataclass(frozen=True)
+class Run:
+    """An event file."""
+
+    records: list[dict[str, Any]]
+    settings: dict[str, Any] = field(default_factory=dict)
+    server_at_end: dict[str, Any] = field(default_factory=lambda: ALIVE)
+    prompts: dict[str, str] = field(default_factory=dict)
+    """Texts by id, in addition to those of `write`."""
+    made_for: int | None = None
+    """Length that the prompt `p`, of four tokens, was made for."""
+
+    def findings(self, folder: Path, gate: str) -> list[dict[str, Any]]:
+        texts = [{"type": "prompt", "id": id_, "text": text} for id_, text in self.prompts.items()]
+        server = ({**ALIVE, "at": "start"}, {**self.server_at_end, "at": "end"})
+        path = write(folder / "e", *texts, *self.records, server=server)
+        header, prompt, *others = map(json.loads, path.read_text().splitlines())
+        header["settings"] = self.settings
+        prompt |= {} if self.made_for is None else {"input_tokens": self.made_for}
+        path.write_text("".join(json.dumps(record) + "\n" for record in (header, prompt, *others)))
+        return [each for each in analyze(path, Words())["findings"] if each["check"] == gate]
+
+
+def answers(count: int, **changes: Any) -> list[dict[str, Any]]:
+    return [moved(answer(0, **changes), 100 * number) for number in range(count)]
+
+
+def failing(failed: int, of: int) -> Run:
+    return Run(
+        [*answers(of - failed), *(moved(request(0, [], error="boom"), 100 * at) for at in range(of - failed, of))]
+    )
+
+
+def saying(text: str, prompt: str = "three word prompt") -> Run:
+    return Run([request(0, [(10, text)], prompt="q")], prompts={"q": prompt})
+
+
+def scheduled(late_ms: float) -> Run:
+    times = [(number * 100, number * 100 + late_ms) for number in range(4)]
+    return Run([due(at, sent, [(sent + 20, " a")]) for at, sent in times])
+
+
+def queued(model: str) -> Run:
+    """9 ms of 40."""
+    counts = {model: {"requests": 1, "queue_us": 9e3}}
+    return Run([answer(0), {"type": "triton", "concurrency": 1, "repeat": 0, "models": counts}])
+
+
+def tried(requests: int) -> Run:
+    rate = {"concurrency": None, "request_rate": 100.0}
+    probed = {"type": "probed", **rate, "repeat": 0}
+    return Run([probed, *(moved(answer(0, **rate), 100 * number) for number in range(requests))])
+
+
+def held(waiting: int, of: int) -> Run:
+    """Requests of an open loop, of which some waited for a place."""
+    rate = {"concurrency": None, "request_rate": 10.0}
+    return Run([moved(answer(0, **rate), 100 * at) | {"held_ns": int(at < waiting)} for at in range(of)])
+
+
+def repeats(latencies_ms: list[int]) -> Run:
+    records = [moved(request(0, [(ms, " a")], repeat=at), 200 * at) for at, ms in enumerate(latencies_ms)]
+    return Run(records, settings={"stop_when": {"e2e_p50": 0.03}})
+
+
+def sent(*texts: str, phases: str = "") -> Run:
+    """Prompts one after another; a `w` in `phases` is a warm-up request."""
+    phase = {"w": "warmup", "m": "measured"}
+    names = [phase[each] for each in phases or "m" * len(texts)]
+    records = [moved(answer(0, prompt=f"id {at}", phase=name), 100 * at) for at, name in enumerate(names)]
+    return Run(records, prompts={f"id {at}": text for at, text in enumerate(texts)})
+
+
+CHECK: Final = {"setting": "max_batch_size", "asked": 8, "asked_by": "the matrix", "got_from": "the server"}
+BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
+    "server": (Run([answer(0)], server_at_end={**ALIVE, "since": 10}), Run([answer(0)])),
+    "beside": (Run([answer(0)], {"exclusive": "none"}), Run([answer(0)], {"exclusive": "machine"})),
+    "adapters": (
+        Run([answer(0)], {"lora_names": ["sql", "chat"], "lora": None}),
+        Run([answer(0)], {"lora_names": ["sql"], "lora": None}),
+    ),
+    "settings": (
+        Run([answer(0), {"type": "settings", "at": "end", "checks": [{**CHECK, "got": 4}]}]),
+        Run([answer(0), {"type": "settings", "at": "end", "checks": [{**CHECK, "got": 8}]}]),
+    ),
+    "client_cpu": (Run([answer(0), client(cpu=0.81)]), Run([answer(0), client(cpu=0.79)])),
+    "client_lag": (Run([answer(0), client(lag_ms=(6,) * 100)]), Run([answer(0), client(lag_ms=(4,) * 100)])),
+    "schedule": (scheduled(1.1), scheduled(0.9)),  # 5% of a TTFT of 20 ms
+    "failures": (failing(1, 4), failing(0, 4)),
+    "empty_answers": (Run([*answers(2), moved(silent(), 200)]), Run(answers(3))),
+    "prompt_echo": (saying(" three word prompt and more"), saying(" three words, then more")),
+    "stop_reasons": (Run([answer(0, 2, finish_reason="length")]), Run([answer(0, 2, finish_reason="stop")])),
+    "token_count": (
+        Run([answer(0) | {"max_tokens": 2}]),
+        Run([answer(0) | {"max_tokens": 3}]),
+    ),
+    "unseen_text": (Run([late(50, 4)]), Run([late(50, 3)])),
+    "texts": (Run([reported(20, 39)]), Run([reported(20, 38)])),
+    "one_response": (Run([at_once()]), Run([answer(0)])),
+    "usage": (
+        Run([answer(0, input_tokens=4, total_tokens=8)]),
+        Run([answer(0, input_tokens=4, total_tokens=7)]),
+    ),
+    "rows_left_out": (
+        Run([answer(0)], {"rows_left_out": "p.jsonl: rows left out: 1 of 2"}),
+        Run([answer(0)], {"rows_left_out": ""}),
+    ),
+    "server_queue": (queued("preprocessing"), queued("tensorrt_llm")),
+    "roofline": (
+        Run([answer(0, 9) | {"max_tokens": 9}, roofline(10.1)]),
+        Run([answer(0, 9) | {"max_tokens": 9}, roofline(9.9)]),
+    ),
+    "kv_cache_reuse": (
+        Run([answer(0), *probes((40, 5), (41, 6), (39, 5))]),
+        Run([answer(0), *probes((40, 39), (41, 40), (39, 38))]),
+    ),
+    "prompt_lengths": (Run([answer(0)], made_for=5), Run([answer(0)], made_for=4)),
+    "saturation": (held(6, 10), held(5, 10)),
+    "rate_search": (tried(ENOUGH_REQUESTS - 1), tried(ENOUGH_REQUESTS)),
+    "stop_when": (repeats([100, 150, 100, 150, 100]), repeats([100, 101, 100, 101, 100])),
+    "warmup": (sent("the same", "the same", phases="wm"), sent("the same", "not the same", phases="wm")),
+    "repeated_prompts": (sent("one", "another", "one"), sent("one", "another", "one more")),
+}
+
+
+@pytest.mark.parametrize("gate", [gate.id for gate in GATES])
+def test_a_gate_speaks_and_is_silent(tmp_path: Path, gate: str) -> None:
+    speaking, silence = BOTH_WAYS[gate]
+    assert speaking.findings(tmp_path, gate)
+    assert silence.findings(tmp_path, gate) == []
+
+
+@pytest.mark.parametrize(
+    ("gate", "run", "severity"),
+    [
+        ("failures", lambda: failing(1, 100), "warning"),
+        ("failures", lambda: failing(2, 100), "invalid"),
+        ("client_cpu", lambda: Run([answer(0), client(cpu=0.81, wall_ms=900)]), "warning"),
+        ("prompt_echo", lambda: saying(" Hello, how can I help?", prompt="Hello"), "warning"),
+        ("prompt_echo", lambda: saying(" say it again: yes", prompt="say it again"), "invalid"),
+    ],
+)
+def test_where_a_gate_turns(tmp_path: Path, gate: str, run: Callable[[], Run], severity: str) -> None:
+    assert [each["severity"] for each in run().findings(tmp_path, gate)] == [severity]
+
+
+@pytest.mark.parametrize(("echoes", "severity"), [(0, None), (1, "warning"), (2, "invalid"), (3, "invalid")])
+def test_a_server_repeats_most_prompts_and_a_model_one(tmp_path: Path, echoes: int, severity: str | None) -> None:
+    texts = ["say it", "a story", "the time"]
+    records = [
+        moved(request(0, [(10, f" {text}" if at < echoes else " no")], prompt=text), 100 * at)
+        for at, text in enumerate(texts)
+    ]
+    found = Run(records, prompts={text: text for text in texts}).findings(tmp_path, "prompt_echo")
+    assert [each["severity"] for each in found] == ([] if severity is None else [severity])
+    assert all(f"{echoes} of 3 answers start with their prompt" in each["message"] for each in found)
+
+
+def test_other_first_words_make_another_prompt(tmp_path: Path) -> None:
+    """The same row of a workload is sent again and again, each time with another beginning."""
+
+    def opened(*openings: str) -> Run:
+        asked = [moved(answer(0, opening=each) if each else answer(0), 100 * at) for at, each in enumerate(openings)]
+        return Run(asked)
+
+    assert opened("some new", "or other", "").findings(tmp_path, "repeated_prompts") == []
+    (finding,) = opened("some new", "or other", "", "", "").findings(tmp_path, "repeated_prompts")
+    assert finding["message"].startswith("2 of 5 requests had a prompt that had been sent before; ")
+    warm = Run([answer(0, phase="warmup", opening="some new"), moved(answer(0, opening="or other"), 100)])
+    assert warm.findings(tmp_path, "warmup") == []
+
+
+def test_images_make_another_prompt_of_the_same_text(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "e",
+        *({"type": "prompt", "id": id_, "text": "what is this", "images": 1} for id_ in ("dog", "cat")),
+        answer(0, prompt="dog"),
+        moved(answer(0, prompt="cat"), 100),
+    )
+    assert [each for each in analyze(path, Words())["findings"] if each["check"] == "repeated_prompts"] == []

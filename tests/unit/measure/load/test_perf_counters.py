@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+
+from tests.helpers import metrics_pages
+from trtllm_pipeline.measure.load import counters
+from trtllm_pipeline.measure.load.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, GpuSample, TritonRecord
+from trtllm_pipeline.measure.load.result import GpuUse, LevelResult, levels_of
+
+BEFORE = """\
+# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="ensemble",version="1"} 10
+nv_inference_request_success{model="tensorrt_llm",version="1"} 10
+nv_inference_request_success{model="idle",version="1"} 3
+nv_inference_queue_duration_us{model="tensorrt_llm",version="1"} 5000
+nv_inference_compute_infer_duration_us{model="tensorrt_llm",version="1"} 1e5
+nv_gpu_power_usage{gpu_uuid="GPU-1"} 70.5
+"""
+AFTER = (
+    BEFORE.replace('"} 10', '"} 14')
+    .replace(" 5000", " 9000")
+    .replace(" 1e5", " 1.8e5")
+    .replace('model="tensorrt_llm",version="1"} 14', 'model="tensorrt_llm",version="1"} 12', 1)
+    + 'nv_inference_request_success{model="tensorrt_llm",version="2"} 2\n'
+)
+
+
+def test_growth_of_tritons_counters_is_time_per_request() -> None:
+    grown = counters.growth(counters.parse(BEFORE), counters.parse(AFTER))
+    assert set(grown) == {"ensemble", "tensorrt_llm"}, "idle models are left out"
+    told = counters.triton_summary({"models": grown})
+    assert isinstance(told["tensorrt_llm"]["requests"], int), "told without a point"
+    assert told["tensorrt_llm"] == {"requests": 4, "queue_ms": 1.0, "compute_infer_ms": 20.0}
+
+
+def test_an_endpoint_that_is_none_or_hangs_has_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and never answers
+        for address in (f"127.0.0.1:{deaf.getsockname()[1]}", "http://:x"):
+            assert asyncio.run(asyncio.wait_for(counters.triton(address), 5)) is None
+
+
+def test_gpu_samples_are_summed_up_and_what_is_missing_stays_missing() -> None:
+    second = 1_000_000_000
+    samples = [[0, 100.0, 5.0, 1500.0, None], [second, 300.0, 9.0, 1300.0, None]]
+    (told,) = counters.gpu_summary({"devices": [{"name": "G", "uuid": "u", "samples": samples}]})
+    assert (told["power_w"], told["energy_j"], told["memory_bytes"]) == (200.0, 200.0, 9)
+    assert (told["sm_clock_mhz"], told["sm_clock_mhz_min"], told["busy_percent"]) == (1400, 1300, None)
+    assert told["temperature_c"] is None, "files of earlier versions have no such column"
+
+
+def test_without_a_gpu_there_are_no_samples() -> None:
+    with counters.gpus() as devices:
+        pass
+    assert all(device["name"] for device in devices)
+
+
+class _Nvml:
+    """One GPU that does not tell its load, with the names of nvidia-ml-py."""
+
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.shut_down = False
+        self.samples = 0
+
+    def nvmlInit(self) -> None: ...  # noqa: N802
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.shut_down = True
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetName(self, _handle: int) -> str:  # noqa: N802
+        return "NVIDIA Something"
+
+    def nvmlDeviceGetUUID(self, _handle: int) -> str:  # noqa: N802
+        return "GPU-1"
+
+    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:  # noqa: N802
+        self.samples += 1
+        return 70_500
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(used=1 << 30)
+
+    def nvmlDeviceGetClockInfo(self, _handle: int, kind: int) -> int:  # noqa: N802
+        assert kind == self.NVML_CLOCK_SM
+        return 1410
+
+    def nvmlDeviceGetTemperature(self, _handle: int, sensor: int) -> int:  # noqa: N802
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return 61
+
+    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:  # noqa: N802
+        raise self.NVMLError("not supported")
+
+
+def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = _Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    monkeypatch.setattr(counters, "SAMPLE_S", 0.005)
+    with counters.gpus() as devices:
+        deadline = time.monotonic() + 30
+        while nvml.samples < 4 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert devices == []
+    assert nvml.shut_down
+    (told,) = counters.gpu_summary({"devices": devices})
+    assert (told["name"], told["power_w"], told["memory_bytes"]) == ("NVIDIA Something", 70.5, 1 << 30)
+    assert (told["sm_clock_mhz"], told["busy_percent"], told["temperature_c"]) == (1410, None, 61)
+    assert len(devices[0]["samples"]) > 2
+
+
+def test_gauges_of_a_page_with_an_engine_and_of_triton_alone() -> None:
+    page = metrics_pages.triton(3)
+    assert counters.gauges(page) == (6.0, 2.0, 0.25)
+    alone = "\n".join(line for line in page.splitlines() if not line.startswith("nv_trt_llm"))
+    assert counters.gauges(alone) == (None, 2.0, None)
+    assert counters.gauges("") == (None, None, None)
+
+
+def test_gauges_are_looked_at_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "GAUGES_S", 0.005)
+    steps = iter(range(10_000))
+
+    async def page(_address: str, *, timeout_s: float) -> str | None:
+        assert timeout_s > 0
+        return metrics_pages.triton(1) if next(steps) % 2 else None
+
+    monkeypatch.setattr(counters, "metrics_page", page)
+    with counters.watching("here:1") as found:
+        deadline = time.monotonic() + 30
+        while len(found) < 3 and time.monotonic() < deadline:
+            time.sleep(0.005)
+    assert len(found) >= 3
+    told = counters.gauges_summary([GaugeSample(*sample) for sample in found])  # type: ignore[arg-type]
+    assert told == {
+        "in_flight": 6.0,
+        "in_flight_max": 6.0,
+        "waiting": 2.0,
+        "waiting_max": 2.0,
+        "kv_cache_use": 0.25,
+        "kv_cache_use_max": 0.25,
+    }
+    with counters.watching(None) as none:
+        pass
+    assert none == []
+
+
+def test_only_gpus_of_the_servers_process_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(_Nvml):
+        def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+            return 2
+
+        def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+            return f"GPU-{handle}"
+
+    monkeypatch.setitem(sys.modules, "pynvml", Two())  # type: ignore[arg-type]
+    for its_own, expected in ((frozenset({"GPU-1"}), ["GPU-1"]), (frozenset(), ["GPU-0", "GPU-1"])):
+        monkeypatch.setattr(counters, "of_process", lambda pid, found=its_own: found if pid == 7 else frozenset())
+        with counters.gpus(7) as devices:
+            pass
+        assert [device["uuid"] for device in devices] == expected
+
+
+def device(watts: float, *, seconds: range, busy: float = 50.0, name: str = "a") -> GpuDevice:
+    samples = [GpuSample(s * 10**9, watts, 2e9, 1500.0, busy, 60.0) for s in seconds]
+    return {"name": "NVIDIA H200", "uuid": name, "samples": samples}
+
+
+def record(*devices: GpuDevice, repeat: int = 0) -> GpuRecord:
+    return {"type": "gpu", "concurrency": 4, "repeat": repeat, "devices": list(devices)}
+
+
+def test_energy_is_power_over_the_time_that_is_asked_for() -> None:
+    assert counters.energy_j([record(device(100, seconds=range(11)))], 2 * 10**9, 7 * 10**9) == pytest.approx(500)
+    both = record(device(100, seconds=range(11)), device(50, seconds=range(11), name="b"))
+    assert counters.energy_j([both], 2 * 10**9, 7 * 10**9) == pytest.approx(750)
+    idle = record(device(100, seconds=range(11)), device(70, seconds=range(11), busy=0.0, name="b"))
+    assert counters.energy_j([idle], 2 * 10**9, 7 * 10**9) == pytest.approx(500), "an idle GPU is another's"
+    rising = device(0, seconds=range(11))
+    rising["samples"] = [sample._replace(watts=10.0 * s) for s, sample in enumerate(rising["samples"])]
+    # Samples outside are moved to the ends of the time, which is where it started and ended.
+    assert counters.energy_j([record(rising)], 0, 10**10) == pytest.approx(500)
+
+
+def test_energy_is_not_known_where_gpus_were_not_sampled_all_the_time() -> None:
+    assert counters.energy_j([record(device(100, seconds=range(5)))], 0, 10 * 10**9) is None
+    assert counters.energy_j([], 0, 10**9) is None
+    silent = device(0, seconds=range(11))
+    silent["samples"] = [sample._replace(watts=None) for sample in silent["samples"]]
+    assert counters.energy_j([record(silent)], 0, 10**9) is None
+
+
+def test_gpus_of_a_level_together() -> None:
+    used = counters.gpu_use(
+        [
+            record(device(100, seconds=range(11)), device(60, seconds=range(11), name="b")),
+            record(device(120, seconds=range(11)), device(60, seconds=range(11), name="b"), repeat=1),
+        ],
+        [500.0, 700.0],
+    )
+    assert used is not None
+    assert (used.devices, used.power_w, used.energy_j, used.memory_bytes) == (2, 170.0, 1200.0, 4 * 10**9)
+    assert (used.sm_clock_mhz, used.temperature_c) == (1500.0, 60.0)
+    assert GpuUse.read(asdict(used)) == used
+    assert GpuUse.read({"power_w": 3}) is None
+    assert counters.gpu_use([], []) is None
+    partly = counters.gpu_use([record(device(100, seconds=range(11)))], [None])
+    assert partly is not None
+    assert partly.energy_j is None
+
+
+def test_what_triton_says_of_a_level_is_of_all_its_repeats() -> None:
+    def grown(repeat: int, **models: dict[str, float]) -> TritonRecord:
+        return {"type": "triton", "concurrency": 4, "repeat": repeat, "models": models}
+
+    def looks(repeat: int, *samples: tuple[float | None, float | None, float | None]) -> GaugesRecord:
+        found = [GaugeSample(second, *each) for second, each in enumerate(samples)]
+        return {"type": "gauges", "concurrency": 4, "repeat": repeat, "samples": found}
+
+    counted = [
+        grown(0, engine={"requests": 10.0, "queue_us": 20_000.0, "compute_infer_us": 100_000.0}),
+        grown(1, engine={"requests": 30.0, "queue_us": 0.0, "compute_infer_us": 300_000.0}),
+    ]
+    seen = [looks(0, (4.0, 0.0, 0.25)), looks(1, (2.0, 3.0, 0.5), (None, None, 0.75))]
+    use = counters.triton_use(counted, seen, [3.5, None])
+    assert use is not None
+    assert use.models == {"engine": {"requests": 40, "queue_ms": 0.5, "compute_infer_ms": 10.0}}
+    assert (use.in_flight, use.in_flight_max, use.in_flight_by_client) == (3.0, 4.0, 3.5)
+    assert (use.waiting_max, use.kv_cache_use, use.kv_cache_use_max) == (3.0, 0.5, 0.75)
+    level = LevelResult(concurrency=4, requests=40, triton_use=use)
+    assert levels_of(json.loads(json.dumps([level.to_json()])))[0].triton_use == use
+    assert counters.triton_use([], [], [3.5]) is None
+    assert "triton_use" not in LevelResult(concurrency=4).to_json()
+
+
+def test_a_gpu_that_is_lost_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(_Nvml):
+        def nvmlDeviceGetHandleByIndex(self, _index: int) -> int:  # noqa: N802
+            raise self.NVMLError("GPU is lost")
+
+    monkeypatch.setitem(sys.modules, "pynvml", Lost())  # type: ignore[arg-type]
+    with counters.gpus() as devices:
+        pass
+    assert devices == []
+
+
+def test_the_names_are_those_of_the_real_library() -> None:
+    real = pytest.importorskip("pynvml")
+    for name in vars(_Nvml):
+        assert name.startswith("__") or hasattr(real, name)

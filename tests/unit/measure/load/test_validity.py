@@ -1,0 +1,481 @@
+"""Gates whose evidence is in records of their own; those about requests are in test_perf_metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.measure.load.test_perf_metrics import Words, analyze, counted, found, moved, request, write
+from trtllm_pipeline.measure.load.metrics import SoFar
+from trtllm_pipeline.measure.load.objectives import Objectives
+from trtllm_pipeline.measure.load.validity import GATES
+
+
+def judged(path: Path, *records: dict[str, Any]) -> dict[str, str]:
+    return found(analyze(write(path / "e", *records), Words()))
+
+
+def answer(at: int, tokens: int = 3, **changes: Any) -> dict[str, Any]:
+    """Tokens 10 ms apart, the first after 20 ms."""
+    events = [(at + 20 + 10 * index, " a", index + 1) for index in range(tokens)]
+    return counted(at, events, max_tokens=3, **changes)
+
+
+def at_once(**changes: Any) -> dict[str, Any]:
+    """Three tokens in one response, after 30 ms."""
+    return counted(0, [(30, " a b c", 3)], **{"max_tokens": 3, **changes})
+
+
+def probes(*pairs: tuple[float | None, float | None], cached: int | None = None) -> list[dict[str, Any]]:
+    return [
+        {"type": "probe", "pair": pair, "send": send, "ttft_ms": ms, "cached_tokens": cached and send, "error": None}
+        for pair, times in enumerate(pairs)
+        for send, ms in enumerate(times)
+    ]
+
+
+def test_every_gate_says_what_it_does() -> None:
+    assert len({gate.id for gate in GATES}) == len(GATES)
+    for gate in GATES:
+        assert gate.what
+        assert gate.limit
+        assert gate.why
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([(40, 5), (41, 6), (39, 5), (40, 30)], {"kv_cache_reuse": "invalid"}),
+        ([(40, 39), (41, 44), (39, 38), (40, 12)], {}),  # one lucky prompt
+        ([(40, 5), (41, 6), (39, 5), (40, 35)], {}),  # one prompt was computed
+        ([(1.5, 0.4), (1.4, 0.5), (1.5, 0.4)], {}),  # too quick to tell
+        ([(None, None), (40, None)], {"kv_cache_reuse": "warning"}),
+    ],
+)
+def test_a_cache_that_was_declared_off(
+    tmp_path: Path, pairs: list[tuple[float | None, float | None]], expected: dict[str, str]
+) -> None:
+    assert judged(tmp_path, answer(0), *probes(*pairs)) == expected
+
+
+def test_a_server_that_tells_of_its_cache(tmp_path: Path) -> None:
+    assert judged(tmp_path, answer(0), *probes((40, 40), cached=16)) == {"kv_cache_reuse": "invalid"}
+
+    def blocks(start: float | None, end: float | None) -> list[dict[str, Any]]:
+        return [{"type": "reused_blocks", "at": at, "blocks": n} for at, n in (("start", start), ("end", end))]
+
+    assert judged(tmp_path, answer(0), *blocks(4, 9)) == {"kv_cache_reuse": "invalid"}
+    assert judged(tmp_path, answer(0), *blocks(4, 4)) == {}
+    assert judged(tmp_path, answer(0), *blocks(None, None)) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "queue_ms", "expected"),
+    [
+        ("postprocessing", 4.5, {"server_queue": "warning"}),  # of a request's 40 ms
+        ("preprocessing", 3.5, {}),
+        ("tensorrt_llm", 50.0, {}),  # there requests wait for a place in the batch
+    ],
+)
+def test_the_models_around_the_engine_are_no_bottleneck(
+    tmp_path: Path, model: str, queue_ms: float, expected: dict[str, str]
+) -> None:
+    counted_by_triton = {model: {"requests": 6, "queue_us": queue_ms * 1e3}}
+    triton = {"type": "triton", "concurrency": 1, "repeat": 0, "models": counted_by_triton}
+    assert judged(tmp_path, answer(0), triton) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "record", "words"),
+    [
+        ("preprocessing", answer(0), "; raise settings.repository.preprocessing_instances"),
+        ("postprocessing", at_once(), "; raise settings.repository.postprocessing_instances"),
+        ("postprocessing", answer(0), "; several instances of it mix up the parts of streamed answers"),
+    ],
+)
+def test_what_would_mix_up_answers_is_not_advised(
+    tmp_path: Path, model: str, record: dict[str, Any], words: str
+) -> None:
+    triton = {"type": "triton", "concurrency": 1, "repeat": 0, "models": {model: {"requests": 6, "queue_us": 9e3}}}
+    path = write(tmp_path / "e", record, triton)
+    (told,) = (each["message"] for each in analyze(path, Words())["findings"] if each["check"] == "server_queue")
+    assert told.endswith(words)
+
+
+def roofline(pass_ms: float | None) -> dict[str, Any]:
+    return {"type": "roofline", "pass_s": pass_ms and pass_ms / 1e3, "weight_bytes": 10**9, "reason": "told"}
+
+
+@pytest.mark.parametrize(
+    ("pass_ms", "tokens", "expected"),
+    [
+        ([9.9], 9, {}),
+        ([10.1], 9, {"roofline": "invalid"}),  # TPOT is 10 ms
+        ([10.1], 8, {}),  # by the whole time 11.25 ms; of 7 gaps nothing is made
+        ([11.3], 8, {"roofline": "invalid"}),
+        ([30.0, 9.9], 9, {}),  # the faster of two measurements of memory counts
+        ([None], 9, {"roofline": "info"}),
+    ],
+)
+def test_no_token_is_faster_than_memory(
+    tmp_path: Path, pass_ms: list[float | None], tokens: int, expected: dict[str, str]
+) -> None:
+    limits = [roofline(ms) for ms in pass_ms]
+    assert judged(tmp_path, answer(0, tokens) | {"max_tokens": tokens}, *limits) == expected
+
+
+def test_a_burst_is_not_a_speed(tmp_path: Path) -> None:
+    """A machine that stood still delivers in one instant what it made in many."""
+    burst = counted(0, [(100 + 0.01 * index, " a", index + 1) for index in range(9)], max_tokens=9)
+    assert judged(tmp_path, burst, roofline(5)) == {}
+    assert judged(tmp_path, burst, roofline(12)) == {"roofline": "invalid"}, "100 ms of nine tokens are 11 each"
+    quick = counted(0, [(100 + index, " a", index + 1) for index in range(9)], max_tokens=9)
+    assert judged(tmp_path, quick, roofline(5)) == {"roofline": "invalid"}
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([at_once()], {"one_response": "info"}),
+        ([at_once(), moved(answer(0, prompt="w"), 100)], {}),  # one of them was streamed
+        ([counted(0, [(30, " a", 1)], max_tokens=1)], {}),  # one token has no other response
+    ],
+)
+def test_answers_that_are_not_streamed_have_no_time_between_tokens(
+    tmp_path: Path, records: list[dict[str, Any]], expected: dict[str, str]
+) -> None:
+    result = analyze(write(tmp_path / "e", *records), Words())
+    assert found(result) == expected
+    (level,) = result["levels"]
+    if expected:
+        assert level["ttft_ms"]["p50"] == level["e2e_ms"]["p50"] == 30
+        assert [level[name]["n"] for name in ("tpot_ms", "itl_ms", "icl_ms")] == [0, 0, 0]
+        tools = level["as"].values()
+        assert [of[name]["n"] for of in tools for name in ("tpot_ms", "itl_ms") if name in of] == [0, 0, 0, 0]
+        assert "TTFT is the end-to-end latency" in result["findings"][0]["message"]
+
+
+def test_an_answer_in_one_piece_is_judged_by_its_whole_time(tmp_path: Path) -> None:
+    assert judged(tmp_path, at_once(), roofline(11)) == {"one_response": "info", "roofline": "invalid"}
+    assert judged(tmp_path, at_once(), roofline(9.9)) == {"one_response": "info"}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (answer(0, finish_reason="length"), {}),
+        (answer(0, 2, finish_reason="stop"), {}),
+        (answer(0, 2, finish_reason="length"), {"stop_reasons": "invalid"}),
+        (answer(0, 2, finish_reason="content_filter"), {"stop_reasons": "invalid"}),
+        (answer(0, 2, finish_reason=None), {}),
+        (answer(0, 2, finish_reason="tool_calls"), {}),
+        (answer(0, 2, finish_reason="function_call"), {}),
+        (answer(0, 2, finish_reason="tool_error"), {"stop_reasons": "invalid"}),
+    ],
+)
+def test_answers_end_as_planned(tmp_path: Path, record: dict[str, Any], expected: dict[str, str]) -> None:
+    assert judged(tmp_path, record) == expected
+
+
+@pytest.mark.parametrize("asked", [{"finish_reason": "length"}, {}])
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([16] * 4, {}),
+        ([15] * 4, {}),  # one token where the server made two
+        ([15, 15, 15, 13], {"stop_reasons": "warning"}),
+        ([12] * 4, {"stop_reasons": "invalid"}),
+        ([8, 16, 16, 16], {"stop_reasons": "invalid"}),
+    ],
+)
+def test_encoding_again_may_find_a_token_less(
+    tmp_path: Path, lengths: list[int], expected: dict[str, str], asked: dict[str, str]
+) -> None:
+    records = [
+        moved(request(0, [(10 * n, " a") for n in range(1, tokens + 1)], max_tokens=16, repeat=at, **asked), at * 500)
+        for at, tokens in enumerate(lengths)
+    ]
+    path = write(tmp_path / "e", *records)
+    if not asked:  # the length was fixed instead
+        path.write_text(path.read_text().replace('"settings": {}', '"settings": {"extra_inputs": ["ignore_eos:true"]}'))
+    assert found(analyze(path, Words())) == expected
+
+
+def silent(**changes: Any) -> dict[str, Any]:
+    """An answer without any text."""
+    return counted(0, [], **{"max_tokens": 3, "output_tokens": None, **changes})
+
+
+@pytest.mark.parametrize(
+    ("empty", "others", "expected"),
+    [
+        ([silent(finish_reason="stop")], 9, {"empty_answers": "warning"}),
+        ([silent(output_tokens=1)], 9, {"empty_answers": "warning"}),  # its end, and nothing else
+        ([silent(finish_reason="stop")], 2, {"empty_answers": "warning"}),  # one of a few says nothing
+        ([silent(finish_reason="stop")], 0, {"empty_answers": "invalid"}),
+        ([silent(finish_reason="stop")] * 2, 18, {"empty_answers": "warning"}),
+        ([silent(finish_reason="stop")] * 2, 17, {"empty_answers": "invalid"}),  # more than every tenth
+        ([silent(finish_reason="length")], 9, {"empty_answers": "invalid"}),
+        ([silent(output_tokens=3)], 9, {"empty_answers": "invalid"}),
+        ([silent()], 99, {"empty_answers": "invalid"}),  # nobody says why
+    ],
+)
+def test_an_empty_answer_has_to_be_the_models_own(
+    tmp_path: Path, empty: list[dict[str, Any]], others: int, expected: dict[str, str]
+) -> None:
+    records = [moved(record, 100 * at) for at, record in enumerate([*empty, *[answer(0)] * others])]
+    result = found(analyze(write(tmp_path / "e", *records), Words()))
+    assert result.get("empty_answers") == expected["empty_answers"]
+
+
+def late(first_ms: float, silent: int, **changes: Any) -> dict[str, Any]:
+    """An answer whose first text, after 100 ms, follows responses without text."""
+    events = [(100 + 10 * index, " a", index + 1) for index in range(3)]
+    first_ns = int(first_ms * 1_000_000)
+    return counted(0, events, first_byte_ns=first_ns, silent_ns=first_ns, silent=silent, max_tokens=3, **changes)
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([late(50, 4)] * 2, "invalid"),
+        ([late(50, 3)] * 2, None),  # a character of four tokens
+        ([late(81, 4)] * 2, None),  # right before the text
+        ([late(50, 1, unread="hidden")] * 2, "invalid"),
+        ([late(81, 1, unread="hidden")] * 2, None),
+        ([late(50, 4)] + [answer(0)] * 9, "warning"),  # one of ten
+        ([late(50, 4)] * 2 + [answer(0)] * 9, "invalid"),
+        ([counted(0, [(100, " a", 1), (110, " b", 2)], role_ns=1)] * 2, None),  # the role long before the text
+    ],
+)
+def test_responses_without_text_long_before_the_first_text(
+    tmp_path: Path, records: list[dict[str, Any]], expected: str | None
+) -> None:
+    result = judged(tmp_path, *(moved(record, 200 * at) for at, record in enumerate(records)))
+    assert result.get("unseen_text") == expected
+
+
+def reported(texts: int, tokens: int, **changes: Any) -> dict[str, Any]:
+    """An answer of single words whose tokens the server reports at its end."""
+    events = [(20.0 + 10 * index, " a") for index in range(texts)]
+    ends = int(events[-1][0] * 1_000_000)
+    return request(0, events, usage_ns=ends, output_tokens=tokens, max_tokens=400, finish_reason="stop") | changes
+
+
+SPOKEN = {"events": [[(400 * at + 20) * 1_000_000, " a" * 20] for at in range(3)], "usage_ns": 820 * 1_000_000}
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (reported(20, 39), {"texts": "invalid", "token_count": "warning"}),
+        (reported(20, 38), {"token_count": "warning"}),  # marks around the reasoning
+        (reported(20, 39, finish_reason="tool_calls"), {"token_count": "warning"}),
+        (reported(20, 16), {"texts": "invalid", "token_count": "warning"}),
+        (reported(20, 17), {"token_count": "warning"}),
+        (reported(3, 60) | SPOKEN | {"end_ns": 900 * 1_000_000}, {}),  # 20 tokens in each text
+    ],
+)
+def test_texts_and_tokens_fit_each_other(tmp_path: Path, record: dict[str, Any], expected: dict[str, str]) -> None:
+    assert judged(tmp_path, record) == expected
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(48, {}), (49, {"texts": "invalid"}), (16, {"texts": "invalid"})])
+def test_without_a_tokenizer_no_token_has_less_than_a_byte(
+    tmp_path: Path, tokens: int, expected: dict[str, str]
+) -> None:
+    assert found(analyze(write(tmp_path / "e", reported(20, tokens)), None)) == expected
+
+
+def test_a_fixed_length_may_have_tokens_without_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "e", reported(20, 200, max_tokens=200, finish_reason="length"))
+    path.write_text(path.read_text().replace('"settings": {}', '"settings": {"exact_length": true}'))
+    assert found(analyze(path, Words())) == {"token_count": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"input_tokens": 4, "total_tokens": 7}, {}),
+        ({"input_tokens": 4, "total_tokens": 8}, {"usage": "invalid"}),
+        ({"input_tokens": 4}, {}),
+        ({"input_tokens": 4, "cached_tokens": 4}, {}),
+        ({"input_tokens": 4, "cached_tokens": 5}, {"usage": "invalid"}),
+        ({"output_tokens": 0}, {"empty_answers": "invalid"}),
+    ],
+)
+def test_counts_of_one_request_fit_each_other(tmp_path: Path, counts: dict[str, int], expected: dict[str, str]) -> None:
+    record = request(0, [(20, " a"), (30, " b"), (40, " c")], usage_ns=40_000_000, output_tokens=3) | counts
+    assert judged(tmp_path, record) == expected
+
+
+def test_a_fixed_length_is_that_length(tmp_path: Path) -> None:
+    for asked, tokens, expected in (
+        (["ignore_eos:true"], 3, {}),
+        (["ignore_eos:true"], 2, {"stop_reasons": "invalid"}),
+        (["ignore_eos:false"], 2, {}),
+    ):
+        path = write(tmp_path / "e", answer(0, tokens))
+        lines = path.read_text().splitlines()
+        lines[0] = json.dumps({**json.loads(lines[0]), "settings": {"extra_inputs": asked}})
+        path.write_text("\n".join(lines) + "\n")
+        assert found(analyze(path, Words())) == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [(None, {}), ("gpu", {"beside": "info"}), ("none", {"beside": "warning"})]
+)
+def test_what_might_run_beside_it_is_said(tmp_path: Path, rule: str | None, expected: dict[str, str]) -> None:
+    path = write(tmp_path / "e", answer(0))
+    if rule is not None:
+        path.write_text(path.read_text().replace('"settings": {}', f'"settings": {{"exclusive": "{rule}"}}'))
+    assert found(analyze(path, Words())) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"lora_names": ["sql", "chat"], "lora": None}, {"adapters": "info"}),
+        ({"lora_names": ["sql", "chat"], "lora": "sql"}, {}),
+        ({"lora_names": [], "lora": None}, {}),
+    ],
+)
+def test_adapters_that_were_measured_together_are_said(
+    tmp_path: Path, settings: dict[str, Any], expected: dict[str, str]
+) -> None:
+    path = write(tmp_path / "e", answer(0))
+    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
+    assert found(analyze(path, Words())) == expected
+
+
+def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
+    check = {"setting": "max_batch_size", "asked": 8, "asked_by": "the matrix", "got": 8, "got_from": "the server"}
+    assert judged(tmp_path, answer(0), {"type": "settings", "at": "end", "checks": [check]}) == {}
+    untold = {"type": "settings", "at": "end", "checks": [check], "unchecked": ["decoupled"]}
+    assert judged(tmp_path, answer(0), untold) == {"settings": "info"}
+    path = write(tmp_path / "e", answer(0), {"type": "settings", "at": "end", "checks": [{**check, "got": 4}]})
+    (finding,) = analyze(path, Words())["findings"]
+    assert (finding["check"], finding["severity"]) == ("settings", "invalid")
+    assert finding["message"].endswith("settings: max_batch_size is 4 by the server, 8 by the matrix")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "of_server", "words", "expected"),
+    [
+        ({"input_tokens": 4}, None, True, {}),
+        ({"input_tokens": 4}, 4, False, {}),
+        ({"input_tokens": 5}, None, True, {"prompt_lengths": "invalid"}),
+        ({"input_tokens": 4}, 9, True, {"prompt_lengths": "warning"}),
+        ({"input_tokens": 4}, 9, False, {"prompt_lengths": "warning"}),  # the server's count is no tokenizer's
+        ({"input_tokens": 4, "images": 1}, 600, True, {"prompt_lengths": "warning"}),
+        ({}, 600, True, {}),
+    ],
+)
+def test_prompts_have_the_length_that_they_were_made_for(
+    tmp_path: Path, prompt: dict[str, int], of_server: int | None, words: bool, expected: dict[str, str]
+) -> None:
+    path = write(tmp_path / "e", answer(0, **({} if of_server is None else {"input_tokens": of_server})))
+    path.write_text(path.read_text().replace('"id": "p"', f'"id": "p", {json.dumps(prompt)[1:-1]}'.rstrip(", ")))
+    result = found(analyze(path, Words() if words else None))
+    assert {check: severity for check, severity in result.items() if check == "prompt_lengths"} == expected
+
+
+@pytest.mark.parametrize(("sent", "rounds"), [(0, ((False,) * 3,)), (2, ((True, True, False, False, False),))])
+def test_what_a_rate_did_not_send_any_more_counts_also_where_it_is_all(
+    tmp_path: Path, sent: int, rounds: tuple[tuple[bool, ...], ...]
+) -> None:
+    rate = {"concurrency": None, "request_rate": 5.0}
+    warm = answer(0, phase="warmup", prompt="w", **rate)
+    asked = [moved(answer(0, **rate), 100 * at) for at in range(1, 1 + sent)]
+    unsent = {"type": "unsent", **rate, "repeat": 0, "requests": 3}
+    path = write(tmp_path / "e", {"type": "probed", **rate, "repeat": 0}, warm, *asked, unsent)
+    (probe,) = SoFar(path, Words(), Objectives({"ttft": 100.0})).look().probes  # type: ignore[arg-type]
+    assert (probe.rate, probe.rounds) == (5.0, rounds)
+
+
+def test_each_look_reads_what_is_new_and_tells_what_one_look_at_the_end_would(tmp_path: Path) -> None:
+    class Counting(Words):
+        texts = 0
+
+        def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any:
+            self.texts += 1
+            return super().encode(sequence, add_special_tokens=add_special_tokens)
+
+    rate = {"concurrency": None, "request_rate": 5.0}
+    records = [moved(request(0, [(20, " a"), (30 + at, " b")], repeat=at), 200 * at) for at in range(6)]
+    for at in range(2):
+        records += [{"type": "probed", **rate, "repeat": at}, moved(answer(0, **rate, repeat=at), 2000 + 200 * at)]
+    objectives, tokenizer = Objectives({"ttft": 100.0}), Counting()
+    path = write(tmp_path / "e", *records[:5])
+    looking = SoFar(path, tokenizer, objectives)  # type: ignore[arg-type]
+    looking.look()
+    asked = tokenizer.texts
+    for record in records[5:]:
+        with path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        if record["type"] == "request":
+            seen = looking.look()
+    assert tokenizer.texts - asked == 3 * (1 + 3), "each time the new answer, two prompts and an empty text"
+    assert seen == SoFar(path, Words(), objectives).look()  # type: ignore[arg-type]
+    assert [len(repeats) for repeats in seen.repeats] == [6]
+    assert [probe.rounds for probe in seen.probes] == [((True,), (True,))]
+    assert seen.most_rps is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        ("tpot_p50", "there is no tpot_p50 here"),
+        ("tokens_per_joule", "there is no tokens_per_joule here"),
+        ("input_tps", "input_tps has no interval after 1 repeats, not to 3.0%"),
+        ("rps", "rps has no interval after 1 repeats, not to 3.0%"),
+    ],
+)
+def test_a_metric_that_did_not_end_the_repeats_is_named(tmp_path: Path, wanted: str, told: str) -> None:
+    path = write(tmp_path / "e", answer(0, tokens=1))
+    path.write_text(
+        path.read_text().replace('"settings": {}', json.dumps({"settings": {"stop_when": {wanted: 0.03}}})[1:-1])
+    )
+    result = analyze(path, Words())
+    (finding,) = [each for each in result["findings"] if each["check"] == "stop_when"]
+    assert finding["severity"] == "warning"
+    assert told in finding["message"]
+
+
+@pytest.mark.parametrize(("requests", "expected"), [(1000, None), (998, "warning")])
+def test_the_warm_up_is_no_part_of_how_often_a_rate_was_tried(
+    tmp_path: Path, requests: int, expected: str | None
+) -> None:
+    rate = {"concurrency": None, "request_rate": 100.0}
+    warm = [moved(answer(0, phase="warmup", prompt="w", **rate), 100 * at) for at in range(4)]
+    asked = [moved(answer(0, **rate), 100 * at) for at in range(4, 4 + requests)]
+    probed = {"type": "probed", **rate, "repeat": 0}
+    result = found(analyze(write(tmp_path / "e", probed, *warm, *asked), Words()))
+    assert result.get("rate_search") == expected
+
+
+def test_what_failed_a_gate_has_no_headline(tmp_path: Path) -> None:
+    result = analyze(write(tmp_path / "e", answer(0, finish_reason="abort")), Words())
+    (level,) = result["levels"]
+    assert level["headline"] == {"window": None, "reason": "not valid: stop_reasons"}
+    assert (level["output_tokens_per_s"], level["requests_per_s"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"rows_left_out": "p.jsonl: rows left out: 9 of 10 (without a message of a user: 9)"},
+            {"rows_left_out": "warning"},
+        ),
+        ({"rows_left_out": ""}, {}),
+        ({}, {}),
+    ],
+)
+def test_rows_that_were_left_out_are_told(tmp_path: Path, settings: dict[str, str], expected: dict[str, str]) -> None:
+    path = write(tmp_path / "e", answer(0))
+    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
+    assert found(analyze(path, Words())) == expected

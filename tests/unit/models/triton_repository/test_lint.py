@@ -1,0 +1,182 @@
+"""The linter: each rule finds what it is for, and nothing else does; good repositories are found good."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.broken_repositories import BROKEN, BROKEN_LLMAPI, RELEASE, Case, copy, step, write_engine, write_good
+from tests.standins import templates as standin
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.models.triton_repository import lint
+from trtllm_pipeline.tensorrt.embedded import repository as embedded
+from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
+
+BY_RELEASE = {"TRT407", "TRT606"}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_good(tmp_path_factory.mktemp("good"))
+
+
+@pytest.fixture
+def case(good: Path, tmp_path: Path) -> Case:
+    return copy(good, tmp_path / "case")
+
+
+def test_every_rule_has_its_broken_repository() -> None:
+    assert {rule.id for rule in lint.RULES} == BROKEN.keys() | BROKEN_LLMAPI.keys() | BY_RELEASE
+    assert len({rule.name for rule in lint.RULES}) == len(lint.RULES)
+
+
+def test_every_rule_is_documented_as_it_is() -> None:
+    page = (Path(__file__).resolve().parents[4] / "docs" / "reference" / "repository-lint.md").read_text(
+        encoding="utf-8"
+    )
+    for rule in lint.RULES:
+        assert f"| `{rule.id}` | {rule.name} | {rule.severity} | {rule.what} | {rule.hint} |" in page
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_a_broken_repository_is_found_by_its_rule_alone(case: Case, rule: str) -> None:
+    assert case.find() == []
+    BROKEN[rule](case)
+    found = case.find()
+    assert {finding.rule for finding in found} == {rule}, [str(finding) for finding in found]
+    for finding in found:
+        assert finding.file.exists()
+        assert finding.hint
+        if finding.line is not None:
+            assert 1 <= finding.line <= len(finding.file.read_text().splitlines())
+
+
+@pytest.mark.parametrize("rule", BROKEN_LLMAPI)
+def test_a_broken_llmapi_repository_is_found_by_its_rule_alone(case: Case, rule: str) -> None:
+    assert case.find(case.llmapi, release="1.2.0") == []
+    BROKEN_LLMAPI[rule](case)
+    assert {finding.rule for finding in case.find(case.llmapi)} == {rule}
+
+
+def test_what_depends_on_the_release(case: Case) -> None:
+    assert case.find(release=RELEASE) == case.find(release=f"{RELEASE}+cu124") == []
+    path = case.engine / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": f"{RELEASE}+cu124"}))
+    assert case.find(release=RELEASE) == []
+    assert [finding.rule for finding in case.find(release="0.17.0")] == ["TRT407"]
+    case.yaml("backend: pytorch", "backend: tensorrt")
+    assert case.find(case.llmapi, release="0.21.0") == case.find(case.llmapi) == []
+    assert [finding.rule for finding in case.find(case.llmapi, release="1.2.0")] == ["TRT606"]
+
+
+def test_an_engine_can_be_named(case: Case) -> None:
+    write_engine(case.folder / "small", RELEASE)
+    path = case.folder / "small" / "config.json"
+    path.write_text(path.read_text().replace('"max_batch_size": 8', '"max_batch_size": 2'))
+    found = case.find(engine=lint.Engine.read(path.parent))
+    assert [finding.rule for finding in found] == ["TRT404"]
+    assert "max_batch_size is 4, but the engine's is 2" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("break_it", "rule", "line_holds", "words"),
+    [
+        (BROKEN["TRT503"], "TRT503", '"kv_cache_free_gpu_mem_fraction"', "is '90'; expected above 0, at most 1"),
+        (BROKEN["TRT205"], "TRT205", "${triton_max_batch_size}", "${triton_max_batch_size} has no value"),
+        (BROKEN["TRT203"], "TRT203", "TYPE_TEXT", "no value named TYPE_TEXT"),
+        (BROKEN["TRT310"], "TRT310", "max_batch_size: 5", "max_batch_size is 5, but that of"),
+        (BROKEN["TRT302"], "TRT302", '"postprocess"', "a step uses model 'postprocess'"),
+        (BROKEN["TRT211"], "TRT211", "parameters { key", "is already given at line"),
+        (BROKEN["TRT402"], "TRT402", '"gpt_model_path"', "trtllm-build did not write it"),
+    ],
+)
+def test_findings_name_the_line(
+    case: Case, break_it: Callable[[Case], object], rule: str, line_holds: str, words: str
+) -> None:
+    break_it(case)
+    finding = next(finding for finding in case.find() if finding.rule == rule)
+    assert finding.line is not None
+    assert line_holds in finding.file.read_text().splitlines()[finding.line - 1]
+    assert words in finding.message
+    assert str(finding).startswith(f"{finding.file}:{finding.line}: {finding.severity} {rule} {finding.name}: ")
+
+
+@pytest.mark.parametrize("value", ["relative/path", "meta-llama/Llama-2-7b-chat-hf", ""])
+def test_tokenizer_dirs_that_are_no_absolute_path(case: Case, value: str) -> None:
+    for name in ("preprocessing", "postprocessing"):
+        case.parameter(name, tokenizer_dir=value)
+    assert [finding.rule for finding in case.find()] == ["TRT508", "TRT508"]
+
+
+@pytest.mark.parametrize("name", ["max_beam_width", "num_nodes"])
+@pytest.mark.parametrize("value", ["0", "00"])
+def test_no_beam_and_no_node_serve_nobody(case: Case, name: str, value: str) -> None:
+    case.parameter("tensorrt_llm", **{name: value})
+    (finding,) = case.find()
+    assert (finding.rule, finding.message) == ("TRT506", f"{name} is '{value}'; expected a whole number of at least 1")
+
+
+@pytest.mark.parametrize(
+    "value", ["${policy}", "${batch_scheduler_policy}/x", "x ${batch_scheduler_policy}", "${max_beam_width}"]
+)
+def test_placeholders_that_no_template_has_there(case: Case, value: str) -> None:
+    case.parameter("tensorrt_llm", batch_scheduler_policy=value)
+    assert [finding.rule for finding in case.find()] == ["TRT206"]
+
+
+def test_outputs_of_a_step_that_nothing_reads(case: Case) -> None:
+    case.config("ensemble", lambda config: step(config, "preprocessing").output_map.update({"OUT_X": "_x"}))
+    case.config("preprocessing", lambda config: config.output.add(name="OUT_X", data_type="TYPE_FP32", dims=[1]))
+    (finding,) = case.find()
+    assert (finding.rule, finding.message) == ("TRT308", "_x, written by preprocessing OUT_X, is never read")
+
+
+def test_an_unfilled_template_is_reported_as_just_that(tmp_path: Path) -> None:
+    """Bare placeholders of every file are found, and not the parser's stumbling over them."""
+    root = standin.install(tmp_path, RELEASE)
+    found = lint.lint(root / standin.ENGINE_SET)
+    assert {finding.rule for finding in found} == {"TRT205", "TRT206"}
+    assert {finding.file.parent.name for finding in found if finding.rule == "TRT205"} == set(standin.MODELS)
+
+
+def test_an_embedded_repository_is_good(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    build = {"max_batch_size": 4, "max_input_len": 64, "max_seq_len": 128}
+    (engine / "config.json").write_text(json.dumps({"build_config": build}))
+    (engine / "tokenizer.json").write_text("{}")
+    (tmp_path / "out").mkdir()
+    embedded.write(tmp_path / "out", engine, engine, RepositoryEmbedded(max_batch_size=4))
+    assert lint.lint(tmp_path / "out") == []
+
+
+def test_a_repository_that_is_none_of_ours_is_good(tmp_path: Path) -> None:
+    for name, backend, file in (("resnet", "onnxruntime", "model.onnx"), ("add", "python", "model.py")):
+        (tmp_path / name / "3").mkdir(parents=True)
+        (tmp_path / name / "3" / file).touch()
+        (tmp_path / name / "config.pbtxt").write_text(
+            f'backend: "{backend}"\nmax_batch_size: 8\n'
+            "input [ { name: 'x' data_type: TYPE_FP32 dims: [ 3 ] } ] # ${nothing}\n"
+            "output [ { name: 'y' data_type: TYPE_FP32 dims: [ 3 ] } ]\n"
+        )
+    assert lint.lint(tmp_path) == []
+
+
+def test_rules_are_selected_by_id_beginning_and_name() -> None:
+    def ids(*words: str, ignored: tuple[str, ...] = ()) -> set[str]:
+        return {rule.id for rule in lint.select(words, ignored)}
+
+    assert ids("TRT304") == ids("types-differ") == {"TRT304"}
+    assert ids("trt3", "TRT101") == {rule.id for rule in lint.RULES if rule.id.startswith("TRT3")} | {"TRT101"}
+    assert ids(ignored=("TRT5", "TRT6")) == {rule.id for rule in lint.RULES if rule.id < "TRT5"}
+    for word in ("TRT999", "", "types"):
+        with pytest.raises(UsageError, match="unknown rule"):
+            lint.select((word,))
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such directory"):
+        lint.lint(tmp_path / "nowhere")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.matrix_files import Write
+from trtllm_pipeline.show.cli.app import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(argv)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    return json.loads(run(capsys, *argv, "--format", "json")[1])
+
+
+def test_init_writes_a_matrix_that_works_and_overwrites_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    assert run(capsys, "matrix", "init", str(path))[0] == 0
+    assert f"pipeline matrix show {path}" in path.read_text()
+    assert run(capsys, "matrix", "check", str(path))[:2] == (0, f"{path}: 3 cells\n")
+    path.write_text("mine")
+    code, _, err = run(capsys, "matrix", "init", str(path))
+    assert code == 2
+    assert "already exists" in err
+    assert "--force" in err
+    assert path.read_text() == "mine"
+    assert run(capsys, "matrix", "init", str(path), "--force")[0] == 0
+    assert path.read_text() != "mine"
+
+
+def test_init_says_where_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "matrix", "init", str(tmp_path / "no" / "m.yaml"))
+    assert code == 2
+    assert "cannot be written" in err
+
+
+def test_check_reads_every_file(write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = write()
+    bad = good.with_name("bad.yaml")
+    bad.write_text(good.read_text().replace('"precision"', '"precison"', 1))
+    code, out, err = run(capsys, "matrix", "check", str(bad), str(good))
+    assert code == 2
+    assert out == f"{good}: 32 cells\n"
+    assert "did you mean 'precision'" in err
+    result = run_json(capsys, "matrix", "check", str(bad), str(good), "--set", "axes.max_batch_size=[1]")
+    assert [(each["valid"], each["cells"]) for each in result["files"]] == [(False, 0), (True, 16)]
+    assert {tuple(fault) for fault in result["files"][0]["faults"]} == {("path", "line", "key", "message")}
+
+
+def test_show(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(write(axes={"precision": ["fp16", "fp8"]}))
+    code, out, _ = run(capsys, "matrix", "show", path, "--cells", "small/*/tp1pp1/bs4", "--toolchain", "embedded")
+    assert code == 0
+    assert out.splitlines()[0] == "small/fp16/tp1pp1/bs4/isl128-osl32"
+    assert "isl128-osl32  can never work: the recipe small lists only" in out.splitlines()[2]
+    cells = run_json(capsys, "matrix", "show", path, "--cells", "small/fp16", "--set", "settings.perf.requests=7")[
+        "cells"
+    ]
+    assert len(cells) == 8
+    assert cells[0]["settings"]["perf"]["requests"] == 7
+    assert cells[0]["reason"] is None
+    assert run(capsys, "matrix", "show", path, "--cells", "large")[0] == 2
+
+
+@pytest.mark.parametrize("kind", ["matrix", "recipe"])
+def test_schema(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    code, out, _ = run(capsys, "matrix", "schema", "--kind", kind)
+    assert code == 0
+    assert json.loads(out)["title"] == f"trtllm-pipeline {kind}"
+
+
+def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    listed = run_json(capsys, "models", "list")["recipes"]
+    assert {"name": "small", "summary": "a small model", "family": "llama", "license": "MIT"} in listed
+    assert "smollm2-135m-instruct" in [recipe["name"] for recipe in listed]
+    assert re.search(r"^small-2 +a small model$", run(capsys, "models", "list")[1], re.MULTILINE)
+    assert run_json(capsys, "models", "show", "small")["num_hidden_layers"] == 6
+    assert "note: >-" in run(capsys, "models", "show", "smollm2-135m-instruct")[1]
+    code, _, err = run(capsys, "models", "show", "smollm2-135m")
+    assert code == 2
+    assert "did you mean 'smollm2-135m-instruct'" in err

@@ -1,0 +1,163 @@
+"""Names of options that other tools have for the same thing, and what is wrong with values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from tests.unit.measure.load.test_perf_metrics import request, write
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.app import build, main
+
+SERVER = ("-u", "localhost:1", "--model", "m")
+
+
+def parsed(*words: str) -> dict[str, Any]:
+    command: Any = get_command(build(["bench", "load"]))
+    for word in ("bench", "load"):
+        command = command.commands[word]
+    return dict(command.make_context("load", [*SERVER, *words]).params)
+
+
+@pytest.mark.parametrize(
+    ("own", "value", "others"),
+    [
+        ("--requests", "7", ("--request-count", "--num-requests")),
+        ("--warmup-requests", "0", ("--warmup-request-count", "--num-warmup-requests")),
+        ("--max-tokens", "9", ("--output-tokens-mean", "--osl")),
+        ("--isl", "512", ("--synthetic-input-tokens-mean",)),
+        ("--isl-stddev", "3", ("--synthetic-input-tokens-stddev",)),
+        ("--request-distribution", "gamma", ("--arrival-pattern",)),
+        ("--burstiness", "0.5", ("--arrival-smoothness",)),
+        ("--request-timeout-s", "12.5", ("--request-timeout-seconds",)),
+        ("--event-file", "e.jsonl", ("--profile-export-file",)),
+        ("--tokenizer", "model", ("--tokenizer-path",)),
+        ("--protocol", "openai", ("-i",)),
+        ("--concurrency", "6:8:1", ("--concurrency-range",)),
+    ],
+)
+def test_other_tools_names_mean_the_same(own: str, value: str, others: tuple[str, ...]) -> None:
+    meant = parsed(own, value)
+    assert meant != parsed()
+    for other in others:
+        assert parsed(other, value) == meant
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compare",),
+        ("bench", "analyze", "e.jsonl"),
+        ("eval", "answers", *SERVER, "--input-data", "rows.jsonl"),
+        ("eval", "lm-eval", *SERVER, "--tasks", "arc_easy"),
+    ],
+)
+def test_a_tokenizer_has_its_other_name_everywhere(words: tuple[str, ...]) -> None:
+    names = words[: 1 if words == ("compare",) else 2]
+    name, rest = names[-1], words[len(names) :]
+    command: Any = get_command(build([*names]))
+    for each in names:
+        command = command.commands[each]
+    for option in ("--tokenizer", "--tokenizer-path"):
+        assert str(command.make_context(name, [*rest, option, "model"]).params["tokenizer"]) == "model"
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [("1,4", (1, 4)), ("6:8:1", (6, 7, 8)), ("2:9:3", (2, 5, 8)), ("3:4", (3, 4)), ("1,4:8:4", (1, 4, 8))],
+)
+def test_levels_may_be_a_range(text: str, levels: tuple[int, ...]) -> None:
+    assert options.counts("--concurrency", text, 65536) == levels
+
+
+@pytest.mark.parametrize("text", ["8:6:1", "0:4:1", "1:4:0", "1:2:3:4", ":", "1:x", "1:-2", "1:999:1", "1:9999999999"])
+def test_what_is_no_range_is_refused_in_words(text: str) -> None:
+    with pytest.raises(UsageError, match="expected FIRST:LAST:STEP with at most 100 levels") as error:
+        options.counts("--concurrency", text, 65536)
+    assert error.value.hint == "--concurrency 2:8:2 is --concurrency 2,4,6,8"
+
+
+def test_names_that_are_the_same_everywhere() -> None:
+    words = ("--concurrency", "1,4", "--endpoint-type", "chat", "--streaming", "--extra-inputs", "ignore_eos:true")
+    found = parsed(*words, "--num-prompts", "8", "--random-seed", "1", "--tokenizer", "t", "--request-rate", "5")
+    assert (found["concurrency"], found["extra_inputs"], found["num_prompts"]) == ("1,4", ["ignore_eos:true"], 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--concurrency", "1,x"), "--concurrency: expected a positive whole number up to 65536, got 'x'"),
+        (("--concurrency", "1_0"), "--concurrency: expected a positive whole number up to 65536, got '1_0'"),
+        (("--concurrency", "4,4"), "--concurrency 4,4: has a value twice"),
+        (("--request-rate", "nan"), "--request-rate: expected a positive number up to 1000000, got 'nan'"),
+        (("--requests", "0"), "should be greater than or equal to 1"),
+        (("--burstiness", "inf"), "--burstiness: expected a positive number, got inf"),
+        (("--measurement-interval", "0"), "--measurement-interval: expected a positive number, got 0"),
+        (("--measurement-interval", "1e9", "--request-rate", "2"), "are 2,000,000 requests, 1,000,000 at most"),
+        (("--measurement-interval", "inf"), "should be less than or equal to 1000000000"),
+        (("--turn-delay-s", "inf"), "should be less than or equal to 1000000"),
+        (("--slo", "ttft_p42=300ms"), "--slo: 'ttft_p42=300ms' is not an objective"),
+        (
+            ("--slo", "ttft=300ms", "--find-rate", "0.9"),
+            "--find-rate needs --requests 300 or more: 64 requests are over",
+        ),
+        (("--slo", "ttft=300ms,rps=4ms"), "--slo: 'rps=4ms' is not an objective"),
+        (("--extra-inputs", "top_k"), "--extra-inputs top_k: expected NAME:VALUE"),
+        (("--isl", "64", "--input-data", "builtin:prompts"), "--isl needs --tokenizer"),
+        (("-m", "quickstart"), "no such option: -m\n  try: --model NAME"),
+        (("--concurency", "4"), "no such option: --concurency"),
+    ],
+)
+def test_mistakes(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "load", *SERVER, *words]) == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("events.jsonl", "already exists"), ("no/d.jsonl", "there is no directory")]
+)
+def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = write(tmp_path / "events.jsonl", request(0, [(10, "a"), (20, " b")]))
+    assert main(["bench", "analyze", str(events), "--trtllm-dataset", str(tmp_path / name)]) == 2
+    assert f"--trtllm-dataset {tmp_path / name}: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "most"),
+    [
+        *(("bench load", f"--{name}", 1_000_000) for name in ("requests", "warmup-requests", "num-prompts")),
+        *(("bench load", f"--{name}", 10_000_000) for name in ("isl", "isl-stddev", "max-tokens")),
+        ("bench load", "--concurrency", 65_536),
+        ("bench load", "--request-rate", 1_000_000),
+        ("bench load", "--repeats", 1_000),
+        ("bench load", "--processes", 1_024),
+        *((f"eval {name}", "--concurrency", 65_536) for name in ("answers", "lm-eval")),
+        ("eval answers", "--max-tokens", 10_000_000),
+    ],
+)
+@pytest.mark.parametrize("more", [1, 10**20])
+def test_counts_have_a_limit_that_is_told(
+    command: str, option: str, most: int, more: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs(*_given: object, **_named: object) -> None:
+        raise AssertionError("what was asked for was about to begin")
+
+    monkeypatch.setattr("trtllm_pipeline.measure.load.load_run.ServerLoad.record_until_interrupted", runs)
+    needed = {
+        "eval answers": (*SERVER, "--input-data", "builtin:accuracy"),
+        "eval lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),
+        "bench load": (*SERVER, "--protocol", "grpc"),
+    }
+    assert main([*command.split(), *needed.get(command, ()), option, str(most + more)]) == 2
+    told = capsys.readouterr().err
+    assert option in told
+    assert f"less than or equal to {most}" in told or f"up to {most}, got" in told
+
+
+def test_a_limit_of_rates_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "load", *SERVER, "--concurrency", "2", "--max-in-flight", "3"]) == 2
+    assert "--max-in-flight is of --request-rate" in capsys.readouterr().err

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trtllm_pipeline.serve.kept.servers import KeptRecord, State, find, folder_of
+from trtllm_pipeline.show.cli import app
+
+
+def test_a_folder_says_itself_which_toolchain_serves_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["serve", "start", str(tmp_path), "--workspace", str(tmp_path / "w")]
+    assert app.main([*words, "--toolchain", "embedded"]) == 2
+    assert "--toolchain is for a cell" in capsys.readouterr().err
+    monkeypatch.setenv("PIPELINE_TOOLCHAIN", "embedded")
+    assert app.main(words) == 2
+    assert "cannot be served" in capsys.readouterr().err, "what the environment says is for cells"
+
+
+def test_a_limit_of_silence_is_for_servers_that_are_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(["serve", "start", str(tmp_path), "--unresponsive-timeout-s", "9"]) == 2
+    assert "give --restart as well" in capsys.readouterr().err
+
+
+def test_stop_says_that_there_is_nothing_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["serve", "stop", "--all", "--workspace", str(tmp_path)]) == 0
+    assert capsys.readouterr() == ("", "no servers are kept in this workspace\n")
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_stop_says_as_json_what_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str], remove: bool) -> None:
+    for name in ("one", "two"):
+        folder = folder_of(tmp_path, name)
+        folder.mkdir(parents=True)
+        record = KeptRecord(toolchain="embedded", model="tiny", state=State.FAILED, since_s=1.0, started_s=1.0)
+        record.write(folder)
+    words = ["serve", "stop", "--all", "--workspace", str(tmp_path), "--format", "json"]
+    assert app.main([*words, "--remove"] if remove else words) == 0
+    captured = capsys.readouterr()
+    told = json.loads(captured.out)
+    assert [(each["name"], each["state"]) for each in told["servers"]] == [("one", "failed"), ("two", "failed")]
+    assert captured.err == ("" if remove else "one had already failed\ntwo had already failed\n")
+    assert [each.name for each in find(tmp_path)] == ([] if remove else ["one", "two"])

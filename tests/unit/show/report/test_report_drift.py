@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import fabricated
+from trtllm_pipeline.base.domain import CellId, Json
+from trtllm_pipeline.orchestrate.results.rows import CellResult, drifts_of, references, rows
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.show.report.columns import columns
+from trtllm_pipeline.show.report.writers import to_csv
+
+ANSWERS = [{"id": str(n), "input": "?", "answer": "Paris", "scores": {"exact": 1.0}} for n in range(8)]
+WORSE = [*ANSWERS[:6], *({**row, "answer": "Lyon", "scores": {"exact": 0.0}} for row in ANSWERS[6:])]
+
+
+def lines(answers: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in answers).encode()
+
+
+def axes(precision: str, batch: int = 4, **more: Json) -> dict[str, Json]:
+    return {"model": "m", "precision": precision, "max_batch_size": batch, **more}
+
+
+def test_the_reference_is_the_unquantized_cell_equal_otherwise() -> None:
+    cells = {
+        CellId("a"): axes("bf16"),
+        CellId("b"): axes("fp16"),
+        CellId("c"): axes("int8_wo"),
+        CellId("d"): axes("int8_wo", 8),
+        CellId("e"): axes("int4_wo", 8),
+        CellId("f"): axes("int8_wo", toolchain="other"),
+    }
+    assert references(cells) == {"a": "b", "c": "b"}, "the others have no unquantized counterpart"
+
+
+def test_cells_without_comparable_answers_have_no_drift(tmp_path: Path) -> None:
+    for name, answers in {"fp16": ANSWERS, "other": [{**ANSWERS[0], "input": "other"}], "old": [{"id": 1}]}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "answers.jsonl").write_bytes(lines(answers))
+    cells = {CellId("fp16"): axes("fp16"), CellId("other"): axes("fp8"), CellId("old"): axes("int8_wo")}
+    cells[CellId("none")] = axes("int4_wo")
+    answered = {CellId(name): tmp_path / name for name in ("fp16", "other", "old")}
+    assert drifts_of(cells, answered) == {}
+
+
+@pytest.fixture
+def reported(tmp_path: Path) -> Iterator[tuple[CellResult, ...]]:
+    cells = (fabricated.cell("fp16"), fabricated.cell("int8_wo"), fabricated.cell("int4_wo"))
+    plan = fabricated.plan(*cells)
+    store = Store(tmp_path / "ws")
+    for cell, answers in zip(cells, (ANSWERS, WORSE), strict=False):
+        about = {"schema": 1, "total": 8, "scores": {"exact": 0.75}, "intervals": {"exact": [0.4, 1.0]}}
+        files = {"accuracy.json": about, "answers.jsonl": lines(answers)}
+        fabricated.publish(store, fabricated.stage_run(plan, cell, "accuracy"), files)
+    yield rows(plan, store)
+    store.close()
+
+
+def test_rows_tell_drift_and_intervals(reported: tuple[CellResult, ...]) -> None:
+    full, eight, four = reported
+    assert full.accuracy_drift is None
+    assert four.accuracy_drift is None
+    assert eight.accuracy_intervals == {"exact": (0.4, 1.0)}
+    assert eight.accuracy_drift is not None
+    assert eight.accuracy_drift.reference == full.id
+    assert eight.accuracy_drift.agreement == 0.75
+    assert eight.accuracy_drift.scores["exact"].difference == -0.25
+    assert eight.accuracy_drift.first_divergence_chars["p50"] == 0
+    assert CellResult.from_json(json.loads(json.dumps(eight.to_json()))).accuracy_drift == eight.accuracy_drift
+
+
+def test_tables_show_them(reported: tuple[CellResult, ...]) -> None:
+    values = {column.head: [column.value(row) for row in reported] for column in columns(reported)}
+    assert values["exact"] == ["0.75", "0.75", None]
+    assert values["exact 95%"] == ["0.40 to 1.00", "0.40 to 1.00", None]
+    assert values["agree"] == [None, "0.75", None]
+    assert values["exact change"][1] is not None
+    assert values["exact change"][1].startswith("-0.25 (-0.")
+    parsed = list(csv.DictReader(io.StringIO(to_csv(reported))))
+    assert (parsed[1]["drift_agreement"], parsed[1]["drift_exact"], parsed[0]["drift_exact"]) == ("0.75", "-0.25", "")
+    assert (parsed[1]["accuracy_exact_low"], parsed[1]["accuracy_exact_high"]) == ("0.4", "1.0")
+    assert parsed[1]["drift_reference"] == reported[0].id

@@ -1,0 +1,343 @@
+"""The first cause of failures that people have met, and of logs made to mislead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.failure_logs import UNKNOWN, FailureLog, failure_logs
+from trtllm_pipeline.base.errors import FailureClass
+from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
+from trtllm_pipeline.tensorrt.diagnosis import diagnosis
+from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures
+
+DEVELOPMENT = tuple(failure_logs("development"))
+HELD_OUT = tuple(failure_logs("held-out"))
+
+
+def diagnosed(failure: FailureLog, folder: Path, *, but: str = "") -> tuple[str, str, bool]:
+    """Key of the signature, the line as the corpus names it, and whether it is certain; `but`: a key that is not known."""
+    known = [each for each in signatures() if each.key != but]
+    cause = first_cause([LogText(path) for path in failure.lay_out(folder)], known)
+    if cause is None:
+        return UNKNOWN, "", False
+    key = UNKNOWN if cause.signature is None else cause.signature.key
+    return key, f"{cause.line.path.relative_to(folder)}:{cause.line.number}", cause.certain
+
+
+@pytest.mark.parametrize("failure", DEVELOPMENT, ids=lambda each: each.path.stem)
+def test_the_first_cause_of_failures_that_the_signatures_were_written_by(failure: FailureLog, tmp_path: Path) -> None:
+    key, line, _ = diagnosed(failure, tmp_path)
+    assert key == failure.cause
+    assert line in (failure.lines or {""})
+
+
+def test_the_first_cause_of_failures_that_were_kept_aside(tmp_path: Path) -> None:
+    found = {each: diagnosed(each, tmp_path / each.path.stem) for each in HELD_OUT}
+    right = [each for each, (key, line, _) in found.items() if key == each.cause and line in each.lines]
+    assert not {each.path.stem: key for each, (key, _, certain) in found.items() if certain and key != each.cause}
+    assert len(right) >= 0.9 * len(found)
+
+
+def test_the_line_is_found_also_of_what_no_signature_knows(tmp_path: Path) -> None:
+    """Of every failure with a cause that can be told, with the signature left out that belongs to it."""
+    every = [each for each in (*DEVELOPMENT, *HELD_OUT) if each.lines]
+    found = {each: diagnosed(each, tmp_path / each.path.stem, but=each.cause) for each in every}
+    wrong = {each.path.stem: (line, certain) for each, (_, line, certain) in found.items() if line not in each.lines}
+    assert len(wrong) <= 0.03 * len(every), wrong
+    assert not any(certain for _, certain in wrong.values())
+
+
+BEFORE = (
+    "2026-11-22 08:00:00.123456: E external/local_xla/x/cuda_fft.cc:479] Unable to register cuFFT factory: twice",
+    "/usr/lib/python3/x.py:33: FutureWarning: `x` is deprecated and will be removed, expected in 1.0",
+    "[11/22/2026-08:00:01] [TRT-LLM] [W] Failed to import y, falling back",
+    "ERROR: pip's dependency resolver does not currently take into account all the packages that are installed.",
+    "WARNING: could not find a config, the default is used",
+    "Exception ignored in: <function A.__del__ at 0x7f>",
+    "Traceback (most recent call last):",
+    '  File "a.py", line 3, in __del__',
+    "AttributeError: 'A' object has no attribute 'b'",
+)
+AFTER = (
+    "Exception ignored in atexit callback: <function f at 0x7f>",
+    "Traceback (most recent call last):",
+    '  File "z.py", line 3, in f',
+    "RuntimeError: cannot schedule new futures after shutdown",
+    "x.py:254: UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects to clean up at shutdown",
+)
+WRITERS = (
+    "{}",
+    "[1,0]<stderr>:{}",
+    "[rank0]: {}",
+    "2026-11-18T09:33:30.123456789Z stdout F {}",
+    "server-1  | {}",
+    "(Worker pid=123, ip=10.0.0.1) {}",
+    "Nov 22 08:11:02 gpu01 tritonserver[1234]: {}",
+    "\x1b[31m{}\x1b[0m\r",
+)
+
+
+@pytest.mark.parametrize(
+    "turn", [0, *(pytest.param(turn, marks=pytest.mark.thorough) for turn in range(1, len(WRITERS)))]
+)
+def test_neither_what_stands_around_a_failure_nor_before_its_lines_hides_it(turn: int, tmp_path: Path) -> None:
+    """Harmless lines before and after; what launchers and containers write before each; another rank between the lines."""
+    every = [each for each in (*DEVELOPMENT, *HELD_OUT) if each.lines]
+    found = [each for each in every if diagnosed(each, tmp_path / "plain" / each.path.stem)[1] in each.lines]
+    assert len(found) >= 0.98 * len(every)
+    for place, failure in enumerate(found):
+        folder = tmp_path / failure.path.stem
+        logs = failure.lay_out(folder)
+        own = WRITERS[(place + turn) % len(WRITERS)]
+        other = "[rank1]: {}" if own.startswith("[rank0]") else ""
+        for path in logs:
+            told = (*BEFORE, *path.read_text().rstrip("\n").split("\n"), *AFTER)
+            lines = [each.format(line) for line in told for each in (own, other) if each]
+            path.write_text("".join(f"{line}\n" for line in lines), newline="")
+        cause = first_cause([LogText(path) for path in logs])
+        assert cause is not None, failure.path
+        number = (cause.line.number + 1) // 2 if other else cause.line.number
+        said = f"{cause.line.path.relative_to(folder)}:{number - len(BEFORE)}"
+        assert said in failure.lines, failure.path
+
+
+def test_the_corpus_is_what_it_says() -> None:
+    every = (*DEVELOPMENT, *HELD_OUT)
+    assert len(every) >= 160
+    assert len(HELD_OUT) >= 35
+    assert all(each.source.startswith("https://") for each in every)
+    known = {each.key: each.category for each in signatures()}
+    assert {each.path.stem for each in every if each.cause not in {*known, UNKNOWN}} == set()
+    assert {each.path.stem for each in every if known.get(each.cause, each.category) != each.category} == set()
+    names = [each.path.stem for each in every]
+    assert len(set(names)) == len(names)
+
+
+def log(folder: Path, *lines: str, name: str = "log") -> LogText:
+    path = folder / name
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return LogText(path)
+
+
+def test_what_follows_from_a_cause_is_none(tmp_path: Path) -> None:
+    symptoms = log(
+        tmp_path,
+        "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD",
+        "ensemble 'ensemble' depends on 'tensorrt_llm' which has no loaded version",
+        "error: creating server: Internal - failed to load all models",
+    )
+    assert first_cause([symptoms]) is None
+    assert 3 in [line.number for line in telling_lines([symptoms])]
+
+
+def test_a_signature_is_certain_only_where_the_form_of_the_log_agrees(tmp_path: Path) -> None:
+    """What stands beside the first error, in the code of its traceback too, may be another matter."""
+    for lines, key, number in (
+        (["[TensorRT-LLM][ERROR] Failed to deserialize cuda engine", "Duplicate GPU detected"], "engine-file", 1),
+        (["[TensorRT-LLM][ERROR] the moon is full", "error: Duplicate GPU detected"], None, 1),
+        (["FutureWarning: Duplicate GPU detected", "ValueError: the moon is full"], None, 2),
+        (["There are not enough slots available in the system", "ValueError: the moon is full"], None, 2),
+        (["-" * 76, "There are not enough slots available in the system", "ValueError: x"], "mpi-slots", 2),
+        (["There are not enough slots available in the system"], "mpi-slots", 1),
+        (["Traceback (most recent call last):", "  # CUDA out of memory", "ValueError: x"], None, 3),
+        (["E1122 x.cc:1] Stub process is unhealthy. CUDA out of memory"], "gpu-memory", 1),
+        (["ValueError: no file or directory", "FileNotFoundError: x"], None, 1),
+        (["ValueError: the moon is not supported"], "not-supported", 1),
+    ):
+        found = first_cause([log(tmp_path, *lines)])
+        assert found is not None
+        assert (found.signature and found.signature.key, found.line.number) == (key, number)
+        assert found.certain == (key in {"engine-file", "mpi-slots"})
+
+
+def test_of_causes_of_two_kinds_none_is_certain(tmp_path: Path) -> None:
+    """Nor is one that no program calls an error, where other causes have its words as well."""
+    for lines, certain in (
+        (["ValueError: Duplicate GPU detected"], True),
+        (["ValueError: Duplicate GPU detected", "ValueError: mpiSize == tp * pp"], True),
+        (["ValueError: Duplicate GPU detected", "OSError: No space left on device"], False),
+        (["ValueError: Duplicate GPU detected", "FutureWarning: No space left on device"], True),
+        (["ValueError: CUDA out of memory"], True),
+        (["it says: CUDA out of memory"], False),
+    ):
+        found = first_cause([log(tmp_path, *lines)])
+        assert found is not None
+        assert (found.certain, found.line.number) == (certain, 1)
+
+
+@pytest.mark.parametrize(
+    ("symbol", "key", "certain"),
+    [
+        ("_ZN3c105ErrorC2ENS_14SourceLocationE", "undefined-symbol", True),
+        ("_ZN2at4_ops9is_pinned4callERKNS_6TensorE", "undefined-symbol", True),
+        ("_ZN8nvinfer114IBuilderConfigE", "undefined-symbol", True),
+        ("cuGreenCtxCreate, version libcuda.so.1", "driver-symbol", True),
+        ("cuMulticastCreate", "driver-symbol", True),
+        ("nvmlDeviceGetGpuFabricInfoV", "driver-symbol", True),
+        ("PyUnicode_AsUTF8AndSize", "python-symbol", True),
+        # A library of the toolkit or of the system is the likely cause, and which one it is has to be found out.
+        ("cuFileDriverOpen", "library-symbol", False),
+        ("cudaGetDriverEntryPointByVersion, version libcudart.so.12", "library-symbol", False),
+        ("cublasLtMatmul", "library-symbol", False),
+        ("ncclCommWindowRegister", "library-symbol", False),
+        ("_ZNSt7__cxx1118basic_stringstreamIcSt11char_traitsIcESaIcEEC1Ev", "library-symbol", False),
+        ("mlx5dv_devx_obj_create", "library-symbol", False),
+    ],
+)
+def test_the_name_of_a_missing_symbol_tells_whose_it_is(
+    tmp_path: Path, symbol: str, key: str, *, certain: bool
+) -> None:
+    found = first_cause([log(tmp_path, f"ImportError: /venv/x.so: undefined symbol: {symbol}")])
+    assert found is not None
+    assert found.signature is not None
+    assert (found.signature.key, found.certain) == (key, certain)
+
+
+def test_a_kill_for_a_reason_is_no_certain_cause(tmp_path: Path) -> None:
+    """What kills others writes about it before; whether it was for memory, only the kernel's count can tell."""
+    for before, certain in (
+        ("loading weights", True),
+        ("FutureWarning: `x` is not supported any more", True),
+        ("Received sigquit from a child process. It usually means the child failed.", False),
+        ("health check failed for 300 s", False),
+    ):
+        found = first_cause([log(tmp_path, before, "Killed")])
+        assert found is not None
+        assert (found.killed, found.certain, found.line.number) == (True, certain, 2)
+
+
+def test_of_a_timeout_and_what_made_or_ended_it_the_first_counts(tmp_path: Path) -> None:
+    """Ranks wait in vain for one that failed, and a launcher kills those that waited in vain."""
+    watchdog = (
+        "[rank1]:[E304 08:31:44.120311 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=3, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600071 milliseconds"
+    )
+    killed = "mpirun noticed that process rank 0 with PID 7 on node n exited on signal 9 (Killed)."
+    memory = "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    for lines, key, number in (
+        ((watchdog, killed), "collective-timeout", 1),
+        ((killed, watchdog), "killed", 1),
+        ((memory, watchdog, killed), "gpu-memory", 1),
+        ((watchdog, memory), "gpu-memory", 2),
+    ):
+        found = first_cause([log(tmp_path, *lines)])
+        assert found is not None
+        assert found.signature is not None
+        assert (found.signature.key, found.certain, found.line.number) == (key, True, number)
+
+
+def test_words_of_another_exception_of_a_chain_are_not_certain(tmp_path: Path) -> None:
+    first = ("Traceback (most recent call last):", "ValueError: the moon is full")
+    link = "The above exception was the direct cause of the following exception:"
+    second = ("Traceback (most recent call last):", "OSError: No space left on device")
+    for lines, certain, number in (
+        ((*first, "", link, "", *second), False, 2),
+        ((*second, "", link, "", *first), True, 2),
+    ):
+        found = first_cause([log(tmp_path, *lines)])
+        assert found is not None
+        assert found.signature is not None
+        assert (found.signature.key, found.certain, found.line.number) == ("disk-full", certain, number)
+
+
+def test_a_kind_of_trouble_has_a_hint_and_decides_nothing(tmp_path: Path) -> None:
+    found = first_cause([log(tmp_path, "ValueError: the moon is not supported")])
+    assert found is not None
+    assert found.signature is not None
+    assert (found.signature.failure, found.failure) == (FailureClass.INFEASIBLE, FailureClass.BUG)
+    assert (found.quote, found.setting("build", {})) == (
+        "the first error in its log: ValueError: the moon is not supported",
+        None,
+    )
+    assert found.hint
+
+
+def test_of_two_causes_the_first_counts(tmp_path: Path) -> None:
+    one = "[TensorRT-LLM][ERROR] Assertion failed: mpiSize == tp * pp (1 != 2)"
+    other = "[1] NCCL WARN Duplicate GPU detected : rank 0 and rank 1"
+    for first, second, key in ((one, other, "ranks"), (other, one, "gpu-twice")):
+        found = first_cause([log(tmp_path, "loading", first, "more", second)])
+        assert found is not None
+        assert found.signature is not None
+        assert found.signature.key == key
+
+
+def test_a_cause_in_another_rank_s_log_is_named_by_file_and_line(tmp_path: Path) -> None:
+    lost = log(tmp_path, "NCCL error x.cpp:1 'remote process exited or there was a network error'", name="rank0")
+    memory = log(tmp_path, "loading", "[1,1]<stderr>: CUDA out of memory. Tried to allocate 2 GiB", name="rank1")
+    found = first_cause([lost, memory])
+    assert found is not None
+    assert (found.line.path.name, found.line.number) == ("rank1", 2)
+    assert found.line.said == "CUDA out of memory. Tried to allocate 2 GiB"
+    assert str(found.line) == "rank1:2: CUDA out of memory. Tried to allocate 2 GiB"
+
+
+def test_lines_are_counted_also_where_the_middle_of_a_log_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "HEAD_BYTES", 1000)
+    monkeypatch.setattr(diagnosis, "TAIL_BYTES", 2000)
+    lines = [f"[I] line {number}" for number in range(1, 2001)]
+    for wanted in (3, 1995):
+        changed = [*lines]
+        changed[wanted - 1] = "RuntimeError: here it is"
+        text = log(tmp_path, *changed)
+        assert len(text.lines) < 400
+        error = first_error([text])
+        assert error is not None
+        assert (error.number, error.said) == (wanted, "RuntimeError: here it is")
+    assert [line.number for line in text.last(2)] == [1999, 2000]
+
+
+def test_what_was_written_before_belongs_to_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"CUDA out of memory\nmore\nValueError: x\r\n 10%\r 20%\r done\n")
+    text = LogText(path, since=len(b"CUDA out of memory\nmore\n"))
+    found = first_cause([text])
+    assert found is not None
+    assert (found.certain, found.line.number) == (False, 3)
+    assert [(line.number, line.said) for line in text.last(2)] == [(3, "ValueError: x"), (4, "done")]
+    assert first_cause([LogText(tmp_path / "missing")]) is None
+
+
+def test_an_unknown_failure_is_told_by_ten_lines(tmp_path: Path) -> None:
+    words = [f"it could not do without {chr(97 + number)}" for number in range(20)]
+    frames = ['  File "x.py", line 3, in f', "1       0x7f error::f() + 1", "libx.so(+0x12) [0x7f]"]
+    log_ = log(tmp_path, "fine", *frames, *words[:10], *frames, *words[10:], "SomeError: the cause itself", "bye")
+    lines = telling_lines([log_])
+    assert len(lines) == 10
+    assert lines[-1].said == "SomeError: the cause itself"
+    assert all("could not" in line.said or "SomeError" in line.said for line in lines)
+    error = first_error([log_])
+    assert error is not None
+    assert error.said == "SomeError: the cause itself"
+    assert [line.said for line in telling_lines([log(tmp_path, "one", "", "two")])] == ["one", "two"]
+    assert telling_lines([log(tmp_path)]) == []
+
+
+def test_settings_can_be_pasted(tmp_path: Path) -> None:
+    """What a signature says to set is something that a matrix takes."""
+    memory = first_cause([log(tmp_path, "RuntimeError: CUDA out of memory")])
+    assert memory is not None
+    assert memory.setting("build", {"max_num_tokens": 3000}) == "settings.build.max_num_tokens=1500"
+    assert memory.setting("build", {"max_num_tokens": None}) == "settings.build.max_num_tokens=4096"
+    assert memory.setting("build", {"max_num_tokens": 1}) is None
+    assert memory.setting("convert", {}) is None
+    matrix = Path(__file__).parents[4] / "matrices" / "qwen2.yaml"
+    for signature in signatures():
+        for setting in signature.settings.values():
+            load_matrix(matrix, (setting.replace("=half", "=8"),))
+
+
+def test_numbers_of_the_words_are_in_the_hint(tmp_path: Path) -> None:
+    found = first_cause(
+        [log(tmp_path, "not compatible with this version of TensorRT, expecting library version 9.2.0.5 got 9.3.0.1")]
+    )
+    assert found is not None
+    assert found.hint is not None
+    assert found.hint.startswith("the engine was built with TensorRT 9.3.0.1, the server has 9.2.0.5: ")
+    assert found.failure is FailureClass.INFEASIBLE
+    assert "{" not in found.hint

@@ -1,0 +1,257 @@
+"""Other OpenAI-compatible servers as toolchains: their command lines, what is refused, and what a result depends on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.openai_cells import H100S, PORTS, cell, started
+from tests.helpers.trtllm_cells import RECIPE
+from trtllm_pipeline.base.domain import Cell
+from trtllm_pipeline.base.errors import StageError
+from trtllm_pipeline.base.fingerprints import canonical
+from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.orchestrate.plan.plan import StageRun, make_plan
+from trtllm_pipeline.tensorrt.others import command
+from trtllm_pipeline.tensorrt.others.server import argv, settled
+from trtllm_pipeline.tensorrt.stage.params import LaunchOpenAi
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+
+NO_GPU = Machine(cpus=8, cpu="some")
+
+
+def launched(one: Cell, machine: Machine = H100S) -> tuple[StageRun, list[str]]:
+    """The stage run that serves a cell, and the stages that it has."""
+    plan = make_plan([one], {one.toolchain: toolchains.load(one.toolchain)}, machine, digest=lambda *_: ("", ""))
+    runs = [plan.stage_runs[run] for run in plan.by_cell[one.id]]
+    return next(run for run in runs if run.stage.name == "launch"), [run.stage.name for run in runs]
+
+
+def reason(one: Cell, machine: Machine = H100S) -> str | None:
+    return toolchains.load(one.toolchain).infeasible(one, machine)
+
+
+def test_vllm_is_started_with_what_the_axes_say() -> None:
+    words = started(cell(tp=2, openai__options={"gpu_memory_utilization": 0.8, "enforce_eager": True}), model="/m")
+    assert words[:3] == ["vllm", "serve", "/m"]
+    told = " ".join(words)
+    assert "--host 127.0.0.1 --port 8000 --served-model-name small" in told
+    assert "--tensor-parallel-size 2 --pipeline-parallel-size 1 --max-num-seqs 4 --max-model-len 160" in told
+    assert "--dtype bfloat16" in told
+    assert "--gpu-memory-utilization 0.8" in told
+    assert words[-1] == "--enforce-eager"
+
+
+def test_a_cell_has_the_stages_that_its_command_reads() -> None:
+    assert launched(cell())[1] == ["download", "launch", "smoke", "perf", "accuracy"]
+    assert launched(cell("llama_cpp", "int8_wo"))[1][:3] == ["download", "convert", "launch"]
+    own = cell("openai", openai__command="mine --port {port} --gguf {gguf}", precision="fp16")
+    assert "convert" in launched(own)[1]
+
+
+def test_what_is_converted_for_the_embedded_toolchain_is_taken() -> None:
+    embedded, llama = cell("embedded", "int8_wo"), cell("llama_cpp", "int8_wo")
+    keys = []
+    for one in (embedded, llama):
+        plan = make_plan([one], {one.toolchain: toolchains.load(one.toolchain)}, NO_GPU, digest=lambda *_: ("", ""))
+        keys.append(next(run.fingerprint for run in plan.stage_runs.values() if run.stage.name == "convert"))
+    assert keys[0] == keys[1]
+
+
+def test_a_command_of_ones_own_is_filled() -> None:
+    own = "env A=1 serve '{model}' --name {name} --at {host}:{port} --tokens {total_tokens} --json '{\"a\": 1}'"
+    assert started(cell("openai", openai__command=own), model="/a b") == [
+        *("env", "A=1", "serve", "/a b", "--name", "small", "--at", "127.0.0.1:8000", "--tokens", "640"),
+        *("--json", '{"a": 1}'),
+    ]
+    assert started(cell("openai", openai__command=("serve", "a b", "{port}"))) == ["serve", "a b", "8000"]
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (cell("openai"), "needs settings.openai.url"),
+        (cell("openai", openai__url="http://a", openai__command="b {port}"), "one or the other"),
+        (cell("openai", openai__url="nothing://:/"), "settings.openai.url nothing://:/: expected HOST"),
+        (cell("openai", openai__command="serve {port} {modell}"), "{modell} is no placeholder"),
+        (cell("openai", openai__command="serve {model}"), "has no {port}"),
+        (cell("openai", openai__command="serve '{port}"), "No closing quotation"),
+        (cell("vllm", "int4_awq"), "precision int4_awq: vllm is started for"),
+        (cell("transformers", tp=2), "tp2pp1: transformers has no option"),
+        (cell("vllm", tp=8), "8 GPUs are needed, there are 4"),
+        (cell("vllm", ep=2, tp=2), "ep2"),
+        (cell("llama_cpp", "fp8"), "precision fp8: GGUF files"),
+        (cell("transformers", perf__workload="isl_osl"), "does not take ignore_eos"),
+        (cell("vllm", build__max_num_tokens=4096), "settings.build.max_num_tokens: only the TensorRT-LLM"),
+        (cell("vllm", serve__frontend="trtllm_serve"), "settings.serve.frontend trtllm_serve"),
+        (cell("vllm", lora__adapter="./a"), "settings.lora.adapter"),
+    ],
+)
+def test_what_cannot_work_says_why(one: Cell, said: str) -> None:
+    assert said in str(reason(one))
+
+
+def test_a_program_that_is_not_there_makes_a_cell_infeasible_on_this_machine_alone() -> None:
+    one = cell("openai", openai__command="/nowhere/serve {port}")
+    assert "/nowhere/serve is not on PATH" in str(reason(one, NO_GPU))
+    assert reason(one) is None
+
+
+@pytest.mark.parametrize("machine", [NO_GPU, H100S])
+def test_a_program_in_a_folder_relative_to_nobody_knows_what_is_refused(machine: Machine) -> None:
+    said = str(reason(cell("openai", openai__command="./serve {port}"), machine))
+    assert "./serve would be looked for in the directory of each attempt; give its whole path" in said
+
+
+def test_a_server_that_runs_already_is_given_nothing() -> None:
+    one = cell("vllm", tp=8, openai__url="http://host:8000/v1", perf__exclusive="gpu")
+    launch, stages = launched(one)
+    assert reason(one) is None
+    assert launch.params.command is None
+    took = launch.stage.resources(one, H100S)
+    assert (took.gpus, took.exclusive.value) == (0, "machine")
+    assert stages[1:] == ["launch", "smoke", "perf", "accuracy"]
+    assert "not started by us" in toolchains.caveats([one])[0]
+
+
+def test_of_a_model_that_runs_elsewhere_only_what_counts_tokens_is_downloaded() -> None:
+    files = {"config.json": "1" * 64, "tokenizer.json": "2" * 64, "model.safetensors": "3" * 64}
+    for url, names in ((None, {*files}), ("http://a", {"config.json", "tokenizer.json"})):
+        one = cell(openai__url=url, recipe={**RECIPE, "files": files})
+        asked = toolchains.load("vllm").stage("download").read(one)
+        assert {*asked.content} == names
+        assert asked.form == (None if url is None else "tokenizer")
+
+
+def test_gpus_are_leased_as_for_our_own() -> None:
+    two = cell(tp=2)
+    assert launched(two)[0].stage.resources(two, H100S).gpus == 2
+    assert launched(two)[0].stage.resources(two, NO_GPU).gpus == 0
+    beside = cell(perf__exclusive="gpu")
+    assert launched(beside)[0].stage.resources(beside, H100S).exclusive.value == "gpu"
+    assert launched(beside)[0].stage.resources(beside, NO_GPU).exclusive.value == "machine"
+    told = cell(openai__gpus=3)
+    assert launched(told)[0].stage.resources(told, H100S).gpus == 3
+
+
+def test_the_key_has_the_arguments_and_no_folder_or_port() -> None:
+    def key(one: Cell) -> str:
+        return launched(one)[0].key
+
+    assert key(cell()) != key(cell(openai__options={"block_size": 32}))
+    assert key(cell()) != key(cell(openai__environment={"VLLM_USE_V1": 0}))
+    assert key(cell()) == key(cell(serve__http_port=9000))
+    assert key(cell()) == key(cell(openai__ready_path="/ping"))
+    assert key(cell("openai", openai__url="http://a")) != key(cell("openai", openai__url="http://b"))
+
+
+def test_a_matrix_without_these_servers_has_the_keys_it_had() -> None:
+    assert "openai" not in canonical(toolchains.load("embedded").stage("launch").read(cell("embedded")).__dict__)
+
+
+def test_smoke_asks_for_the_limit_only_where_it_is_refused() -> None:
+    def limit(one: Cell) -> int | None:
+        found: int | None = toolchains.load(one.toolchain).stage("smoke").read(one).max_seq_len
+        return found
+
+    assert limit(cell("vllm")) == 160
+    assert limit(cell("transformers")) is None
+    assert limit(cell("vllm", openai__url="http://a")) is None
+
+
+def test_reuse_of_the_cache_is_as_the_matrix_says_and_nobody_claims_it_of_others() -> None:
+    def declared(one: Cell) -> object:
+        return toolchains.load(one.toolchain).stage("perf").read(one).declared["enable_kv_cache_reuse"]
+
+    assert "--no-enable-prefix-caching" in started(cell(), model="/m")
+    assert "--enable-prefix-caching" in started(cell(repository__enable_kv_cache_reuse=True), model="/m")
+    assert "--disable-radix-cache" in started(cell("sglang"), model="/m")
+    assert "keeps nothing" in str(reason(cell("transformers", repository__enable_kv_cache_reuse=True)))
+    assert declared(cell()) is False
+    assert declared(cell("vllm", openai__command="mine {port}")) is None
+    assert declared(cell("openai", openai__url="http://a")) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "bits"),
+    [
+        (cell(), None),
+        (cell(precision="fp8"), 8),
+        (cell("sglang", "fp8"), 8),
+        (cell("llama_cpp", "int4_wo"), 4),
+        (cell("llama_cpp", "int8_wo"), 8),
+        (cell(openai__options={"quantization": "bitsandbytes"}), 0),
+        (cell("openai", openai__command="mine {model} --port {port}"), 0),
+    ],
+)
+def test_weights_that_a_server_makes_smaller_are_not_held_against_those_of_the_files(
+    one: Cell, bits: int | None
+) -> None:
+    declared = toolchains.load(one.toolchain).stage("perf").read(one).declared
+    assert declared.get("weight_bits") == bits
+
+
+def test_an_option_of_null_is_none() -> None:
+    assert command.options({"max_loras": 2, "seed": None, "trace": True}) == ["--max-loras", "2", "--trace"]
+
+
+def test_the_version_is_that_of_the_package_that_the_program_belongs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    version = command.version_of([sys.executable, "-m", "pytest.something"], ())
+    assert version == f"pytest {pytest.__version__}"
+    script = Path(sys.executable).with_name("pytest")
+    assert command.version_of(["/usr/bin/env", "A=1", sys.executable, "-u", "-m", "pytest"], ()) == version
+    assert command.version_of([str(script)], ()) == version
+    portable = tmp_path / "pytest"
+    for line in ("#!/usr/bin/env python3", "#!/usr/bin/env -S python3 -u"):
+        portable.write_text(f"{line}\n")
+        portable.chmod(0o755)
+        assert command.version_of([str(portable)], ()) == version
+    program = tmp_path / "server"
+    program.write_text("#!/bin/sh\necho noise\necho 'version: 6000 (abc)' >&2\n")
+    program.chmod(0o755)
+    assert command.version_of([str(program)], ("--version",)) == "version: 6000 (abc)"
+    digest = command.version_of([str(program)], ())
+    program.write_text("#!/bin/sh\necho another\n")
+    assert digest is not None
+    assert digest.startswith("server ")
+    assert command.version_of([str(program)], ()) != digest
+    assert command.version_of(["/nowhere/server"], ()) is None
+
+
+def test_by_hand_a_known_server_has_its_own_defaults() -> None:
+    words = command.of_itself(command.KNOWN["vllm"])
+    assert words == ["vllm", "serve", "{model}", "--host", "{host}", "--port", "{port}"]
+    assert command.placeholders(command.of_itself(command.KNOWN["llama_cpp"])) == {"gguf", "host", "port"}
+
+
+def test_by_hand_a_placeholder_without_a_value_is_an_error() -> None:
+    asked = LaunchOpenAi(command="vllm serve {model} --port {port} --tensor-parallel-size {tp}")
+    with pytest.raises(StageError, match=r"\{model\}") as error:
+        argv(asked, {}, "127.0.0.1", PORTS)
+    assert error.value.hint == "--model DIR"
+    with pytest.raises(StageError, match=r"\{tp\}"):
+        argv(replace(asked, command="vllm {port} {tp}"), {}, "127.0.0.1", PORTS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (LaunchOpenAi(), "which server"),
+        (
+            LaunchOpenAi(url="http://a", server="vllm"),
+            "--url names a server that runs already, and --server one to start",
+        ),
+        (LaunchOpenAi(url="http://a", command="b {port}"), "runs already, and --command one to start"),
+    ],
+)
+def test_by_hand_it_is_one_server(asked: LaunchOpenAi, words: str) -> None:
+    with pytest.raises(StageError, match=words):
+        settled(asked, {})
+    assert settled(LaunchOpenAi(command="b {port}", server="vllm"), {}).command == "b {port}"

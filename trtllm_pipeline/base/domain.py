@@ -1,0 +1,205 @@
+"""The words of the project as types: cells, stage runs, resources, statuses. A leaf; imports nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from operator import attrgetter
+from typing import Final, NewType, Union
+
+# A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
+Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
+CellId = NewType("CellId", str)
+StageRunId = NewType("StageRunId", str)
+Fingerprint = NewType("Fingerprint", str)
+USUAL_KV_SHARE: Final = 0.9
+"""Share of free memory that TensorRT-LLM uses for the KV cache by default. Source: memory reference."""
+USUAL_NUM_TOKENS: Final = 8192
+"""Default for the tokens of one forward pass. As in TensorRT-LLM since 0.11, so that a matrix means the same on every release."""
+
+
+def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether `parts` are among the segments of a cell's id, in their order: how tables call cells."""
+    left = iter(segments)
+    return all(part in left for part in parts)
+
+
+def layout_name(tp: int, pp: int, ep: int | None = None) -> str:
+    """A layout over GPUs as ids have it, without expert parallelism unless `ep` is given."""
+    return f"tp{tp}pp{pp}" + (f"ep{ep}" if ep else "")
+
+
+class StageStatus(str, Enum):
+    """The state of a stage run. Only `scheduler.py` changes it."""
+
+    PENDING = "pending"
+    """Waits for inputs, or for a free resource, or for a retry's time to come."""
+    RUNNING = "running"
+    """A process of ours works on it."""
+    ELSEWHERE = "elsewhere"
+    """Another invocation on this workspace works on it; we wait for its result."""
+    SUCCEEDED = "succeeded"
+    """Done in this run; its artifact is published."""
+    UP_TO_DATE = "up_to_date"
+    """Was done before this run; nothing to do."""
+    SKIPPED = "skipped"
+    """Not needed in this run: a service none of whose dependents has anything to do."""
+    FAILED = "failed"
+    """Failed, and will not be tried again in this run."""
+    BLOCKED = "blocked"
+    """Something it needs failed."""
+    CANCELLED = "cancelled"
+    """The run was interrupted before it finished."""
+
+
+class Scope(str, Enum):
+    """The kind of a stage run: how it is timed."""
+
+    ARTIFACT = "artifact"
+    """Runs once, leaves a directory."""
+    SERVICE = "service"
+    """Runs as long as stage runs inside it need it; leaves nothing but its log."""
+    IN_SERVICE = "inside"
+    """Runs while its service runs; leaves a directory with results."""
+
+
+class Exclusive(str, Enum):
+    """Other pipeline work allowed on the machine during a measurement."""
+
+    MACHINE = "machine"
+    """Nothing."""
+    GPU = "gpu"
+    """Other such measurements, each on GPUs of its own, and nothing else."""
+    NONE = "none"
+    """Whatever there is room for. It is also the rule of what measures nothing."""
+    CONTROL = "control"
+    """Nothing, on the CPUs that it has beside other measurements: what differs is then their doing alone."""
+
+    @property
+    def alone(self) -> bool:
+        """True if it has the machine to itself."""
+        return self is Exclusive.MACHINE or self is Exclusive.CONTROL
+
+    @property
+    def pinned(self) -> bool:
+        """True if it is bound to the CPUs near its GPUs."""
+        return self is Exclusive.GPU or self is Exclusive.CONTROL
+
+
+ALONE: Final = "alone:"
+"""Begins the id of the cell that is measured alone to show what measuring side by side does to the one of the same name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """The resources that a stage run occupies."""
+
+    cpus: int = 1
+    gpus: int = 0
+    downloads: int = 0
+    exclusive: Exclusive = Exclusive.NONE
+    accelerator: str | None = None
+    """Type of its GPUs, in lower case, if a cluster has several."""
+    beside_standing: bool = False
+    """True if managed servers may run at the same time: it measures a server that it did not start, which may be one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting that a retry has changed, see `orchestrate/plan/retries.py`."""
+
+    setting: str
+    """settings.SECTION.KEY"""
+    old: Json
+    new: Json
+    stage_run: StageRunId
+    """The stage that failed."""
+    why: str
+    refused: tuple[str, ...] = ()
+    """Values that come before `new` and that the release or a rule refuses, each in words."""
+
+
+def in_words(changes: Sequence[SettingChange]) -> list[str]:
+    """One line for each changed setting: "settings.build.max_num_tokens 4096 -> 2048: build ran out of memory"."""
+
+    def shown(value: Json) -> str:
+        return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+    values: dict[str, list[Json]] = {}
+    stages: dict[str, dict[str, None]] = {}
+    refused: dict[str, str] = {}
+    for change in changes:
+        refused[change.setting] = "".join((refused.get(change.setting, ""), *(f"; {each}" for each in change.refused)))
+        values.setdefault(change.setting, [change.old]).append(change.new)
+        stages.setdefault(change.setting, {})[change.stage_run.rpartition("-")[0]] = None
+    return [
+        f"{setting} {' -> '.join(map(shown, words))}: {' and '.join(stages[setting])} ran out of memory{refused[setting]}"
+        for setting, words in values.items()
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Memory and disk that a stage run takes at its peak, in bytes, by an estimate; 0 is for what is too little to count."""
+
+    host: int = 0
+    """Sum over its processes."""
+    gpu: int = 0
+    """On each of its GPUs."""
+    gpu_least: int | None = None
+    """The part of `gpu` that it fails without; without the rest it works on less at a time. None: all of it."""
+    shared: int = 0
+    """In /dev/shm."""
+    leaves: int = 0
+    """Its artifact, on the disk."""
+    scratch: int = 0
+    """On the disk beside that, while it runs."""
+    error: float = 0.15
+    """Error of the memory estimate, as a share, if no comparable run was measured."""
+    assumed: tuple[str, ...] = ()
+    """Names of the fields above that are assumptions: shown, but nothing is refused for them."""
+
+
+@dataclass(slots=True)  # not frozen: that makes it in five times as long, and large matrices make many
+class Cell:
+    """One point of the matrix. Immutable, like the recipe and settings that cells share.
+
+    `settings` maps a section (download, quantize, build, serve, smoke, perf, accuracy, ...) to its values with
+    defaults filled in and this cell's overrides applied. `reason` says why the cell cannot work, or is None.
+    """
+
+    id: CellId
+    model: str
+    toolchain: str
+    precision: str
+    tp: int
+    pp: int
+    max_batch_size: int
+    isl: int
+    osl: int
+    recipe: Mapping[str, Json] = field(repr=False)
+    settings: Mapping[str, Mapping[str, Json]] = field(repr=False)
+    base_dir: str = field(default=".", repr=False)
+    """Directory of the matrix file: relative paths in settings and recipes start here."""
+    reason: str | None = None
+    changes: tuple[SettingChange, ...] = ()
+    """By which its settings differ from the matrix, after it ran out of memory."""
+    ep: int = 1
+    """Expert parallel size, a divisor of `tp`; 1 splits each expert over all of its GPUs."""
+    gpu: str | None = None
+    """Type of GPU that it is for; None: of what there is."""
+    companions: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, repr=False)
+    """Models beside its own, once they are pinned: name -> `source`, `files` and `directory`, as a pinned recipe has them.
+
+    A draft model with a recipe also has its `numbers`, or its `recipe` if it becomes an engine.
+    """
+
+    def pinned(self, recipe: Mapping[str, Json], reason: str | None) -> Cell:
+        """The same with the recipe of a pinned model, which may rule it out. `replace` takes three times as long."""
+        made = Cell(*_values(self))
+        made.recipe, made.reason = recipe, reason
+        return made
+
+
+_values: Final = attrgetter(*(each.name for each in fields(Cell)))

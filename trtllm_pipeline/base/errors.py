@@ -1,0 +1,166 @@
+"""Every error this project raises on purpose.
+
+    PipelineError            one line says what failed, on what, what was expected; `hint` says what to type next
+    ├── UsageError           the command line cannot be followed                            (exit code 2)
+    ├── MatrixError          a matrix, recipe or data file has faults; carries all of them  (exit code 2)
+    ├── PlanError            cells that cannot be planned: no toolchain, nothing selected   (exit code 3 or 2)
+    ├── StageError           a stage run failed; carries its failure class        (exit code 1; 2 for class USER)
+    │   ├── DownloadError    a model could not be fetched or did not verify
+    │   └── ServerError      a server did not start, died, or answered wrongly
+    ├── RemoteError          a remote store could not be used, or has something wrong       (exit code 1)
+    ├── ComparisonError      measurements that must not be set side by side                 (exit code 4)
+    └── StateError           the workspace is not usable: wrong version, no space, not writable  (exit code 2)
+
+`show/cli/app.py` is the one place that turns them into messages. Anything else that escapes is a bug of ours and shows
+its traceback.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+NOT_COMPARABLE: Final = 4
+"""Exit code for measurements that must not be compared."""
+
+
+class FailureClass(str, Enum):
+    """Why a stage run failed, as far as deciding whether to try again needs to know."""
+
+    INFEASIBLE = "infeasible"
+    """Can never work with these inputs; remembered, never retried."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """Host or GPU memory ran out."""
+    TRANSIENT = "transient"
+    """Likely to work later: a dropped connection, a busy port. Retried with backoff."""
+    LOST = "lost"
+    """The node of a cluster on which it ran was lost. Tried again on another."""
+    TIMEOUT = "timeout"
+    """Took longer than its limit."""
+    USER = "user"
+    """The user has to do something first: a token, a licence acceptance, disk space."""
+    CHECK = "check_failed"
+    """A check of the pipeline failed: a wrong answer, a score below its minimum, an invalid measurement."""
+    BUG = "bug"
+    """Everything else."""
+
+    @property
+    def words(self) -> str:
+        """The class as people read it."""
+        return {
+            FailureClass.INFEASIBLE: "can never work",
+            FailureClass.TRANSIENT: "transient, retries used up",
+            FailureClass.LOST: "lost with its node, again and again",
+            FailureClass.TIMEOUT: "timed out",
+            FailureClass.USER: "action required",
+        }.get(self, self.value.replace("_", " "))
+
+
+def in_brackets(failure: str | None) -> str:
+    """A failure class as a suffix: " (out of memory)". Empty if it adds nothing to "failed"."""
+    return (
+        ""
+        if failure in {None, FailureClass.BUG.value, FailureClass.CHECK.value}
+        else f" ({FailureClass(failure).words})"
+    )
+
+
+class PipelineError(Exception):
+    """Base of all expected errors. `hint` is what the user can do next, in a sentence or a command."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(PipelineError):
+    """The command line cannot be followed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong in a file a user wrote: where, and what."""
+
+    path: str
+    line: int | None
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        """`file:line: key: message`, the form editors and people jump to."""
+        where = self.path if self.line is None else f"{self.path}:{self.line}"
+        return f"{where}: {self.key}: {self.message}" if self.key else f"{where}: {self.message}"
+
+
+class MatrixError(PipelineError):
+    """One or more faults in files a user wrote, all of them at once."""
+
+    exit_code = 2
+
+    def __init__(self, faults: tuple[Fault, ...], *, hint: str | None = None) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults), hint=hint)
+        self.faults = faults
+
+
+class PlanError(PipelineError):
+    """The request cannot be planned."""
+
+    exit_code = 3
+
+
+class StageError(PipelineError):
+    """A stage run failed. `failure` decides whether it is tried again. `log` is the file to read, and `line`
+    its line with the cause. `setting` is the setting to change, as `--set` takes it. `telling` has log lines, each
+    "FILE:LINE: TEXT", if the cause is unknown.
+    """
+
+    usual_failure = FailureClass.BUG
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        failure: FailureClass | None = None,
+        hint: str | None = None,
+        log: Path | None = None,
+        line: int | None = None,
+        setting: str | None = None,
+        telling: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.failure = self.usual_failure if failure is None else failure
+        self.log = log
+        self.line = line
+        self.setting = setting
+        self.telling = telling
+
+
+class DownloadError(StageError):
+    """A model could not be fetched, or what came does not verify: mostly something that the user has to change."""
+
+    usual_failure = FailureClass.USER
+
+
+class ServerError(StageError):
+    """A server did not become ready, died, or answered wrongly."""
+
+
+class RemoteError(PipelineError):
+    """A remote store could not be used, or what it has is not what it should be."""
+
+
+class ComparisonError(PipelineError):
+    """Measurements that were not made under the same conditions must not be set side by side."""
+
+    exit_code = NOT_COMPARABLE
+
+
+class StateError(PipelineError):
+    """The workspace cannot be used as it is."""

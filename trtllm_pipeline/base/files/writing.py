@@ -1,0 +1,135 @@
+"""JSON files that the pipeline writes and reads back, and values of CSV files that no spreadsheet runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from json.encoder import encode_basestring
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.base.domain import Json
+from trtllm_pipeline.base.files.reading import open_file, read_bytes
+from trtllm_pipeline.base.fingerprints import encoding
+
+_encode: Final = encoding(json.JSONEncoder(ensure_ascii=False))
+_CONSTANTS: Final = {None: "null", True: "true", False: "false"}
+
+
+def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
+    """An object as lines of JSON text; a part that is an iterator becomes a list, a line for each of its items."""
+    before = "{"
+    for name, part in parts.items():
+        if isinstance(part, Iterator):
+            yield f"{before}{_encode(name)}: ["
+            comma = ""
+            for item in part:
+                yield comma + _encode(item)
+                comma = ","
+            yield "]"
+        else:
+            yield f"{before}{_encode(name)}: {_encode(part)}"
+        before = ","
+    yield "}"
+
+
+def first_parts(path: Path, number: int) -> dict[str, Any] | None:
+    """The first members of an object in a file of `json_lines`, none of them a list of lines. Reads only the start of a long file."""
+    try:
+        with open_file(path) as file:
+            data = json.loads(b"".join(islice(file, number)) + b"}")
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def object_text(data: Mapping[str, Json], **texts: str) -> str:
+    """An object as JSON text with a line for each of its parts, and for each item of its lists.
+
+    Parts of `data` that are JSON already are given as `texts`. The standard library indents in Python alone, which takes ten
+    times as long.
+    """
+
+    def text(part: Json) -> str:
+        # Most of an encoder call is its setup.
+        if part.__class__ is str:
+            return encode_basestring(part)
+        if part is None or part is True or part is False:
+            return _CONSTANTS[part]
+        if part.__class__ is int:
+            return str(part)
+        if isinstance(part, (dict, list, tuple)) and not part:
+            return "{}" if isinstance(part, dict) else "[]"
+        items = ",\n  ".join(map(_encode, part)) if isinstance(part, list) else ""
+        return f"[\n  {items}\n ]" if items else _encode(part)
+
+    parts = ",\n ".join([f"{encode_basestring(name)}: {texts.get(name) or text(part)}" for name, part in data.items()])
+    return f"{{\n {parts}\n}}\n"
+
+
+def csv_value(value: object) -> object:
+    """`value`, with an apostrophe before text that a spreadsheet would run as a formula."""
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        try:
+            float(value)
+        except ValueError:
+            return f"'{value}"
+    return value
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file of the pipeline's own; None for a file that is not there or holds anything else."""
+    try:
+        data = json.loads(read_bytes(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def write_json(path: Path, value: object, *, indent: int = 1) -> None:
+    """Write `value` as JSON so that a reader sees the old file or the new one, never a part."""
+    write_lines(path, (json.dumps(value, indent=indent, ensure_ascii=False),))
+
+
+def write_once(path: str | Path, text: str) -> int:
+    """Write a text file that has no readers yet, with few system calls. Returns its size in bytes."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        return write_all(fd, text.encode())
+    except OSError as error:
+        error.filename = os.fspath(path)  # so that the message can name the full disk
+        raise
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> int:
+    """Write all of `data`; returns its length."""
+    left = data
+    while left:
+        left = left[os.write(fd, left) :]
+    return len(data)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a text file so that a reader sees the old one or the new one, never a part."""
+    _write(path, (f"{line}\n" for line in lines))
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Write a text file as `write_lines` does, its line ends as they are. `mode` is for a new file, less the umask."""
+    _write(path, (text,), mode)
+
+
+def _write(path: Path, parts: Iterable[str], mode: int = 0o666) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
+            file.writelines(parts)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

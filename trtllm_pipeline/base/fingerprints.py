@@ -1,0 +1,73 @@
+"""Fingerprints of stage runs, and why two of them differ.
+
+A stage run's key is a tree of declared parts. It is written once, as canonical JSON; the fingerprint is the hash of
+that text and the explanation is a comparison of two such texts. Both come from the same walk, so they cannot disagree.
+Parts that JSON cannot write raise: a part that hashed to a constant would serve stale results for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from json import encoder
+from typing import Final
+
+from trtllm_pipeline.base.domain import Fingerprint, Json
+
+SCHEMA: Final = 1
+"""Part of every key; raised when the form of keys changes, which makes every older artifact unreachable."""
+
+
+def encoding(plain: json.JSONEncoder) -> Callable[[object], str]:
+    """What `plain.encode` returns, for many small values: it sets up CPython's own encoder anew for each, which takes longest."""
+    make = getattr(encoder, "c_make_encoder", None)
+    if make is None:  # another Python
+        return plain.encode
+    text = encoder.encode_basestring_ascii if plain.ensure_ascii else encoder.encode_basestring
+    between = plain.key_separator, plain.item_separator
+    parts = make(None, plain.default, text, None, *between, plain.sort_keys, plain.skipkeys, plain.allow_nan)
+    return lambda value: "".join(parts(value, 0))
+
+
+_encode: Final = encoding(json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+
+
+def canonical(parts: Mapping[str, Json]) -> str:
+    """The one text form of a key: JSON with sorted keys and no white space. Raises TypeError or ValueError."""
+    return _encode(parts)
+
+
+def fingerprint(key: str) -> Fingerprint:
+    """Hash of a canonical key: 128 bits of BLAKE2b in hexadecimal."""
+    import hashlib  # with OpenSSL, which programs of stages need not load
+
+    return Fingerprint(hashlib.blake2b(key.encode(), digest_size=16).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One part of a key that differs. A part that is absent on one side is None there."""
+
+    path: str
+    old: str | None
+    new: str | None
+
+
+def changes(old_key: str, new_key: str) -> tuple[Change, ...]:
+    """Every leaf on which two canonical keys differ, by dotted path, sorted."""
+    old = dict(_leaves(json.loads(old_key), ""))
+    new = dict(_leaves(json.loads(new_key), ""))
+    return tuple(
+        Change(path, old.get(path), new.get(path))
+        for path in sorted(old.keys() | new.keys())
+        if old.get(path) != new.get(path)
+    )
+
+
+def _leaves(value: Json, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else name)
+    else:
+        yield path, _encode(value)

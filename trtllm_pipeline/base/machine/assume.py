@@ -1,0 +1,304 @@
+"""`--assume`: a `Machine` from one line of text, to plan for another machine, and the line for a machine.
+
+tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+EXAMPLE: Final = "--assume tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80"
+_SEVERAL: Final = "--assume 'tensorrt_llm==0.12.0,sm=90,gpu=H100; tensorrt_llm==0.12.0,sm=89,gpu=L40S'"
+_BETWEEN_TYPES: Final = ";"
+ASSUMED: Final = "assumed"
+"""Stands for a version or name that was not given. It equals no real one, so results are never mixed up."""
+LAST_WITH_ENGINES: Final = "1.3.0rc20"
+"""The last release with `trtllm-build`, as its own page says; later ones are assumed to have none. `build=yes` says
+otherwise."""
+_FIRST_WITH_SERVE: Final = "0.15"
+_FIRST_WITH_BENCH: Final = "0.12"
+_FIRST_WITH_MODEL_OPTIMIZER: Final = "0.10"
+"""TensorRT-LLM's package depends on it since then."""
+_MEMORY_GIB: Final = {
+    70: 32.0,  # V100
+    75: 15.0,  # T4
+    80: 80.0,  # A100
+    86: 22.5,  # A10
+    89: 45.0,  # L40S
+    90: 79.6,  # H100
+    100: 179.1,  # B200
+    103: 268.6,  # B300
+    120: 95.6,  # RTX PRO 6000 Blackwell
+    121: 119.7,  # GB10, of the memory that it shares with its CPU
+}
+"""Compute capability -> memory of a common data-centre GPU that has it, as the driver says it (nvidia-smi in public logs: 15360,
+81920, 23028, 46068, 81559, 183359, 275040, 97887 MiB): where errors are corrected in GDDR, a sixteenth less than the data sheet's."""
+_LEAST_BYTES: Final = 2**30 // 10
+"""The least that a line can say of memory: Docker gives a container 64 MiB of /dev/shm."""
+_CPUS_PER_GPU: Final = 8
+_EXAMPLES: Final = "/app/examples"
+_TEMPLATES: Final = "/app/all_models"
+"""Both as in NGC's Triton image with TensorRT-LLM."""
+_OF_GPUS: Final = ("sm", "gpu_memory_gib", "gpu")
+_OF_TENSORRT_LLM: Final = ("build", "serve", "bench", "examples", "templates")
+KEYS: Final = (
+    "tensorrt_llm",
+    "gpus",
+    *_OF_GPUS,
+    *_OF_TENSORRT_LLM,
+    "triton",
+    "model_optimizer",
+    "transformers",
+    "cpus",
+    "memory_gib",
+    "shm_gib",
+)
+HERE: Final = "here"
+"""Stands for this machine."""
+_FOLLOW: Final = {
+    "tensorrt_llm": ("build", "serve", "bench", "examples", "triton", "model_optimizer", "transformers"),
+    "sm": ("gpu", "gpu_memory_gib"),
+    "gpus": _OF_GPUS,
+}
+"""Key -> keys that no longer describe this machine once it is changed."""
+_VERSIONS: Final = ("tensorrt_llm", "triton", "model_optimizer", "transformers")
+"""Keys that take `==` as well."""
+
+
+def parse(text: str) -> Machine:
+    """The machine that a line describes, or several that differ in their GPUs. Raises UsageError with all faults of the line.
+
+    Missing values get the usual value for the release and the compute capability. Memory is rounded to a tenth of a GiB.
+    Without `memory_gib` and `shm_gib` nothing is known of the host's memory and of /dev/shm, and nothing compared with them.
+    A line that starts with `here` describes this machine, with what else it says in place of its values.
+    """
+    machines = [_parse(each) for each in text.split(_BETWEEN_TYPES)]
+    if len(machines) == 1:
+        return machines[0]
+    types = [machine.gpus[0].name.lower() if machine.gpus else "" for machine in machines]
+    if "" in types or len(set(types)) < len(types):
+        raise UsageError(f"--assume {text}: expected machines with GPUs of different names", hint=_SEVERAL)
+    return replace(machines[0], types=tuple(zip(types, machines, strict=True)))
+
+
+def _parse(text: str) -> Machine:
+    first, _, others = text.partition(",")
+    read = _AssumedValues(_here(others) if first.strip() == HERE else text)
+    gpus = _gpus(read)
+    tensorrt_llm = _tensorrt_llm(read)
+    machine = Machine(
+        cpus=read.whole("cpus", 1, 65536, _CPUS_PER_GPU * max(1, len(gpus))),
+        cpu=ASSUMED,
+        gpus=gpus,
+        tensorrt_llm=tensorrt_llm,
+        model_optimizer=read.name(
+            "model_optimizer",
+            usually=tensorrt_llm is not None
+            and _version(tensorrt_llm.release) >= _version(_FIRST_WITH_MODEL_OPTIMIZER),
+        ),
+        torch=ASSUMED if tensorrt_llm else None,  # the package depends on it
+        triton=_triton(read, tensorrt_llm),
+        mpirun="mpirun",
+        memory_bytes=read.gibibytes("memory_gib"),
+        shared_bytes=read.gibibytes("shm_gib"),
+        assumed=True,
+    )
+    if read.faults:
+        faults = "".join(f"\n  {fault}" for fault in read.faults)
+        raise UsageError(f"--assume {text}: cannot describe a machine with it{faults}", hint=EXAMPLE)
+    return machine
+
+
+def describe(machine: Machine) -> str:
+    """The canonical and complete line for a machine: `parse(describe(m)) == m` for every `m` from `parse`.
+
+    For a detected machine, all GPUs in the line are like the weakest one.
+    """
+    if machine.types:
+        return _BETWEEN_TYPES.join(describe(each) for _, each in machine.types)
+    parts: dict[str, object] = {}
+    installed = machine.tensorrt_llm
+    if installed:
+        parts["tensorrt_llm="] = installed.release
+    parts["gpus"] = len(machine.gpus)
+    if machine.gpus:
+        weakest = min(machine.gpus, key=lambda gpu: (gpu.sm, gpu.memory_bytes))
+        parts["sm"] = weakest.sm
+        parts["gpu_memory_gib"] = _tenths(weakest.memory_bytes)
+        parts["gpu"] = weakest.name.replace(",", " ")
+    if installed:
+        parts |= {part: "yes" if getattr(installed, part) else "no" for part in _OF_TENSORRT_LLM}
+    parts["triton"] = (machine.triton.version or ASSUMED) if machine.triton else "no"
+    parts["model_optimizer"] = machine.model_optimizer or "no"
+    if installed and installed.transformers is not None:
+        parts["transformers"] = installed.transformers
+    parts["cpus"] = machine.cpus
+    for key, size_bytes in (("memory_gib", machine.memory_bytes), ("shm_gib", machine.shared_bytes)):
+        if size_bytes is not None:
+            parts[key] = _tenths(max(size_bytes, _LEAST_BYTES))
+    return ",".join(f"{key}={value}" for key, value in parts.items())
+
+
+def _tenths(size_bytes: int) -> str:
+    """GiB, rounded to a tenth."""
+    return f"{round(size_bytes * 10 / 2**30) / 10:.8g}"
+
+
+class _AssumedValues:
+    """The values of a line by key. Faults are collected in `faults`, and a harmless value is returned instead."""
+
+    def __init__(self, text: str) -> None:
+        self.faults: list[str] = []
+        self.values: dict[str, str] = {}
+        for part in map(str.strip, text.split(",")):
+            key, equals, value = map(str.strip, part.partition("="))
+            key = key.lower().replace("-", "_")
+            if key in _VERSIONS:
+                value = value.removeprefix("=").strip()
+            if not equals or not value:
+                self.faults.append(f"{part!r}: expected KEY=VALUE")
+            elif key not in KEYS:
+                near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
+                did = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(KEYS)}"
+                self.faults.append(f"{part}: unknown key {key!r}; {did}")
+            elif key in self.values:
+                self.faults.append(f"{part}: {key} is given twice")
+            else:
+                self.values[key] = value
+
+    def fault(self, key: str, expected: str) -> None:
+        self.faults.append(f"{key}={self.values[key]}: {expected}")
+
+    def refuse(self, keys: tuple[str, ...], why: str) -> None:
+        for key in keys:
+            if key in self.values:
+                self.fault(key, why)
+
+    def whole(self, key: str, least: int, most: int, usual: int) -> int:
+        value = self.values.get(key)
+        if value is None:
+            return usual
+        if value.isascii() and value.isdecimal() and least <= int(value) <= most:
+            return int(value)
+        self.fault(key, f"expected a whole number from {least} to {most}")
+        return usual
+
+    def gibibytes(self, key: str) -> int | None:
+        """Bytes, rounded to a tenth of a GiB. None if the key is absent."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        try:
+            gib = float(value)
+        except ValueError:
+            gib = 0.0
+        if not 0.1 <= gib <= 2**20:
+            self.fault(key, "expected a number of GiB, such as 80")
+            gib = 1.0
+        return round(gib * 10) * 2**30 // 10
+
+    def yes(self, key: str, *, usually: bool) -> bool:
+        value = self.values.get(key)
+        if value not in {None, "yes", "no"}:
+            self.fault(key, "expected yes or no")
+        return usually if value is None else value == "yes"
+
+    def name(self, key: str, *, usually: bool) -> str | None:
+        """A version or name; None for "no"."""
+        value = self.values.get(key, "yes" if usually else "no")
+        return None if value == "no" else ASSUMED if value == "yes" else value
+
+
+def _here(changes: str) -> str:
+    """The line of this machine, changed. What follows from a value that is changed is that of a usual machine."""
+    from trtllm_pipeline.base.machine.probe import this_machine
+
+    own = dict(part.split("=", 1) for part in describe(this_machine()).split(","))
+    given = {part.partition("=")[0].strip().lower().replace("-", "_") for part in changes.split(",")}
+    follow = {key for changed in given for key in _FOLLOW.get(changed, ())}
+    kept = [f"{key}={value}" for key, value in own.items() if key not in {*given, *follow}]
+    return ",".join([*kept, *([changes] if changes.strip() else [])])
+
+
+def _gpus(read: _AssumedValues) -> tuple[Gpu, ...]:
+    count = read.whole("gpus", 0, 4096, 1)
+    if count == 0:
+        read.refuse(_OF_GPUS, "gpus=0 leaves no GPU for it to describe")
+        return ()
+    if "sm" not in read.values:
+        read.faults.append("sm is missing; add the compute capability (sm=90 means 9.0), or gpus=0")
+    sm = read.whole("sm", 50, 199, 90)
+    memory = _gpu_memory(read, sm)
+    name = read.values.get("gpu", f"sm{sm}")
+    if name.isdecimal():
+        read.fault("gpu", "expected a name; the number of GPUs is set with gpus")
+    return tuple(Gpu(index, f"GPU-assumed-{index}", name, memory, sm) for index in range(count))
+
+
+def _gpu_memory(read: _AssumedValues, sm: int) -> int:
+    given = read.gibibytes("gpu_memory_gib")
+    if given is not None:
+        return given
+    if sm not in _MEMORY_GIB:
+        read.faults.append(f"gpu_memory_gib is missing, and there is no default for sm={sm}")
+    return round(_MEMORY_GIB.get(sm, 1.0) * 10) * 2**30 // 10
+
+
+def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
+    value = read.values.get("tensorrt_llm")
+    if value is None:
+        read.refuse((*_OF_TENSORRT_LLM, "transformers"), "requires tensorrt_llm==RELEASE")
+        return None
+    from packaging.version import InvalidVersion
+
+    try:
+        release = _version(value)
+    except InvalidVersion:
+        read.fault("tensorrt_llm", "expected a release, such as 0.12.0 or 1.3.0rc3")
+        release = _version(LAST_WITH_ENGINES)
+    # The example scripts that matter went away together with the engines.
+    engines = release <= _version(LAST_WITH_ENGINES)
+    return TensorRTLLM(
+        release=str(release),
+        build="trtllm-build" if read.yes("build", usually=engines) else None,
+        serve="trtllm-serve" if read.yes("serve", usually=release >= _version(_FIRST_WITH_SERVE)) else None,
+        bench="trtllm-bench" if read.yes("bench", usually=release >= _version(_FIRST_WITH_BENCH)) else None,
+        examples=_EXAMPLES if read.yes("examples", usually=engines) else None,
+        templates=_TEMPLATES if read.yes("templates", usually=True) else None,
+        transformers=_transformers(read),
+    )
+
+
+def _transformers(read: _AssumedValues) -> str | None:
+    """A version; None for the one that the release pins, as far as it is known."""
+    from packaging.version import InvalidVersion
+
+    value = read.values.get("transformers")
+    try:
+        return None if value is None else str(_version(value))
+    except InvalidVersion:
+        read.fault("transformers", "expected a version, such as 4.41.0")
+        return None
+
+
+def _triton(read: _AssumedValues, tensorrt_llm: TensorRTLLM | None) -> TritonServer | None:
+    version = read.name("triton", usually=tensorrt_llm is not None)
+    if version is None:
+        return None
+    engines = tensorrt_llm is not None and tensorrt_llm.build is not None
+    return TritonServer("tritonserver", version, ("python", "tensorrtllm") if engines else ("python",))
+
+
+def _version(release: str) -> Version:
+    """Without its local part (`+cu128`), which says how a release was built. Raises InvalidVersion."""
+    from packaging.version import Version
+
+    return Version(Version(release).public)

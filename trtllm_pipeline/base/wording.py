@@ -1,0 +1,153 @@
+"""Short forms for people: cell ids without what all share, counts, durations, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.base.domain import CellId
+
+MAX_REASONS: Final = 10
+MAX_CELLS: Final = 3
+"""Cells of one reason."""
+
+
+def shared_parts(ids: Sequence[str]) -> tuple[str, ...]:
+    """The segments that all of several ids have in common, whatever their place. Nothing is common to fewer than two."""
+    if len(set(ids)) < 2:
+        return ()
+    split = [cell.split("/") for cell in ids]
+    everywhere = set(split[0]).intersection(*split[1:])
+    return tuple(part for part in split[0] if part in everywhere)
+
+
+def without(cell: str, parts: Sequence[str]) -> str:
+    """A cell's id without some of its segments; never empty."""
+    return "/".join(part for part in cell.split("/") if part not in parts) or cell
+
+
+def merged(sequences: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Names in an order that fits all of several: what is new in one comes after what is before it there."""
+    order: list[str] = []
+    for sequence in sequences:
+        place = 0
+        for name in sequence:
+            if name in order:
+                place = order.index(name) + 1
+            else:
+                order.insert(place, name)
+                place += 1
+    return tuple(order)
+
+
+def in_flow_order(
+    first_cells: Iterable[tuple[str, CellId]], of_cell: Callable[[CellId], Sequence[str]]
+) -> tuple[str, ...]:
+    """All stages in the order of the flow, from the stages `of_cell` of the first cell that has each; a stage may come more
+    than once.
+    """
+    cells: dict[str, CellId] = {}
+    for stage, cell in first_cells:
+        cells.setdefault(stage, cell)
+    return merged(map(of_cell, dict.fromkeys(cells.values())))
+
+
+def groups(ids: Sequence[str], most: int) -> list[str] | None:
+    """The group of each id: its first segments, as many as make no more than `most` groups; None where there are no such groups."""
+    split = [each.split("/") for each in ids]
+    found: list[str] | None = None
+    for depth in range(1, max(map(len, split), default=0)):
+        named = ["/".join(parts[:depth]) for parts in split]
+        number = len(set(named))
+        if number > most or number == len(ids):
+            break
+        found = named if number > 1 else None
+    return found
+
+
+def never_works(refused: Iterable[tuple[str, str]], all_by: str | None) -> list[str]:
+    """What to say of cells that can never work, given as (id, reason): each reason once, with its cells.
+
+    Where `all_by` names what lists all of them, at most MAX_REASONS reasons with MAX_CELLS cells each.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for cell, reason in refused:
+        by_reason.setdefault(reason, []).append(cell)
+    total = sum(map(len, by_reason.values()))
+    lines = [f"{count(total, 'cell')} can never work:"] if total else []
+    said = 0
+    for reason, cells in list(by_reason.items())[: MAX_REASONS if all_by else None]:
+        shown = cells[: MAX_CELLS if all_by else None]
+        if len(cells) == 1:
+            lines.append(f"  {cells[0]}: {reason}")
+        else:
+            lines += [f"  {count(len(cells), 'cell')}: {reason}", *(f"    {cell}" for cell in shown)]
+            lines += [f"    and {len(cells) - len(shown)} more"] if len(shown) < len(cells) else []
+        said += len(shown)
+    return [*lines, f"  {all_by} lists all"] if said < total else lines
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` in at most `width` characters, its middle left out: ids differ at their ends."""
+    if len(text) <= width:
+        return text
+    if width < 4:
+        return text[:width]
+    head = (width - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun: "1 cell", "2 cells"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """A duration as people say it: 0.4 s, 12 s, 2:05, 1:02:05."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def about(seconds: float) -> str:
+    """A guessed duration, rounded to what can be known of one: "40 s", "25 min", "2 h", "3 days"."""
+    if seconds < 52.5:
+        return f"{max(1, round(seconds)) if seconds < 5 else 5 * round(seconds / 5)} s"
+    minutes = seconds / 60
+    if minutes < 55:
+        return f"{max(1, round(minutes)) if minutes < 10 else 5 * round(minutes / 5)} min"
+    hours = minutes / 60
+    if hours < 36:
+        return f"{round(2 * hours) / 2 if hours < 5 else round(hours):g} h"
+    return f"{round(hours / 24)} days"
+
+
+def size(size_bytes: float) -> str:
+    """Bytes with two digits that count: "270 MB", "1.4 GB", "145 GB", "2.1 TB"."""
+    unit, scale = next((each for each in (("TB", 1e12), ("GB", 1e9)) if size_bytes >= each[1]), ("MB", 1e6))
+    value = size_bytes / scale
+    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+
+
+def amount(done: float, total: float | None, unit: str) -> str:
+    """Progress in its own unit: "12.3/270.1 MB", "12/40 requests", "67.1/134.5 M parameters"."""
+    largest = max(done, total or 0)
+    scale = 1.0
+    if unit == "bytes":
+        scales = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+        scale, unit = next(((each, name) for each, name in scales if largest >= each), (1.0, "B"))
+    elif largest >= 1e6:
+        scale, unit = 1e6, f"M {unit}"
+    form = "g" if scale == 1.0 else ".1f"
+    return f"{done / scale:{form}}{'' if total is None else f'/{total / scale:{form}}'} {unit}"
+
+
+def path_from_here(path: Path) -> str:
+    """`path` as short as it can be typed in the current directory."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

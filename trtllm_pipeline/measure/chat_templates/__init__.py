@@ -1,0 +1,348 @@
+"""Chat templates turn a conversation into the prompt text for a model.
+
+A template comes with its model, so it is untrusted. A separate process (`template_worker.py`) renders it in Jinja2's sandbox, which
+keeps it from files and from Python. The process has little memory, and is killed if it takes too long.
+
+    template = chat.read(directory)            # None where the model has none
+    with chat.Renderer(template) as renderer:
+        text = renderer.render(chat.Chat(messages))
+
+A renderer starts its process for the first conversation, and again after one that exceeded a limit. Threads may share it;
+or an event loop has it (`render_on_loop`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.models import Fields, read_text
+
+if TYPE_CHECKING:
+    import subprocess
+
+Message = Mapping[str, Any]
+_Answer = Mapping[str, Any]
+_Exchange = Generator[bool, None, _Answer]
+FILE: Final = "chat_template.jinja"
+_SETTINGS: Final = "tokenizer_config.json"
+_SPECIAL: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ALWAYS: Final = ("bos_token", "eos_token")
+"""Special tokens that templates use without checking whether the model has them."""
+_WORKER: Final = Path(__file__).with_name("template_worker.py")
+_START_S: Final = 60.0
+_WAIT: Final = 6.0
+"""Wall-clock time allowed per processor time, because others use the machine as well."""
+_FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_KEPT: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ"})
+"""Environment variables that the process gets; none has tokens or keys."""
+_CHUNK: Final = 1 << 16
+_ESCAPED_BYTES: Final = 12
+"""The longest that JSON writes one character."""
+_REPLACE: Final = "give prompts as text, or put a template that you trust into the model directory"
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """Limits for rendering one conversation."""
+
+    time_s: float = 10.0
+    """Processor time."""
+    memory_bytes: int = 256 << 20
+    """In addition to what the process needs before it reads a template."""
+    characters: int = 8_000_000
+    """Length of the text; more than the longest context of any model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A model's chat template."""
+
+    source: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
+    """Special tokens by the names that templates know them by, such as `bos_token`."""
+    origin: str = "the chat template"
+    """Its name in errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation and other variables of templates."""
+
+    messages: Sequence[Message]
+    add_generation_prompt: bool = True
+    """Whether the text ends where the model's answer starts."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Others by name, such as `enable_thinking`."""
+
+
+class TemplateError(StageError):
+    """A chat template failed: it is not valid Jinja2, its process failed, or, in the subclasses, with a conversation."""
+
+
+class RefusedError(TemplateError):
+    """The template rejects this conversation or fails on it."""
+
+
+class LimitError(TemplateError):
+    """Rendering exceeded a limit of time, memory or text."""
+
+
+_ERRORS: Final = {
+    # what the process says -> class, failure, words, hint
+    "limit": (LimitError, FailureClass.INFEASIBLE, "{} {}", _REPLACE),
+    "inherited": (LimitError, FailureClass.USER, "{} {}", "run again with a higher ulimit -v"),
+    "broken": (TemplateError, FailureClass.INFEASIBLE, "{}: {}", _REPLACE),
+    "refused": (
+        RefusedError,
+        FailureClass.USER,
+        "{} rejects this conversation: {}",
+        "change the messages to what the template expects, or give the prompt as text",
+    ),
+}
+
+
+def read(folder: Path) -> Template | None:
+    """The chat template of a model's directory, None where it has none. Raises DownloadError for files that cannot be read."""
+    source = read_source(folder)
+    if source is None:
+        return None
+    settings = Fields.read_optional(folder, _SETTINGS)
+    tokens = {name: settings.token(name) for name in _SPECIAL}
+    given = {name: text or "" for name, text in tokens.items() if text is not None or name in _ALWAYS}
+    return Template(source, given, f"the chat template of {folder}")
+
+
+def read_source(folder: Path) -> str | None:
+    """The template's text: a file of its own, or in tokenizer_config.json, alone or as the `default` of several."""
+    source = read_text(folder, FILE)
+    if source is not None:
+        return source
+    settings = Fields.read_optional(folder, _SETTINGS)
+    if not isinstance(settings.values.get("chat_template"), list):
+        return settings.text("chat_template")
+    named = {each.required_text("name"): each.required_text("template") for each in settings.objects("chat_template")}
+    return named.get("default")
+
+
+class Renderer:
+    """Renders conversations with one template. A context manager: its process ends with it."""
+
+    def __init__(self, template: Template, limits: RenderLimits | None = None) -> None:
+        self._template = template
+        self._limits = limits or RenderLimits()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Renderer:  # noqa: PYI034 - typing.Self is younger than Python 3.10
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process. The next conversation starts another one."""
+        with self._lock:
+            self._end()
+
+    def render(self, chat: Chat) -> str:
+        """The text of a conversation.
+
+        Raises RefusedError where the template does not take it, LimitError where it takes too much, TemplateError where
+        the template cannot be read, or its process ends or does not answer.
+        """
+        with self._lock:
+            try:
+                process = self._started()
+                answer = self._waited(self._exchange(process, self._question(chat)), process, self._wait_s)
+            except BaseException:
+                self._end()
+                raise
+            return self._text(answer)
+
+    async def render_on_loop(self, chat: Chat) -> str:
+        """The same on an event loop, without a thread, which would wait for its turn in Python. One call at a time."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        try:
+            process = self._process
+            if process is None:
+                process = await loop.run_in_executor(None, self._started)
+            answer = await self._awaited(self._exchange(process, self._question(chat)), process)
+        except BaseException:
+            self._end()
+            raise
+        return self._text(answer)
+
+    @property
+    def _wait_s(self) -> float:
+        return _WAIT * self._limits.time_s
+
+    def _question(self, chat: Chat) -> Mapping[str, Any]:
+        given: dict[str, Any] = {**self._template.tokens, **chat.variables}
+        given |= {"messages": list(chat.messages), "add_generation_prompt": chat.add_generation_prompt}
+        given |= {"tools": chat.tools, "documents": chat.documents}
+        return {"variables": given}
+
+    def _text(self, answer: _Answer) -> str:
+        if "text" in answer:
+            return str(answer["text"])
+        if answer["kind"] in {"limit", "inherited"}:
+            self._end()
+        raise self._error(answer["kind"], answer["error"])
+
+    def _error(self, kind: str, said: str) -> TemplateError:
+        cls, failure, words, hint = _ERRORS[kind]
+        return cls(words.format(self._template.origin, said), failure=failure, hint=hint)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = process = _start()
+            told = {"source": self._template.source, **asdict(self._limits)}
+            try:
+                self._waited(self._exchange(process, told), process, _START_S)
+            except TemplateError as error:
+                raise TemplateError(
+                    f"the process that renders chat templates did not start: {error.message}",
+                    failure=error.failure,
+                    hint=f"{sys.executable} needs the package jinja2, and memory to start (ulimit -v)"
+                    if error.failure is FailureClass.BUG
+                    else error.hint,
+                ) from error
+        return self._process
+
+    def _exchange(self, process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> _Exchange:
+        """Send a line and return what the process answers. Raises TemplateError.
+
+        Yields when it has to wait for the process: true where there is more to send.
+        """
+        sink, source = _pipes(process)
+        unsent, received = memoryview(json.dumps(question).encode() + b"\n"), bytearray()
+        most = _ESCAPED_BYTES * self._limits.characters + _CHUNK
+        while not received.endswith(b"\n"):
+            if len(received) > most:
+                raise self._error("limit", f"writes more than {self._limits.characters} characters")
+            try:
+                unsent = unsent[os.write(sink, unsent[:_CHUNK]) :] if unsent else unsent
+            except BlockingIOError:
+                pass
+            except BrokenPipeError:  # the end of its answers says more
+                unsent = unsent[:0]
+            try:
+                part = os.read(source, _CHUNK)
+            except BlockingIOError:
+                yield bool(unsent)
+                continue
+            if not part:
+                raise self._ended(process.wait())
+            received += part
+        answer: _Answer = json.loads(received)
+        return answer
+
+    def _waited(self, exchange: _Exchange, process: subprocess.Popen[bytes], time_s: float) -> _Answer:
+        """The answer, when it comes within `time_s`."""
+        sink, source = _pipes(process)
+        deadline = time.monotonic() + time_s
+        while True:
+            try:
+                sends = next(exchange)
+            except StopIteration as answered:
+                return answered.value  # type: ignore[no-any-return]
+            ready = select.poll()
+            ready.register(source, select.POLLIN)
+            if sends:
+                ready.register(sink, select.POLLOUT)
+            if not ready.poll(1000 * max(0.0, deadline - time.monotonic())):
+                raise self._silent(time_s)
+
+    async def _awaited(self, exchange: _Exchange, process: subprocess.Popen[bytes]) -> _Answer:
+        """The answer, when it comes in time, on an event loop."""
+        import asyncio
+
+        sink, source = _pipes(process)
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        deadline = loop.time() + self._wait_s
+        timer = loop.call_at(deadline, ready.set)
+        loop.add_reader(source, ready.set)
+        try:
+            while True:
+                try:
+                    sends = next(exchange)
+                except StopIteration as answered:
+                    return answered.value  # type: ignore[no-any-return]
+                if sends:
+                    loop.add_writer(sink, ready.set)
+                else:
+                    loop.remove_writer(sink)
+                ready.clear()
+                await ready.wait()
+                if loop.time() >= deadline:
+                    raise self._silent(self._wait_s)
+        finally:
+            timer.cancel()
+            loop.remove_reader(source)
+            loop.remove_writer(sink)
+
+    def _silent(self, time_s: float) -> TemplateError:
+        return TemplateError(
+            f"{self._template.origin}: its process did not respond within {time_s:g} s",
+            failure=FailureClass.TRANSIENT,
+            hint="try again when the machine is less busy",
+        )
+
+    def _ended(self, status: int) -> TemplateError:
+        if status == -signal.SIGPROF:
+            return self._error("limit", f"takes more than {self._limits.time_s:g} s of processor time")
+        outside = -status in _FROM_OUTSIDE
+        return TemplateError(
+            f"{self._template.origin}: its process ended "
+            + (f"by signal {-status}" if status < 0 else f"with exit code {status}"),
+            failure=FailureClass.TRANSIENT if outside else FailureClass.BUG,
+            hint="try again; the kernel kills processes when memory is short (see dmesg)" if outside else _REPLACE,
+        )
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with process:  # closes the pipes and waits
+                pass
+
+
+def _start() -> subprocess.Popen[bytes]:
+    import subprocess
+
+    environment = {name: value for name, value in os.environ.items() if name in _KEPT}
+    process = subprocess.Popen(
+        [sys.executable, str(_WORKER)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        cwd="/",
+        env=environment,
+    )
+    for pipe in _pipes(process):
+        os.set_blocking(pipe, False)
+    return process
+
+
+def _pipes(process: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """Where it reads, and where it writes."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process.stdin.fileno(), process.stdout.fileno()

@@ -1,0 +1,82 @@
+"""What answers at an address that was asked over another protocol: Triton's gRPC, HTTP or metrics port, or an OpenAI API."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from trtllm_pipeline.base import FailureClass, ServerError
+from trtllm_pipeline.measure.client import fields
+from trtllm_pipeline.measure.client.transport import ProtocolError
+from trtllm_pipeline.measure.client.transport.http import HttpError, fetch
+
+Kind = Literal["grpc", "http", "metrics", "openai"]
+_NAMES: Final = {
+    "grpc": "Triton's gRPC port",
+    "http": "Triton's HTTP port",
+    "metrics": "Triton's metrics port",
+    "openai": "an OpenAI-compatible server",
+}
+_PORTS: Final = {"grpc": 8001, "http": 8000}
+"""Triton's, by default."""
+_TIMEOUT_S: Final = 2.0
+_FRAME_BYTES: Final = 9
+
+
+async def wrong_protocol(address: str, asked: str, timeout_s: float) -> ServerError | None:
+    """An error that says what `address` (host:port or a URL) is, if it is known to be something else than `asked`."""
+    found = await kind_of(address, min(timeout_s, _TIMEOUT_S))
+    if found is None or found == asked:
+        return None
+    where = urlsplit(address if "://" in address else f"//{address}").netloc
+    advice = [f"use {_PORTS[asked]}"] if asked in _PORTS and found != "openai" else []
+    advice += [f"--protocol {found}"] if found != "metrics" else []
+    return ServerError(
+        f"{where}: this is {_NAMES[found]}",
+        failure=FailureClass.USER,
+        hint=" or ".join(advice) or "give the address of the OpenAI-compatible server",
+    )
+
+
+async def kind_of(address: str, timeout_s: float = _TIMEOUT_S) -> Kind | None:
+    """What answers at `address`; None if it is unknown or does not respond within `timeout_s` to each request."""
+    paths: tuple[tuple[str, Kind], ...] = (("/v2", "http"), ("/v1/models", "openai"), ("/metrics", "metrics"))
+    base = urlsplit(address if "://" in address else f"http://{address}")
+    server = f"{base.scheme}://{base.netloc}"
+    for path, kind in paths:
+        try:
+            status, body = await fetch(server, path, timeout_s=timeout_s)
+        except HttpError:
+            plain = base.scheme == "http"
+            return "grpc" if plain and await _speaks_http2(base.hostname, base.port, timeout_s) else None
+        except (OSError, ValueError):
+            return None
+        if status == 200 and _is(kind, body):
+            return kind
+    return None
+
+
+def _is(kind: Kind, body: bytes) -> bool:
+    if kind == "metrics":
+        return b"nv_inference_" in body
+    with suppress(ProtocolError, KeyError):
+        told = fields.parse(body)
+        return isinstance(told["data"], list) if kind == "openai" else "extensions" in told
+    return False
+
+
+async def _speaks_http2(host: str | None, port: int | None, timeout_s: float) -> bool:
+    """Whether the server answers a request in HTTP/1.1 with a frame of HTTP/2, as gRPC servers do."""
+    try:
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
+        try:
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            frame = await asyncio.wait_for(reader.readexactly(_FRAME_BYTES), timeout_s)
+        finally:
+            writer.close()
+    except (OSError, EOFError, asyncio.TimeoutError):
+        return False
+    settings, goaway, connection = 4, 7, bytes(4)
+    return frame[3] in {settings, goaway} and frame[5:] == connection

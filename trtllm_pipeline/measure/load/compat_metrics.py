@@ -1,0 +1,85 @@
+"""Metrics of the same events as other tools define them, to compare values across tools.
+
+Formulas as these tools have them in late 2026; where a tool stamps something we do not, the definition says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from trtllm_pipeline.measure.load.requests import TimedRequest
+from trtllm_pipeline.measure.load.stats import Summary, summary
+
+DEFINITIONS: Final = {
+    "genai_perf": "ttft_ms: first content - sent. itl_ms: (e2e - TTFT) / (n - 1), one value a request. n: whole text "
+    "encoded again. output_tokens_per_s, requests_per_s: over first send -> last content",
+    "vllm": "ttft_ms: first message - sent, even one without text. tpot_ms: (e2e - TTFT) / (n - 1), one value a request. "
+    "itl_ms: gaps between messages, pooled (the closing message, without text, is not in it here). n: the server's "
+    "usage, else the text encoded again. output_tokens_per_s, requests_per_s: over first send -> last end",
+    "llm_perf": "ttft_ms: first response - sent, even an empty one. itl_ms: (e2e - TTFT) / (n - 1), one value a request. "
+    "e2e_ms: end of the stream - sent. n: text encoded again with special tokens. output_tokens_per_s, requests_per_s: "
+    "over first send -> last end",
+}
+
+
+def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> dict[str, Any]:
+    """Tool -> its metrics for `requests`, the answered requests of one level; latencies are summaries in ms.
+
+    `special_tokens` is how many a tokenizer adds to a text; None without one, and then no tool that encodes is there.
+    """
+    if not requests:
+        return {}
+    start_ns = min(request.sent_ns for request in requests)
+    last_ns = max(request.times_ns[-1] for request in requests)
+    end_ns = max(int(request.record["end_ns"]) for request in requests)
+
+    def first_ms(request: TimedRequest) -> float:
+        return ((request.record.get("first_event_ns") or request.times_ns[0]) - request.sent_ns) / 1e6
+
+    def end_ms(request: TimedRequest) -> float:
+        return (int(request.record["end_ns"]) - request.sent_ns) / 1e6
+
+    def messages_ms(request: TimedRequest) -> Iterable[float]:
+        first = request.record.get("first_event_ns")
+        times = request.times_ns if first in {None, request.times_ns[0]} else [first, *request.times_ns]
+        return ((later - earlier) / 1e6 for earlier, later in pairwise(times))
+
+    def rates(tokens: int, until_ns: int) -> dict[str, float]:
+        seconds = (until_ns - start_ns) / 1e9
+        if seconds <= 0:
+            return {}
+        names = ("output_tokens_per_s", "requests_per_s")
+        return {name: round(n / seconds, 3) for name, n in zip(names, (tokens, len(requests)), strict=True)}
+
+    streamed = any(len(request.times_ns) > 1 for request in requests)
+
+    def quotient(rows: Iterable[tuple[float, float, int]]) -> Summary:
+        """Empty for answers that all came as one response: the time between their tokens is not 0 but unknown."""
+        return summary((whole - first) / (n - 1) for whole, first, n in rows if streamed and n > 1)
+
+    tools: dict[str, Any] = {
+        "vllm": {
+            "ttft_ms": summary(map(first_ms, requests)),
+            "tpot_ms": quotient((r.e2e_ms, first_ms(r), r.output_tokens) for r in requests),
+            "itl_ms": summary(gap for request in requests for gap in messages_ms(request)),
+            "e2e_ms": summary(request.e2e_ms for request in requests),
+            **rates(sum(request.output_tokens for request in requests), end_ns),
+        }
+    }
+    if special_tokens is not None:
+        encoded = sum(request.encoded_again for request in requests)
+        tools["genai_perf"] = {
+            "ttft_ms": summary(request.ttft_ms for request in requests),
+            "itl_ms": quotient((r.e2e_ms, r.ttft_ms, r.encoded_again) for r in requests),
+            "e2e_ms": summary(request.e2e_ms for request in requests),
+            **rates(encoded, last_ns),
+        }
+        tools["llm_perf"] = {
+            "ttft_ms": summary(map(first_ms, requests)),
+            "itl_ms": quotient((end_ms(r), first_ms(r), r.encoded_again + special_tokens) for r in requests),
+            "e2e_ms": summary(map(end_ms, requests)),
+            **rates(encoded + special_tokens * len(requests), end_ns),
+        }
+    return tools

@@ -1,0 +1,338 @@
+"""Counters of the server and the GPUs while a level runs: Triton's own times; power, memory, clocks."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http import HTTPStatus
+from itertools import pairwise
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from trtllm_pipeline.base import Nvml, decode, nvml, of_process
+from trtllm_pipeline.measure.client.transport.http import HttpError, fetch
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.measure.load.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, TritonRecord
+    from trtllm_pipeline.measure.load.result import GpuUse, TritonUse
+
+TRITON: Final = {
+    "nv_inference_request_success": "requests",
+    "nv_inference_count": "inferences",
+    "nv_inference_exec_count": "executions",
+    "nv_inference_request_duration_us": "request_us",
+    "nv_inference_queue_duration_us": "queue_us",
+    "nv_inference_compute_input_duration_us": "compute_input_us",
+    "nv_inference_compute_infer_duration_us": "compute_infer_us",
+    "nv_inference_compute_output_duration_us": "compute_output_us",
+}
+"""Triton's counters -> what we call them. Source: Triton user guide, "Metrics"."""
+SAMPLE_S: Final = 0.1
+GAUGES_S: Final = 1.0
+_UNSEEN_NS: Final = 1_000_000_000
+"""How long at either end GPUs need not have been sampled."""
+TIMEOUT_S: Final = 10.0
+"""Of a look at the counters: an endpoint that hangs must not hold the run."""
+_CLOCK_SM: Final = 1
+_TEMPERATURE_GPU: Final = 0
+"""As in nvml.h."""
+_LINE: Final = re.compile(r"(\w+)\{([^}]*)\} +(\d{1,30}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?)", re.ASCII)
+_ENGINE_GAUGE: Final = re.compile(r'(?:request_type|kv_cache_block_type)="(\w+)"')
+_MODEL: Final = re.compile(r'(?:^|,)model="([^"]*)"')
+
+Counters = dict[str, dict[str, float]]
+"""Model -> counter -> value."""
+
+
+def parse(text: str) -> Counters:
+    """Triton's counters in a metrics page (Prometheus text), versions of a model together."""
+    counters: Counters = {}
+    for name, labels, value in samples(text):
+        if name in TRITON and (model := _MODEL.search(labels)):
+            values = counters.setdefault(model[1], {})
+            values[TRITON[name]] = values.get(TRITON[name], 0.0) + value
+    return counters
+
+
+def samples(text: str) -> Iterator[tuple[str, str, float]]:
+    """Name, labels and value of each sample with labels in a page of Prometheus text, as far as it is a count."""
+    for line in text.splitlines():
+        if match := _LINE.fullmatch(line):
+            yield match[1], match[2], float(match[3])
+
+
+def growth(before: Counters, after: Counters) -> Counters:
+    """Difference of two readings, for models that served requests in between."""
+    grown = {
+        model: {name: value - before.get(model, {}).get(name, 0.0) for name, value in values.items()}
+        for model, values in after.items()
+    }
+    return {model: values for model, values in grown.items() if values.get("requests", 0) > 0}
+
+
+async def triton(address: str | None) -> Counters | None:
+    """The counters at a metrics endpoint (host:port); None when there is none, or it is not Triton's."""
+    if address is None:
+        return None
+    page = await metrics_page(address, timeout_s=TIMEOUT_S)
+    return None if page is None else parse(page) or None
+
+
+async def speculation(url: str) -> tuple[int, int] | None:
+    """Drafted and accepted tokens of the iterations since the last look at trtllm-serve's `/metrics`, which forgets what it
+    told; None where it tells none. Source: `specDecodingStats` of its statistics of iterations.
+    """
+    try:
+        status, body = await fetch(urlsplit(url).netloc or url, "/metrics", timeout_s=TIMEOUT_S)
+        found = decode(body) if status == HTTPStatus.OK else None
+    except (OSError, HttpError, ValueError):
+        return None
+    of = [each.get("specDecodingStats") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    names = ("numDraftTokens", "numAcceptedTokens")
+    counts = [[each.get(name) for name in names] for each in of if isinstance(each, dict)]
+    told = [pair for pair in counts if all(type(count) is int and count >= 0 for count in pair)]
+    if not told:
+        return None
+    drafted, accepted = (sum(int(str(pair[place])) for pair in told) for place in (0, 1))
+    return drafted, accepted
+
+
+async def metrics_page(address: str, *, timeout_s: float) -> str | None:
+    """Text of a metrics endpoint; None when it cannot be read."""
+    try:
+        return (await fetch(address, "/metrics", timeout_s=timeout_s))[1].decode(errors="replace")
+    except (OSError, HttpError, ValueError):
+        return None
+
+
+def gauges(text: str) -> tuple[float | None, float | None, float | None]:
+    """Of a metrics page of Triton: requests that TensorRT-LLM's engines work on, requests that wait, and the share of KV cache
+    blocks in use; None for what it does not tell. Triton itself tells only how many wait at each model.
+    """
+    engine: dict[tuple[str, str], float] = {}
+    pending: list[float] = []
+    for name, labels, value in samples(text):
+        if name == "nv_inference_pending_request_count":
+            pending.append(value)
+        elif kind := _ENGINE_GAUGE.search(labels):
+            at = (name, kind[1])
+            engine[at] = engine.get(at, 0.0) + value
+    requests, blocks = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
+    used, most = engine.get((blocks, "used")), engine.get((blocks, "max"))
+    waiting = engine.get((requests, "waiting"), max(pending, default=None))
+    return engine.get((requests, "active")), waiting, None if used is None or not most else used / most
+
+
+@contextmanager
+def watching(address: str | None) -> Iterator[list[list[float | None]]]:
+    """Look at the gauges of a metrics endpoint once a second while the block runs: time ns, and what `gauges` tells. In a
+    thread, since the load's own loop must not wait for it. Empty without an endpoint.
+    """
+    found: list[list[float | None]] = []
+    if address is None:
+        yield found
+        return
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(GAUGES_S):
+            page = asyncio.run(metrics_page(address, timeout_s=TIMEOUT_S))
+            told = gauges(page or "")
+            if told != (None, None, None):
+                found.append([time.monotonic_ns(), *told])
+
+    thread = threading.Thread(target=look, name="gauges", daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        stop.set()
+        thread.join(TIMEOUT_S)
+
+
+def gauges_summary(samples: Sequence[GaugeSample]) -> dict[str, float]:
+    """Mean and maximum of each gauge, as far as it was told."""
+    summary: dict[str, float] = {}
+    for name, column in zip(("in_flight", "waiting", "kv_cache_use"), (1, 2, 3), strict=True):
+        values = [value for sample in samples if (value := sample[column]) is not None]
+        if values:
+            summary |= {name: round(fmean(values), 3), f"{name}_max": round(max(values), 3)}
+    return summary
+
+
+@contextmanager
+def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
+    """Sample GPUs while the block runs: those that a process was started with, or all that NVML shows. The list fills when
+    it ends, and stays empty without GPUs.
+
+    Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null where not known.
+    """
+    found: list[dict[str, Any]] = []
+    with nvml() as ask:
+        handles = [] if ask is None else ask.handles()
+        if ask is None or not handles:
+            yield found
+            return
+        its_own = frozenset() if pid is None else of_process(pid)
+        handles = [each for each in handles if not its_own or ask("nvmlDeviceGetUUID", each) in its_own]
+        devices: list[dict[str, Any]] = [
+            {
+                "name": ask("nvmlDeviceGetName", each) or "unknown",
+                "uuid": ask("nvmlDeviceGetUUID", each) or "unknown",
+                "samples": [],
+            }
+            for each in handles
+        ]
+        stop = threading.Event()
+
+        def keep_sampling() -> None:
+            while not stop.wait(SAMPLE_S):
+                for handle, device in zip(handles, devices, strict=True):
+                    device["samples"].append(sample(ask, handle))
+
+        thread = threading.Thread(target=keep_sampling, name="NVML", daemon=True)
+        thread.start()
+        try:
+            yield found
+        finally:
+            stop.set()
+            thread.join(5)
+            found.extend(devices)
+
+
+def sample(ask: Nvml, handle: Any) -> list[float | None]:
+    """Time ns, watts, bytes in use, SM clock MHz, busy %, °C of a GPU now, null where not known."""
+    milliwatts, memory = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetMemoryInfo", handle)
+    load = ask("nvmlDeviceGetUtilizationRates", handle)
+    values = (
+        milliwatts and milliwatts / 1e3,
+        memory and memory.used,
+        ask("nvmlDeviceGetClockInfo", handle, _CLOCK_SM),
+        load and load.gpu,
+        ask("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+    )
+    return [time.monotonic_ns(), *(None if value is None else float(value) for value in values)]
+
+
+def gpu_summary(record: GpuRecord) -> list[dict[str, Any]]:
+    """Mean power, energy, most memory, mean clock and load, highest temperature of each device of a gpu record."""
+    return [gpu_summary_of(device) for device in record["devices"]]
+
+
+def gpu_summary_of(device: GpuDevice) -> dict[str, Any]:
+    """The same of one device."""
+
+    def column(index: int) -> list[float]:
+        return [value for row in readings if len(row) > index and (value := row[index]) is not None]
+
+    readings = device["samples"]
+    watts, memory, clock, load, heat = map(column, (1, 2, 3, 4, 5))
+    seconds = (readings[-1][0] - readings[0][0]) / 1e9 if len(readings) > 1 else 0.0
+    return {
+        "name": device["name"],
+        "uuid": device["uuid"],
+        "power_w": round(fmean(watts), 1) if watts else None,
+        "energy_j": round(fmean(watts) * seconds, 1) if watts else None,
+        "memory_bytes": int(max(memory)) if memory else None,
+        "sm_clock_mhz": round(fmean(clock)) if clock else None,
+        "sm_clock_mhz_min": round(min(clock)) if clock else None,
+        "busy_percent": round(fmean(load), 1) if load else None,
+        "temperature_c": round(max(heat)) if heat else None,
+    }
+
+
+def energy_j(records: Iterable[GpuRecord], start_ns: int, end_ns: int) -> float | None:
+    """Joules that the GPUs of the records took from one moment to another, power between samples taken as straight lines;
+    None where they were not sampled all the time. GPUs that did nothing are another's, and left out.
+    """
+    total, known = 0.0, False
+    for device in working(each for record in records for each in record["devices"]):
+        samples = [(each[0], watts) for each in device["samples"] if (watts := each[1]) is not None]
+        if not samples or samples[0][0] > start_ns + _UNSEEN_NS or samples[-1][0] < end_ns - _UNSEEN_NS:
+            return None
+        inside = [(min(max(now_ns, start_ns), end_ns), watts) for now_ns, watts in samples]
+        known = True
+        total += sum((later - now) / 1e9 * (one + two) / 2 for (now, one), (later, two) in pairwise(inside))
+        total += (inside[0][0] - start_ns) / 1e9 * inside[0][1] + (end_ns - inside[-1][0]) / 1e9 * inside[-1][1]
+    return total if known else None
+
+
+def working(devices: Iterable[GpuDevice]) -> list[GpuDevice]:
+    """Those that were busy at some time, or do not say; all of them where none was."""
+    every = list(devices)
+    busy = [device for device in every if any(sample[4] is None or sample[4] > 0 for sample in device["samples"])]
+    return busy or every
+
+
+def gpu_use(records: Sequence[GpuRecord], joules: Sequence[float | None]) -> GpuUse | None:
+    """What the GPUs of a level did, all of them together; `joules` of each repeat. None without records."""
+    from trtllm_pipeline.measure.load.result import GpuUse
+
+    summaries = [[gpu_summary_of(device) for device in working(record["devices"])] for record in records]
+    if not any(summaries):
+        return None
+
+    def over(
+        name: str, how: Callable[[Iterable[float]], float], each: Callable[[Iterable[float]], float]
+    ) -> float | None:
+        """`how` over the devices of a record, `each` over the records."""
+        found = [[value for one in of if (value := one[name]) is not None] for of in summaries]
+        return round(each(how(values) for values in found), 3) if all(found) else None
+
+    memory = over("memory_bytes", sum, max)
+    return GpuUse(
+        devices=max(map(len, summaries)),
+        power_w=over("power_w", sum, fmean),
+        energy_j=None if None in joules else round(sum(each for each in joules if each is not None), 3),
+        memory_bytes=None if memory is None else int(memory),
+        sm_clock_mhz=over("sm_clock_mhz", fmean, fmean),
+        sm_clock_mhz_min=over("sm_clock_mhz_min", min, min),
+        busy_percent=over("busy_percent", fmean, fmean),
+        temperature_c=over("temperature_c", max, max),
+    )
+
+
+def triton_use(
+    levels: Sequence[TritonRecord], gauges: Sequence[GaugesRecord], ours: Sequence[float | None]
+) -> TritonUse | None:
+    """What Triton says of all repeats of a level; `ours` is the client's mean in flight of each. None without records."""
+    from trtllm_pipeline.measure.load.result import TritonUse
+
+    if not levels and not gauges:
+        return None
+    models: Counters = {}
+    for record in levels:
+        for model, values in record["models"].items():
+            of_model = models.setdefault(model, {})
+            for name, value in values.items():
+                of_model[name] = of_model.get(name, 0.0) + value
+    known = [each for each in ours if each is not None]
+    return TritonUse(
+        models=_for_each_request(models),
+        **gauges_summary([sample for record in gauges for sample in record["samples"]]),
+        in_flight_by_client=round(fmean(known), 3) if known else None,
+    )
+
+
+def triton_summary(record: TritonRecord) -> dict[str, dict[str, float]]:
+    """Requests of each model in a triton record, and milliseconds a request spent in each part of it."""
+    return _for_each_request(record["models"])
+
+
+def _for_each_request(models: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {
+        model: {
+            "requests": round(values["requests"]),
+            **{
+                name.replace("_us", "_ms"): round(value / values["requests"] / 1e3, 3)
+                for name, value in values.items()
+                if name.endswith("_us")
+            },
+        }
+        for model, values in models.items()
+    }

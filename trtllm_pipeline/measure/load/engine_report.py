@@ -1,0 +1,154 @@
+"""What `trtllm-bench throughput --report_json` says of an engine, beside what was measured through a server.
+
+It asks the engine in its own process: what is between its numbers and ours is the server, its protocol and its models around the
+engine. Source: `bench/dataclasses/reporting.py` of TensorRT-LLM, and its guide to trtllm-bench for the data set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.base import Json, StageError, fail, read_mapping
+from trtllm_pipeline.measure.load.result import LevelResult, LoadResult, load_words
+
+ENGINE_REPORT_FILE: Final = "report.json"
+"""In what a stage leaves."""
+LAYER: Final = "the engine in the process of trtllm-bench"
+_SAME: Final = 0.05
+"""By how much lengths may differ and be the same load, as a share."""
+_AT_ONCE: Final = 0.2
+"""The same of requests in flight."""
+_REPORTED: Final = {
+    "requests": ("request_info", "num_requests"),
+    "in_flight": ("request_info", "avg_num_concurrent_requests"),
+    "input_tokens": ("request_info", "avg_input_length"),
+    "output_tokens": ("request_info", "avg_output_length"),
+    "output_tokens_per_s": ("performance", "system_output_throughput_tok_s"),
+    "requests_per_s": ("performance", "request_throughput_req_s"),
+    "e2e_ms": ("performance", "avg_request_latency_ms"),
+    "ttft_ms": ("streaming_metrics", "avg_ttft_ms"),
+    "tpot_ms": ("streaming_metrics", "avg_tpot_ms"),
+}
+"""Our name -> section and name in the report. Latencies are means; the last two are there with --streaming alone."""
+_MOST: Final = 1e18
+"""Above that no number was measured."""
+_OPTIONAL: Final = frozenset({"ttft_ms", "tpot_ms"})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """One report."""
+
+    release: str | None
+    values: Mapping[str, float]
+    """By _REPORTED."""
+
+    @staticmethod
+    def read(path: Path) -> EngineReport:
+        """The report in a file. Raises MatrixError for what is none."""
+        data = read_mapping(path)
+        found: dict[str, float] = {}
+        for name, (section, key) in _REPORTED.items():
+            value = data[section].get(key) if isinstance(data.get(section), dict) else None
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST:
+                found[name] = float(value)
+            elif name not in _OPTIONAL:
+                fail(str(path), None, f"no report of trtllm-bench throughput: it has no number {section}.{key}")
+        engine = data.get("engine")
+        release = engine.get("version") if isinstance(engine, dict) else None
+        return EngineReport(release if isinstance(release, str) else None, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A level and a report of the same load, or of the one that is nearest to it."""
+
+    level: LevelResult
+    report: EngineReport
+
+    @staticmethod
+    def of(result: LoadResult, report: EngineReport) -> Beside:
+        """The closed loop whose requests in flight are nearest to the report's. Raises StageError where there is none."""
+        closed = [level for level in result.levels if level.concurrency is not None]
+        if not closed:
+            raise StageError("trtllm-bench keeps a number of requests in flight, and no such level was measured")
+        wanted = report.values["in_flight"]
+        return Beside(min(closed, key=lambda level: abs((level.concurrency or 0) - wanted)), report)
+
+    def ours(self, name: str) -> float | None:
+        """What was measured through the server."""
+        level = self.level
+        if name.endswith("_ms"):
+            return level.latency(name, "mean")
+        if name in {"input_tokens", "output_tokens"}:
+            return level.lengths.get(f"{name}_per_request", {}).get("mean")
+        if name == "in_flight":
+            return level.concurrency
+        value: float | None = getattr(level, name)
+        return value
+
+    def differences(self) -> Iterator[str]:
+        """What of the load is not the same, in words."""
+        for name, least in (("in_flight", _AT_ONCE), ("input_tokens", _SAME), ("output_tokens", _SAME)):
+            ours, theirs = self.ours(name), self.report.values[name]
+            if ours is not None and abs(ours - theirs) > least * max(ours, theirs):
+                yield f"{name.replace('_', ' ')} {ours:g} here, {theirs:g} there"
+
+    def rows(self) -> list[dict[str, object]]:
+        """For each figure ours, theirs, and by how much ours is more."""
+        names = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
+        known = [(name, self.ours(name), self.report.values[name]) for name in names if name in self.report.values]
+        return [
+            {
+                "": name if name in {"output_tokens_per_s", "requests_per_s"} else f"{name} mean",
+                "through the server": ours,
+                "trtllm-bench": round(theirs, 3),
+                "server's part": f"{ours / theirs - 1:+.1%}" if ours is not None and theirs else None,
+            }
+            for name, ours, theirs in known
+        ]
+
+    def to_json(self) -> dict[str, Json]:
+        """As `trtllm_bench` in the JSON of a load."""
+        return {
+            "layer": LAYER,
+            "release": self.report.release,
+            "level": self.level.key,
+            "not_the_same": list(self.differences()),
+            **self.report.values,
+            "ours": {name: self.ours(name) for name in _REPORTED},
+        }
+
+    def title(self) -> str:
+        """What the table of `rows` is about."""
+        release = f" of TensorRT-LLM {self.report.release}" if self.report.release else ""
+        other = list(self.differences())
+        load = f"; not the same load: {', '.join(other)}" if other else ""
+        return f"{load_words(self.level.key)}, and {LAYER}{release}{load}"
+
+
+def write_dataset(events: Path, output: Path) -> int:
+    """Write the measured requests of an event file as a data set for trtllm-bench; returns how many. Those of the level with
+    the most requests in flight, in the order in which they were sent, and of its first repeat.
+
+    Raises StageError where the event file is none, or has no closed loop.
+    """
+    from trtllm_pipeline.measure.load.events import read_records  # every table looks for such reports, few make one
+
+    records = read_records(events)
+    closed = [each for each in records.requests if each["concurrency"] and each["phase"] == "measured"]
+    most = max((each["concurrency"] or 0 for each in closed), default=0)
+    asked = [each for each in closed if each["concurrency"] == most and each["repeat"] == 0]
+    if not asked:
+        raise StageError(f"{events}: no level with a number of requests in flight, which is what trtllm-bench keeps")
+    rows: list[Mapping[str, Any]] = [
+        {"task_id": number, "prompt": records.text(each), "output_tokens": each["max_tokens"]}
+        for number, each in enumerate(sorted(asked, key=lambda each: each["sent_ns"]))
+    ]
+    with output.open("x", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return len(rows)

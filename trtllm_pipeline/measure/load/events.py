@@ -1,0 +1,543 @@
+"""The event file of a load run: types of its records, and a reader that rejects what cannot have happened.
+
+`measure/load/load.py` writes it, and docs/formats.md describes each record. Keys beyond those here are left alone, as are
+records of other types. A key that is missing, as in files written before there was one, means null.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NoReturn
+
+from annotated_types import Interval, MinLen
+from typing_extensions import NotRequired, TypedDict
+
+from trtllm_pipeline.base import JsonError, StageError, decode_mapping, read_bytes
+from trtllm_pipeline.measure.load.prompts import opened
+
+if TYPE_CHECKING:  # read by pydantic, which programs that measure import when they have measured
+    from pydantic import TypeAdapter
+    from pydantic_core import ErrorDetails
+
+STRICT: Final = {"strict": True, "extra": "allow", "allow_inf_nan": False}
+_SHOWN: Final = 80
+
+Ns = Annotated[int, Interval(ge=0, lt=2**63)]
+Count = Annotated[int, Interval(ge=0, lt=2**31)]
+Positive = Annotated[int, Interval(gt=0, lt=2**31)]
+Number = Annotated[float, Interval(ge=-1e18, le=1e18)]
+Growth = Annotated[float, Interval(ge=0, le=1e18)]
+Rate = Annotated[float, Interval(gt=0, le=1e9)]
+
+
+class EventRecord(NamedTuple):
+    """A content event: text that arrived."""
+
+    time_ns: Ns
+    text: Annotated[str, MinLen(1)]
+    tokens: Count | None = None
+    """Of the answer so far, by the server's own count; None where it sends none."""
+    reasoning: bool = False
+    """Part of the model's reasoning, not of its answer."""
+
+
+class GpuSample(NamedTuple):
+    """One reading of a GPU."""
+
+    time_ns: Ns
+    watts: Number | None = None
+    bytes_used: Number | None = None
+    sm_mhz: Number | None = None
+    busy_percent: Number | None = None
+    celsius: Number | None = None
+
+
+class _Record(TypedDict):
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+
+
+class _OfLevel(_Record):
+    """Of `concurrency` and `request_rate` one is None: the level was an open or a closed loop."""
+
+    concurrency: Positive | None
+    request_rate: NotRequired[Rate | None]
+    repeat: Count
+
+
+class Anchor(_Record):
+    """One moment in both clocks."""
+
+    monotonic_ns: Ns
+    unix_ns: Ns
+
+
+class Header(_Record):
+    """The first record."""
+
+    type: Literal["header"]
+    schema: int
+    protocol: str
+    model: str
+    settings: dict[str, Any]
+    anchor: NotRequired[Anchor | None]
+    tls: NotRequired[bool | None]
+
+
+class ConditionsRecord(_Record):
+    """System and workload, see `measure/load/conditions.py`."""
+
+    type: Literal["conditions"]
+    system: dict[str, Any]
+    workload: dict[str, Any]
+
+
+class PromptRecord(_Record):
+    """A prompt, by its id."""
+
+    type: Literal["prompt"]
+    id: str
+    text: str
+    images: NotRequired[int]
+    """How many images it has, whose tokens only the server can count."""
+    input_tokens: NotRequired[Count]
+    """How many it was made to have."""
+    shared: NotRequired[Count]
+    """Characters at the beginning that it is meant to share with others."""
+
+
+class ServerRecord(_Record):
+    """The server's process, before and after."""
+
+    type: Literal["server"]
+    at: Literal["start", "end"]
+    pid: Count | None
+    since: Ns | None
+    ready: bool
+    started: NotRequired[bool]
+    """False where a cell names a server that runs already."""
+
+
+class RequestRecord(_OfLevel):
+    """One request."""
+
+    type: Literal["request"]
+    phase: Literal["warmup", "measured"]
+    worker: NotRequired[Count]
+    slot: Count
+    prompt: str
+    opening: NotRequired[str]
+    """First words that it was sent with instead of its own, see `prompts.opened`."""
+    max_tokens: Annotated[int, Interval(gt=0, le=10**7)]
+    scheduled_ns: Ns
+    held_ns: NotRequired[Ns]
+    """How long it was due and not sent, since as many as allowed were in flight."""
+    turn: NotRequired[Positive]
+    """Of its conversation, from the second on."""
+    connected_ns: NotRequired[Ns | None]
+    sent_ns: Ns
+    headers_ns: NotRequired[Ns | None]
+    first_byte_ns: NotRequired[Ns | None]
+    first_event_ns: NotRequired[Ns | None]
+    role_ns: NotRequired[Ns | None]
+    silent_ns: NotRequired[Ns | None]
+    """First response without text before the first text, besides that of the role; `silent` is how many there were."""
+    silent: NotRequired[Count]
+    unread: NotRequired[str | None]
+    """A field of them with strings that are not known to be text or to be none."""
+    events: list[EventRecord]
+    usage_ns: NotRequired[Ns | None]
+    output_tokens: NotRequired[Count | None]
+    """Of the whole answer, by the server's own count."""
+    input_tokens: NotRequired[Count | None]
+    cached_tokens: NotRequired[Count | None]
+    total_tokens: NotRequired[Count | None]
+    """Input and output, as the server adds them."""
+    drafted_tokens: NotRequired[Count | None]
+    accepted_tokens: NotRequired[Count | None]
+    finish_reason: NotRequired[str | None]
+    late_ns: NotRequired[Ns]
+    """Longest that bytes lay in the kernel before they were read: not in their own time, which is that of their arrival,
+    but events that came before one read have the time of the last."""
+    end_ns: Ns
+    error: str | None
+
+
+class ClientRecord(_OfLevel):
+    """CPU time and event-loop delays of one load process."""
+
+    type: Literal["client"]
+    worker: NotRequired[Count]
+    wall_ns: Ns
+    cpu_ns: Ns
+    lag_ns: list[Ns]
+
+
+class GaugeSample(NamedTuple):
+    """One look at what a server does."""
+
+    time_ns: Ns
+    in_flight: Growth | None = None
+    waiting: Growth | None = None
+    kv_cache_use: Growth | None = None
+    """Share of the blocks."""
+
+
+class GaugesRecord(_OfLevel):
+    """Gauges of Triton during a level."""
+
+    type: Literal["gauges"]
+    samples: list[GaugeSample]
+
+
+class UnsentRecord(_OfLevel):
+    """Requests of an open loop that a process did not send any more, since the server had fallen behind."""
+
+    type: Literal["unsent"]
+    worker: NotRequired[Count]
+    requests: Count
+
+
+class ProbedRecord(_OfLevel):
+    """A level that a search for the highest rate starts."""
+
+    type: Literal["probed"]
+
+
+class TritonRecord(_OfLevel):
+    """Growth of Triton's counters during a level."""
+
+    type: Literal["triton"]
+    models: dict[str, dict[str, Number]]
+
+
+class SpeculationRecord(_OfLevel):
+    """Drafted tokens during a level, by the server's own statistics of its iterations."""
+
+    type: Literal["speculation"]
+    drafted_tokens: Count
+    accepted_tokens: Count
+
+
+class GpuDevice(_Record):
+    """A GPU and its readings."""
+
+    name: str
+    uuid: str
+    samples: list[GpuSample]
+
+
+class GpuRecord(_OfLevel):
+    """The GPUs during a level."""
+
+    type: Literal["gpu"]
+    devices: list[GpuDevice]
+
+
+class _Check(_Record):
+    setting: str
+    asked: Any
+    asked_by: str
+    got: Any
+    got_from: str
+
+
+class SettingsRecord(_Record):
+    """Settings read back from the server, see `measure/load/server_checks.py`."""
+
+    type: Literal["settings"]
+    checks: list[_Check]
+    unchecked: NotRequired[list[str]]
+
+
+class RooflineRecord(_Record):
+    """Least time to read the weights once, see `measure/load/roofline.py`."""
+
+    type: Literal["roofline"]
+    pass_s: Rate | None
+    weight_bytes: Ns | None
+    reason: str | None
+
+
+class ReusedRecord(_Record):
+    """KV cache blocks reused so far."""
+
+    type: Literal["reused_blocks"]
+    blocks: Growth | None
+
+
+class ProbeRecord(_Record):
+    """A new prompt, sent twice."""
+
+    type: Literal["probe"]
+    pair: Count
+    send: Literal[0, 1]
+    ttft_ms: Growth | None
+    cached_tokens: Count | None
+    error: str | None
+
+
+_Known = (
+    Header
+    | ConditionsRecord
+    | PromptRecord
+    | ServerRecord
+    | RequestRecord
+    | ClientRecord
+    | TritonRecord
+    | GpuRecord
+    | SettingsRecord
+    | RooflineRecord
+    | ReusedRecord
+    | ProbeRecord
+    | SpeculationRecord
+    | UnsentRecord
+    | ProbedRecord
+    | GaugesRecord
+)
+_IN_ORDER: Final = (
+    "scheduled_ns",
+    "connected_ns",
+    "sent_ns",
+    "headers_ns",
+    "first_byte_ns",
+    "first_event_ns",
+    "silent_ns",
+)
+_ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
+    "header": (),
+    "conditions": (),
+    "prompt": ("id",),
+    "server": ("at",),
+    "client": ("concurrency", "request_rate", "repeat", "worker"),
+    "triton": ("concurrency", "request_rate", "repeat"),
+    "gpu": ("concurrency", "request_rate", "repeat"),
+    "speculation": ("concurrency", "request_rate", "repeat"),
+    "unsent": ("concurrency", "request_rate", "repeat", "worker"),
+    "gauges": ("concurrency", "request_rate", "repeat"),
+    "probed": ("concurrency", "request_rate", "repeat"),
+    "probe": ("pair", "send"),
+}
+"""Type of record -> the keys of which no two have the same values."""
+_KINDS: Final = (
+    *("header", "prompt", "request", "conditions", "server"),
+    *(
+        "client",
+        "triton",
+        "gpu",
+        "settings",
+        "roofline",
+        "reused_blocks",
+        "probe",
+        "speculation",
+        "unsent",
+        "probed",
+        "gauges",
+    ),
+)
+"""Types of records that `Records` holds, in its order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Everything in one event file."""
+
+    header: Header
+    prompts: Mapping[str, str]
+    """Text by id."""
+    with_images: Collection[str]
+    """Ids of prompts that have images."""
+    asked_tokens: Mapping[str, int]
+    """Input tokens that prompts were made to have, by id."""
+    shared: Mapping[str, int]
+    """Characters that prompts are meant to share with others, by id."""
+    requests: Sequence[RequestRecord]
+    conditions: ConditionsRecord | None
+    server: Mapping[str, ServerRecord]
+    """The server's process at the "start" and at the "end"."""
+    clients: Sequence[ClientRecord]
+    triton: Sequence[TritonRecord]
+    gpus: Sequence[GpuRecord]
+    settings: Sequence[SettingsRecord]
+    roofline: Sequence[RooflineRecord]
+    reused_blocks: Sequence[ReusedRecord]
+    probes: Sequence[ProbeRecord]
+    speculation: Sequence[SpeculationRecord] = ()
+    unsent: Sequence[UnsentRecord] = ()
+    probed: Sequence[ProbedRecord] = ()
+    gauges: Sequence[GaugesRecord] = ()
+
+    def text(self, request: RequestRecord) -> str:
+        """The prompt of a request as it was sent."""
+        id_, opening = request["prompt"], request.get("opening")
+        return opened(self.prompts[id_], self.shared.get(id_, 0), opening) if opening else self.prompts[id_]
+
+
+def level_of(record: _OfLevel) -> tuple[int | None, float | None]:
+    """Concurrency and request rate of a record's level, of which one is None."""
+    return record["concurrency"], record.get("request_rate")
+
+
+def read_records(path: Path, text: bytes | None = None) -> Records:
+    """The records in `path`, or in a part of it, its `text`. A last line cut off by a crash is left out.
+
+    Raises StageError with the line that is no record, or that says what cannot have happened.
+    """
+    found: dict[str, list[tuple[int, Any]]] = {}
+    for number, record in _records(path, text):
+        if not found and record["type"] != "header":
+            _fail(path, number, "not the header, with which an event file of a load run starts")
+        found.setdefault(record["type"], []).append((number, record))
+    if not found:
+        raise StageError(f"{path} is not an event file of a load run: it is empty")
+    if "request" not in found:
+        raise StageError(f"{path}: there is no request in this event file")
+    for kind, keys in _ONE_EACH.items():
+        seen: dict[tuple[Any, ...], int] = {}
+        for number, record in found.get(kind, ()):
+            first = seen.setdefault(tuple(record.get(key) for key in keys), number)
+            if first != number:
+                _fail(path, number, f"there is a {kind} record of the same in line {first}")
+    of: dict[str, Any] = {kind: [record for _, record in found.get(kind, ())] for kind in _KINDS}
+    (header,) = of["header"]
+    prompts = {record["id"]: record["text"] for record in of["prompt"]}
+    started_ns = (header.get("anchor") or {}).get("monotonic_ns", 0)
+    for number, request in found["request"]:
+        wrong = _impossible(request)
+        if request["prompt"] not in prompts:
+            wrong = f"there is no prompt {request['prompt'][:_SHOWN]!r} in this file"
+        elif request["scheduled_ns"] < started_ns:
+            wrong = "scheduled_ns is before the header's anchor"
+        if wrong:
+            _fail(path, number, wrong)
+    _check_together(path, found["request"])
+    return Records(
+        header,
+        prompts,
+        frozenset(record["id"] for record in of["prompt"] if record.get("images")),
+        {record["id"]: record["input_tokens"] for record in of["prompt"] if record.get("input_tokens")},
+        {record["id"]: record["shared"] for record in of["prompt"] if record.get("shared")},
+        of["request"],
+        next(iter(of["conditions"]), None),
+        {record["at"]: record for record in of["server"]},
+        *(of[kind] for kind in _KINDS[5:]),
+    )
+
+
+@cache
+def _reader() -> TypeAdapter[Mapping[str, Any]]:
+    """Of a record. Made when the first one is read: programs that measure import this before they begin."""
+    from pydantic import Field, TypeAdapter
+
+    return TypeAdapter(Annotated[_Known, Field(discriminator="type")])
+
+
+def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Number and record of each line that is not blank."""
+    from pydantic import ValidationError
+
+    from trtllm_pipeline.measure.load.load import SCHEMA  # reports have the types of records, and no client
+
+    try:
+        text = read_bytes(path) if text is None else text
+    except OSError as error:
+        raise StageError(f"{path}: cannot be read: {error.strerror}") from error
+    lines = text.split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        record: Mapping[str, Any] | None
+        try:
+            record = _reader().validate_json(line)
+        except ValidationError as error:
+            (wrong, *_) = error.errors(include_url=False)
+            if wrong["type"] == "json_invalid" and number == len(lines):
+                return
+            record = _of_another_type(line) if wrong["type"] == "union_tag_invalid" else None
+            if record is None:
+                _fail(path, number, f"not a record of a load run: {told(wrong, 1)}")
+        if record["type"] == "header" and record["schema"] != SCHEMA:
+            raise StageError(f"{path} is not an event file of schema {SCHEMA}, but of {record['schema']}")
+        if record["type"] == "triton" and any(
+            not values.get("requests", 0) > 0 for values in record["models"].values()
+        ):
+            _fail(path, number, "a model that grew by no requests")
+        if record["type"] == "roofline" and record["pass_s"] is not None and record["weight_bytes"] is None:
+            _fail(path, number, "pass_s without weight_bytes")
+        yield number, record
+
+
+def _of_another_type(line: bytes) -> Mapping[str, Any] | None:
+    """A record of a type that a later version may write."""
+    try:
+        record = decode_mapping(line)
+    except JsonError:
+        return None
+    return record if isinstance(record.get("type"), str) else None
+
+
+def told(error: ErrorDetails, skipped: int = 0) -> str:
+    """What pydantic found, in a line; without the first `skipped` parts of where, such as a record's type."""
+    if error["type"] == "union_tag_not_found":
+        return "it has no type"
+    message = error["msg"][:1].lower() + error["msg"][1:]
+    where = ".".join(str(part)[:_SHOWN] for part in error["loc"][skipped:])
+    got = "" if error["type"] in {"missing", "json_invalid"} else f", got {repr(error['input'])[:_SHOWN]}"
+    return f"{where}: {message}{got}" if where else message
+
+
+def _fail(path: Path, line: int, message: str) -> NoReturn:
+    raise StageError(f"{os.fspath(path)}:{line}: {message}")
+
+
+def _impossible(request: RequestRecord) -> str | None:
+    """What of one request cannot have happened."""
+    from trtllm_pipeline.measure.client.session import most_tokens
+
+    concurrency, rate = level_of(request)
+    if (concurrency is None) == (rate is None):
+        return "a level has a concurrency or a request_rate, one of the two"
+    if concurrency is not None and request["slot"] >= concurrency:
+        return f"slot {request['slot']} of {concurrency}, counted from 0"
+    moments = [(name, at_ns) for name in _IN_ORDER if isinstance(at_ns := request.get(name), int)]
+    moments += [(f"event {number}", event.time_ns) for number, event in enumerate(request["events"])]
+    for (before, earlier_ns), (after, later_ns) in pairwise([*moments, ("end_ns", request["end_ns"])]):
+        if later_ns < earlier_ns:
+            return f"{after} ({later_ns}) is before {before} ({earlier_ns})"
+    for name in ("role_ns", "usage_ns"):
+        at_ns = request.get(name)
+        if isinstance(at_ns, int) and not request["sent_ns"] <= at_ns <= request["end_ns"]:
+            return f"{name} is not between sent_ns and end_ns"
+    counts = [event.tokens for event in request["events"] if event.tokens is not None]
+    for fewer, more in pairwise(counts):
+        if more < fewer:
+            return f"the tokens so far fall from {fewer} to {more}"
+    total, most = request.get("output_tokens"), most_tokens(request["max_tokens"])
+    if total is not None and counts and total < counts[-1]:
+        return f"output_tokens is {total}, and {counts[-1]} came with its events"
+    if max(total or 0, *counts, 0) > most:
+        return f"{max(total or 0, *counts)} tokens in an answer of at most {request['max_tokens']}"
+    return None
+
+
+def _check_together(path: Path, requests: Sequence[tuple[int, RequestRecord]]) -> None:
+    """Raise StageError where two requests cannot both have happened: a slot has one at a time, and so has a run levels."""
+    slots: dict[tuple[Any, ...], list[tuple[int, int, int]]] = {}
+    levels: dict[tuple[Any, ...], tuple[int, int, int]] = {}
+    for line, request in requests:
+        level = (*level_of(request), request["repeat"])
+        span = (request["sent_ns"], request["end_ns"], line)
+        slots.setdefault((*level, request.get("worker", 0), request["slot"]), []).append(span)
+        sent_ns, end_ns, first = levels.get(level, span)
+        levels[level] = (min(sent_ns, span[0]), max(end_ns, span[1]), first)
+    for (*_, slot), spans in slots.items():
+        for (sent_ns, end_ns, line), (next_ns, next_end_ns, next_line) in pairwise(sorted(spans)):
+            if next_ns < end_ns or (sent_ns, end_ns) == (next_ns, next_end_ns):
+                _fail(path, next_line, f"slot {slot} sent this while the request of line {line} was in flight there")
+    for (_, end_ns, line), (next_ns, _, next_line) in pairwise(sorted(levels.values())):
+        if next_ns < end_ns:
+            _fail(path, next_line, f"its level starts before that of line {line} has ended")

@@ -1,0 +1,517 @@
+"""The load client: sends requests to a server and records what happens; no tokenizing, no arithmetic.
+
+Closed loop: a fixed number of requests in flight, the next sent when one ends. Open loop: requests at times drawn
+beforehand, whatever the server does; how late each was sent can be seen. The first requests of a level are its warm-up;
+the measured ones follow without draining, so the server never falls idle between them.
+
+Event file: JSON Lines, the records of `measure/load/events.py`; docs/formats.md describes them. Times are CLOCK_MONOTONIC
+nanoseconds. Records are written as requests end, so an interrupted run keeps what it measured; several processes append
+to it, each record in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, fields, replace
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.measure.client.session import Answer, GenerationRequest, Session
+from trtllm_pipeline.measure.load.prompts import Prompt, conversations, opened, with_text
+from trtllm_pipeline.measure.load.windows import WAVES
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from trtllm_pipeline.measure.load.target import AnyClient, Target
+
+SCHEMA: Final = 1
+LAG_PROBE_S: Final = 0.01
+"""How often the event loop is asked how late it is."""
+_SPIN_S: Final = 0.0011
+"""An event loop's timers are this coarse, since epoll counts whole milliseconds and Python rounds up: the rest of the way
+to a scheduled time is waited by looking at the clock."""
+WARMUP_REQUESTS: Final = 4
+"""Before an open loop, where their number is not given."""
+WARMUP_ID: Final = " (warm-up)"
+"""Ends the ids of prompts that are made for the warm-up."""
+MOST_WARMUP: Final = 8
+"""Times as many requests as it has at least, where the warm-up continues until times are flat."""
+FLAT: Final = 0.05
+"""By how much of itself the median may still fall."""
+_FLAT_WINDOW: Final = 8
+SATURATED_S: Final = 10.0
+"""How long a server that has fallen behind is measured at least."""
+MOST_PLANNED: Final = 1_000_000
+"""Requests of a rate that a search comes to: they are planned before they are sent."""
+_WARM_LANES: Final = 128
+_OBSERVED: Final = tuple(field.name for field in fields(Answer))
+
+Distribution = Literal["constant", "poisson", "gamma"]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One concurrency or request rate, measured once."""
+
+    concurrency: int | None
+    repeat: int
+    warmup: tuple[Prompt, ...]
+    measured: tuple[Prompt, ...]
+    request_rate: float | None = None
+    """Open loop: requests a second on average."""
+    at_s: tuple[float, ...] = ()
+    """Open loop: when each request is due, in seconds from the start; a later turn when the one before is answered."""
+    seconds: float | None = None
+    """Closed loop: measure for so long, prompts from the first on again; None: every one once. See `openings`."""
+    least_warmup: int | None = None
+    """Requests after which the warm-up ends when the time to first token is flat. None: it has all of its requests."""
+    max_in_flight: int | None = None
+    """Open loop: a request that is due waits while so many are in flight."""
+    turn_delay_s: float = 0.0
+    """Between an answer and the next turn of its conversation."""
+    probes: bool = False
+    """Open loop: a rate that a search tries, not one that was asked for."""
+    openings: tuple[str, ...] = ()
+    """First words of each conversation, in the order they are sent, instead of its own; "" keeps those."""
+
+    @property
+    def planned(self) -> tuple[Prompt, ...]:
+        """All prompts in the order they are sent."""
+        return (*self.warmup, *self.measured)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """The fields by which its records name their level and repeat."""
+        return {"concurrency": self.concurrency, "request_rate": self.request_rate, "repeat": self.repeat}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a level that one of several processes has."""
+
+    worker: int = 0
+    workers: int = 1
+
+    def slots(self, total: int) -> range:
+        """Which of `total` slots are its own."""
+        return range(self.worker, total, self.workers)
+
+
+def warmup_prompt(prompt: Prompt) -> Prompt:
+    """What warms the server up for `prompt`: the same without its first word, so about as long, never longer, and nothing
+    of it is in a cache when `prompt` is measured. A single word stays what it is; the analysis says so.
+    """
+    shorter = with_text(prompt, _without_first_word)
+    same = shorter.messages == prompt.messages if prompt.messages else shorter.text == prompt.text
+    return prompt if same else replace(shorter, id=f"{prompt.id}{WARMUP_ID}", input_tokens=None)
+
+
+def _without_first_word(text: str, shared: int) -> str:
+    # With the space before: what stands behind it is then the same tokens as it was.
+    _, space, rest = text[shared:].lstrip().partition(" ")
+    return f"{text[:shared]}{space}{rest}" if rest.strip() else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The levels to measure: closed loops with so many requests in flight, then open loops of so many a second."""
+
+    concurrency: tuple[int, ...] = ()
+    request_rate: tuple[float, ...] = ()
+    requests: int = 64
+    """Of a level. A closed loop sends more if its steady window would hold fewer than WAVES waves."""
+    warmup_requests: int | None = None
+    """Before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
+    repeats: int = 1
+    distribution: Distribution = "poisson"
+    burstiness: float = 1.0
+    seed: int = 0
+    """The same seed gives the same times of an open loop, for every repeat others."""
+    until_flat: bool = False
+    """The warm-up continues until the time to first token is flat, MOST_WARMUP times as long at most."""
+    interval_s: float | None = None
+    """Measure each level for so long, instead of `requests`."""
+    max_in_flight: int | None = None
+    """Of an open loop."""
+    turn_delay_s: float = 0.0
+
+    def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
+        """The levels in the order they are measured, repeats interleaved: drift of the machine hits every level alike."""
+        closed, opened = replace(self, request_rate=()), replace(self, concurrency=())
+        return [
+            level for part in (closed, opened) for repeat in range(self.repeats) for level in part.turn(prompts, repeat)
+        ]
+
+    def turn(self, prompts: Sequence[Prompt], repeat: int) -> list[Level]:
+        """One repeat of every level."""
+        return [
+            *(self.level(prompts, repeat, concurrency, None) for concurrency in self.concurrency),
+            *(self.level(prompts, repeat, None, rate) for rate in self.request_rate),
+        ]
+
+    def level(
+        self, prompts: Sequence[Prompt], repeat: int, concurrency: int | None, request_rate: float | None
+    ) -> Level:
+        """One repeat of one level."""
+        requests = self.requests
+        if self.interval_s is not None and request_rate is not None:
+            requests = min(max(1, round(self.interval_s * request_rate)), MOST_PLANNED)
+        least = self.warmup_requests
+        if least is None:
+            least = WARMUP_REQUESTS if concurrency is None else 2 * concurrency
+        talks = conversations(prompts)
+        cold = _taken(talks, 0, least)
+
+        def taken(first: int) -> tuple[Prompt, ...]:
+            if concurrency is None:
+                return _taken(talks, first, requests)
+            empty_slots = max(0, concurrency - len(conversations(cold)))
+            return _taken(talks, first, requests, waves=WAVES * concurrency, after=empty_slots)
+
+        # Each repeat continues where the one before ended: all prompts are measured evenly.
+        first = repeat * len(conversations(taken(0))) % len(talks)
+        warmup = tuple(map(warmup_prompt, _taken(talks, 0, MOST_WARMUP * least) if self.until_flat else cold))
+        measured = taken(first)
+        at_s: tuple[float, ...] = ()
+        if request_rate is not None:
+            total, seed = len(warmup) + len(measured), self.seed + repeat
+            at_s = schedule(total, request_rate, self.distribution, burstiness=self.burstiness, seed=seed)
+        return Level(
+            concurrency,
+            repeat,
+            warmup,
+            measured,
+            request_rate,
+            at_s,
+            self.interval_s if request_rate is None else None,
+            least if self.until_flat else None,
+            self.max_in_flight if request_rate is not None else None,
+            self.turn_delay_s,
+        )
+
+
+def _taken(
+    talks: Sequence[tuple[Prompt, ...]], first: int, requests: int, *, waves: int = 0, after: int = 0
+) -> tuple[Prompt, ...]:
+    """At least that many requests, and `waves` of them behind the first `after` conversations: whole conversations from the
+    `first` on, and from the first of all on again.
+    """
+    found: list[Prompt] = []
+    behind = 0
+    for number, talk in enumerate(islice(cycle(talks), first, None)):
+        if len(found) >= requests and behind >= waves:
+            break
+        found += talk
+        behind += len(talk) if number >= after else 0
+    return tuple(found)
+
+
+def schedule(
+    count: int, rate: float, distribution: Distribution, *, burstiness: float = 1.0, seed: int = 0
+) -> tuple[float, ...]:
+    """`count` times in seconds, from 0, with 1/`rate` seconds between neighbours on average.
+
+    constant: exactly. poisson: exponential gaps. gamma: gaps of shape `burstiness` (below 1 in bursts, 1 is poisson,
+    above 1 more even), as vLLM's benchmark defines it.
+    """
+    draw = random.Random(seed)  # noqa: S311 - not a secret
+    shape = 1.0 if distribution == "poisson" else burstiness
+    gaps = (
+        1 / rate if distribution == "constant" else draw.gammavariate(shape, 1 / (rate * shape)) for _ in range(count)
+    )
+    times, now_s = [], 0.0
+    for gap_s in gaps:
+        times.append(now_s)
+        now_s += gap_s
+    return tuple(times)
+
+
+class EventFile:
+    """Appends records to an event file, each on disk before the next request of its slot is sent."""
+
+    def __init__(self, path: Path) -> None:
+        # Unbuffered and appending: a record is one write, so that records of several processes do not mix.
+        self._file = path.open("ab", buffering=0)
+        self.path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def header(self, target: Target, *, settings: Mapping[str, Any]) -> None:
+        """First record: what was asked, and one wall-clock time to anchor the monotonic ones."""
+        anchor = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
+        about = {"protocol": target.protocol, "model": target.model, "tls": target.tls}
+        self.write("header", schema=SCHEMA, anchor=anchor, **about, settings=dict(settings))
+
+    def write(self, kind: str, **values: object) -> None:
+        """One record of type `kind`. Raises StageError when the disk is full."""
+        data = json.dumps({"type": kind, **values}, ensure_ascii=False).encode() + b"\n"
+        if self._file.write(data) != len(data):
+            raise StageError(f"{self.path}: the disk is full", failure=FailureClass.USER)
+
+
+class Together:
+    """What the processes of a level have in common."""
+
+    def __init__(self, workers: int = 1, number: Any = None, warm: Any = None) -> None:
+        """`number` and `warm` are `multiprocessing.Value`s; None within one process."""
+        self._workers = workers
+        self._number = SimpleNamespace(value=0, get_lock=nullcontext) if number is None else number
+        self._warm = SimpleNamespace(value=0, get_lock=nullcontext) if warm is None else warm
+
+    def next(self) -> int:
+        """The number of a closed loop's next conversation."""
+        with self._number.get_lock():
+            number: int = self._number.value
+            self._number.value = number + 1
+        return number
+
+    def skip_to(self, number: int) -> None:
+        """Leave out the numbers below."""
+        with self._number.get_lock():
+            self._number.value = max(self._number.value, number)
+
+    def one_is_warm(self) -> None:
+        """One process more finds the server warm."""
+        with self._warm.get_lock():
+            self._warm.value += 1
+
+    @property
+    def warm(self) -> bool:
+        """Whether all do: what one measures is not beside what another warms up with."""
+        return bool(self._warm.value >= self._workers)
+
+
+class Flatness:
+    """Tells when the time to first token has stopped falling: medians of two windows, one after the other, are alike."""
+
+    def __init__(self, least: int, window: int) -> None:
+        self._least, self._window = least, max(_FLAT_WINDOW, window)
+        self._ttft_ms: list[float] = []
+
+    def add(self, ttft_ms: float | None) -> bool:
+        """Note a request's time, None where it had none; returns whether the warm-up is over."""
+        self._ttft_ms += [] if ttft_ms is None else [ttft_ms]
+        if len(self._ttft_ms) < max(self._least, 2 * self._window):
+            return False
+        before, after = self._ttft_ms[-2 * self._window : -self._window], self._ttft_ms[-self._window :]
+        return median(after) >= (1 - FLAT) * median(before)
+
+
+async def run_level(
+    client: AnyClient,
+    level: Level,
+    generation: Callable[[Prompt, int], GenerationRequest],
+    events: EventFile,
+    done: Callable[[], None],
+    *,
+    share: Share = Share(),
+    together: Together | None = None,
+    begin: Callable[[], int] = time.monotonic_ns,
+) -> None:
+    """Run a process's share of one level. `generation` makes the request for a prompt and its number in the level;
+    `done` is called after each. `begin` is called when everything is connected and gives the time of the start.
+    """
+    loop = _Loop(client, level, generation, events, done, share, together or Together())
+    lag_ns: list[int] = []
+    await loop.connect()
+    # A collection of everything imported so far stalls the loop for tens of milliseconds.
+    gc.collect()
+    gc.freeze()
+    start_ns = begin()
+    probe = asyncio.create_task(_probe(lag_ns))
+    wall_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+    try:
+        await (loop.closed() if level.request_rate is None else loop.open(start_ns))
+    finally:
+        wall_ns, cpu_ns = time.monotonic_ns() - wall_ns, time.process_time_ns() - cpu_ns
+        probe.cancel()
+        with suppress(asyncio.CancelledError):
+            await probe
+        gc.unfreeze()
+        for session in loop.sessions:
+            await session.close()
+        events.write("client", **level.key, worker=share.worker, wall_ns=wall_ns, cpu_ns=cpu_ns, lag_ns=lag_ns)
+
+
+@dataclass
+class _Loop:
+    """One process's part of one level."""
+
+    client: AnyClient
+    level: Level
+    generation: Callable[[Prompt, int], GenerationRequest]
+    events: EventFile
+    done: Callable[[], None]
+    share: Share
+    together: Together
+
+    def __post_init__(self) -> None:
+        level = self.level
+        self.sessions: list[Session] = []
+        self.planned = level.planned
+        self.talks = [range(0)] * 0
+        first = 0
+        for talk in (*conversations(level.warmup), *conversations(level.measured)):
+            self.talks.append(range(first, first + len(talk)))
+            first += len(talk)
+        self.warm_talks = sum(talk.start < len(level.warmup) for talk in self.talks)
+        self.flatness: Flatness | None = None
+        if level.least_warmup is not None:
+            least = max(1, level.least_warmup // self.share.workers)
+            self.flatness = Flatness(least, (level.concurrency or 0) // self.share.workers)
+        if level.concurrency is None:
+            assert level.request_rate is not None
+            self.slots = range(min(_WARM_LANES, int(level.request_rate / self.share.workers) + 1))
+        else:
+            self.slots = self.share.slots(level.concurrency)
+
+    async def connect(self) -> None:
+        """Open every slot's session, a few at a time, or a server's backlog would overflow."""
+        self.sessions = [self.client.session() for _ in self.slots]
+        for first in range(0, len(self.sessions), 32):
+            await asyncio.gather(*(session.open() for session in self.sessions[first : first + 32]))
+
+    async def closed(self) -> None:
+        """Every slot takes the next conversation as soon as its last one has ended."""
+        end_ns: int | None = None
+        measured = len(self.talks) - self.warm_talks
+
+        async def user(slot: int, session: Session) -> None:
+            nonlocal end_ns
+            while True:
+                number = sent = self.together.next()
+                if self.level.seconds is not None and number >= self.warm_talks:
+                    end_ns = end_ns or time.monotonic_ns() + int(self.level.seconds * 1e9)
+                    if time.monotonic_ns() >= end_ns:
+                        return
+                    number = self.warm_talks + (number - self.warm_talks) % measured
+                elif number >= len(self.talks):
+                    return
+                await self._talk(self.talks[number], sent, slot, session, time.monotonic_ns())
+                if self.together.warm:
+                    self.together.skip_to(self.warm_talks)
+
+        await asyncio.gather(*(user(slot, session) for slot, session in zip(self.slots, self.sessions, strict=True)))
+
+    async def open(self, start_ns: int) -> None:
+        """Every conversation at its time, on a session that is free or else a new one."""
+        free = list(range(len(self.sessions)))
+        under_way: set[asyncio.Task[None]] = set()
+        level, most = self.level, self.level.max_in_flight
+        most = None if most is None else max(1, len(self.share.slots(most)))
+        held_until_ns, numbers = 0, iter(self.share.slots(len(self.talks)))
+        least_ns = start_ns + int(SATURATED_S * 1e9)
+
+        async def send(number: int, due_ns: int, held_ns: int) -> None:
+            if not free:
+                free.append(len(self.sessions))
+                self.sessions.append(self.client.session())
+            slot = free.pop()
+            await self._talk(self.talks[number], number, slot, self.sessions[slot], due_ns, held_ns)
+            free.append(slot)
+
+        for number in numbers:
+            if self.together.warm and number < self.warm_talks:
+                # What follows is due earlier by what is left of the warm-up.
+                start_ns -= int((level.at_s[self._next(number)] - level.at_s[self.talks[number].start]) * 1e9)
+                continue
+            due_ns = start_ns + int(level.at_s[self.talks[number].start] * 1e9)
+            await _until(due_ns)
+            while most is not None and len(under_way) >= most:
+                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                held_until_ns = time.monotonic_ns()
+            if held_until_ns > max(least_ns, start_ns + int(level.at_s[-1] * 1e9)):
+                left = [number, *numbers]
+                unsent = sum(len(self.talks[each]) for each in left if each >= self.warm_talks)
+                self.events.write("unsent", **level.key, worker=self.share.worker, requests=unsent)
+                break
+            task = asyncio.create_task(send(number, due_ns, max(0, held_until_ns - due_ns)))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+        await asyncio.gather(*under_way)
+
+    def _next(self, number: int) -> int:
+        """The first request of the conversation that this process sends after one."""
+        return self.talks[min(number + self.share.workers, len(self.talks) - 1)].start
+
+    async def _talk(
+        self, talk: range, sent: int, slot: int, session: Session, scheduled_ns: int, held_ns: int = 0
+    ) -> None:
+        """The requests of a conversation; a turn that fails ends it, and the others are not sent."""
+        opening = self.level.openings[sent] if sent < len(self.level.openings) else ""
+        for number in talk:
+            ok = await self._request(number, opening, slot, session, scheduled_ns, held_ns)
+            if not ok:
+                break
+            if number + 1 < talk.stop:
+                if self.level.turn_delay_s:
+                    await asyncio.sleep(self.level.turn_delay_s)
+                scheduled_ns, held_ns = time.monotonic_ns(), 0
+
+    async def _request(
+        self, number: int, opening: str, slot: int, session: Session, scheduled_ns: int, held_ns: int
+    ) -> bool:
+        """Send one request and record what came of it; returns whether it was answered."""
+        prompt = self.planned[number]
+        if opening:
+            prompt = with_text(prompt, lambda text, shared: opened(text, shared, opening))
+        request = self.generation(prompt, number)
+        answer = await session.generate(request)
+        record = {name: getattr(answer, name) for name in _OBSERVED}
+        record["events"] = [event if event.reasoning else event[:3] for event in answer.events]
+        warming = number < len(self.level.warmup)
+        self.events.write(
+            "request",
+            **self.level.key,
+            phase="warmup" if warming else "measured",
+            worker=self.share.worker,
+            slot=slot,
+            prompt=prompt.id,
+            **({"opening": opening} if opening else {}),
+            max_tokens=request.max_tokens,
+            scheduled_ns=scheduled_ns,
+            **({"held_ns": held_ns} if held_ns else {}),
+            **({"turn": prompt.turn} if prompt.turn > 1 else {}),
+            **record,
+        )
+        self.done()
+        if warming and self.flatness is not None:
+            first_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
+            if self.flatness.add(first_ms):
+                self.flatness = None
+                self.together.one_is_warm()
+        return answer.error is None
+
+
+async def _until(due_ns: int) -> None:
+    """Wait until CLOCK_MONOTONIC says `due_ns`."""
+    wait_s = (due_ns - time.monotonic_ns()) / 1e9 - _SPIN_S
+    if wait_s > 0:
+        await asyncio.sleep(wait_s)
+    while time.monotonic_ns() < due_ns:
+        await asyncio.sleep(0)
+
+
+async def _probe(lag_ns: list[int]) -> None:
+    """How late the event loop gives control back, again and again."""
+    while True:
+        due_ns = time.monotonic_ns() + int(LAG_PROBE_S * 1e9)
+        await asyncio.sleep(LAG_PROBE_S)
+        lag_ns.append(max(0, time.monotonic_ns() - due_ns))

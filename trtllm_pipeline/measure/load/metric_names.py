@@ -1,0 +1,24 @@
+"""The names of a level's metrics, for all who name them without a result at hand."""
+
+from typing import Final
+
+from trtllm_pipeline.measure.load.stats import STATISTICS
+
+RATES: Final = {"output_tps": "output_tokens_per_s", "input_tps": "input_tokens_per_s", "rps": "requests_per_s"}
+"""Name of a rate in comparisons and objectives -> its field in a result."""
+HIGHER_IS_BETTER: Final = frozenset((*RATES, "tokens_per_joule"))
+"""Of the metrics of a level; of all others less is better."""
+LATENCY_NAMES: Final = {
+    "ttft_ms": "time to first token",
+    "tpot_ms": "time per output token",
+    "itl_ms": "inter-token latency",
+    "icl_ms": "inter-chunk latency",
+    "e2e_ms": "end-to-end latency",
+}
+LATENCIES: Final = tuple(LATENCY_NAMES)
+LEVEL_METRICS: Final = (
+    *(f"{name[:-3]}_{each}" for name in LATENCIES for each in STATISTICS),
+    *RATES,
+    "tokens_per_joule",
+)
+"""The metrics of a level as objectives and gates name them: `ttft_p99`, `output_tps`."""

@@ -1,0 +1,386 @@
+"""From the events of a load run to metrics: latencies, rates over windows, and the verdict of the validity gates.
+
+`analyze` is a pure function of an event file (`measure/load/load.py`) and a tokenizer: anything it reports can be computed
+again later, or by somebody else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from trtllm_pipeline.measure.load import compat_metrics, counters, validity, windows
+from trtllm_pipeline.measure.load.conditions import Conditions
+from trtllm_pipeline.measure.load.events import ClientRecord
+from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS, RATES
+from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED, NONE, Objectives
+from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest, read_run
+from trtllm_pipeline.measure.load.result import (
+    DEFINITIONS,
+    Goodput,
+    HighestRate,
+    LevelDetails,
+    LevelResult,
+    LoadDetails,
+    LoadResult,
+    MeasurementFinding,
+    ObjectiveResult,
+    RepeatResult,
+    Schedule,
+)
+from trtllm_pipeline.measure.load.stats import Summary, relative_half_width, summary
+from trtllm_pipeline.measure.load.stopping import Probe, RateSearch, Seen
+from trtllm_pipeline.measure.load.windows import Window
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = NONE) -> LoadResult:
+    """All metrics of an event file."""
+    run = read_run(events, tokenizer)
+    header, found = run.records.header, run.records.conditions
+    findings = tuple(validity.findings(run))
+    refused = sorted({each.check for each in findings if each.severity == "invalid"})
+    token_count = _token_count(run)
+    anchor = header.get("anchor")
+    levels = tuple(_level(run, level, objectives, refused) for level in run.levels)
+    return LoadResult(
+        valid=not refused,
+        levels=levels,
+        findings=(*findings, *_wide(levels, header["settings"].get("stop_when"))),
+        conditions=Conditions(
+            None if anchor is None else round(anchor["unix_ns"] / 1e9, 3),
+            None if found is None else found["system"],
+            None if found is None else found["workload"],
+        ),
+        tokens_counted_by=token_count["source"],
+        highest_rate=_highest_rate(run, objectives),
+        details=LoadDetails(
+            protocol=header["protocol"],
+            model=header["model"],
+            settings=header["settings"],
+            token_count=token_count,
+            clients=[_client(record) for record in run.records.clients],
+            definitions={**DEFINITIONS, "as": compat_metrics.DEFINITIONS},
+        ),
+    )
+
+
+def _wide(levels: Iterable[LevelResult], asked: object) -> Iterator[MeasurementFinding]:
+    """What repeats were to continue for, and was not reached: the most of them, or the seconds, were spent before."""
+    for level in levels:
+        for name, wanted in asked.items() if isinstance(asked, dict) else ():
+            values = [value for repeat in level.repeats if (value := repeat.value(name)) is not None]
+            width = relative_half_width(values)
+            if values and isinstance(wanted, float) and (width is None or width > wanted):
+                known = "has no interval" if width is None else f"is known to {width:.1%}"
+                yield MeasurementFinding(
+                    "warning",
+                    f"stop_when: {name} {known} after {len(values)} repeats, not to {wanted:.1%}: raise max_repeats or budget_s",
+                    level.concurrency,
+                    level.request_rate,
+                    check="stop_when",
+                )
+
+
+class SoFar:
+    """What decides which levels come next, of an event file to which more is added. What was looked at is not read again."""
+
+    def __init__(self, events: Path, tokenizer: Tokenizer | None, objectives: Objectives) -> None:
+        self._events, self._tokenizer, self._objectives = events, tokenizer, objectives
+        self._head = b""
+        """The header and the prompts, which every part of the file needs."""
+        self._end = 0
+        self._repeats: dict[tuple[int | None, float | None], list[RepeatResult]] = {}
+        self._probes: dict[float, tuple[tuple[bool, ...], ...]] = {}
+
+    def look(self) -> Seen:
+        """All that was seen until now. Levels must be over."""
+        with self._events.open("rb") as file:
+            file.seek(self._end)
+            text = file.read()
+        self._end += len(text)
+        if not self._head:
+            first = text.find(b'\n{"type": "request"')
+            self._head, text = text[: first + 1], text[first + 1 :]
+        run = read_run(self._events, self._tokenizer, self._head + text)
+        self._head += b"".join(line for line in text.splitlines(True) if line.startswith(b'{"type": "prompt"'))
+        for level in run.levels:
+            joules = (_energy_j(level, repeat) for repeat in level.repeats)
+            of_level = self._repeats.setdefault((level.concurrency, level.request_rate), [])
+            of_level += [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
+        for probe in _probes(run, self._objectives):
+            self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
+        found = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
+        rates = (median(each.requests_per_s or 0.0 for each in found[key]) for key in found if key[0] is not None)
+        return Seen(
+            [
+                [{name: repeat.value(name) for name in LEVEL_METRICS} for repeat in repeats]
+                for repeats in found.values()
+            ],
+            [Probe(rate, rounds) for rate, rounds in self._probes.items()],
+            max(rates, default=None) or None,
+        )
+
+
+def _at_headline(repeats: Sequence[RepeatResult]) -> tuple[RepeatResult, ...]:
+    """The repeats of a level with the rates of the window that is its headline."""
+    name, _ = windows.headline([repeat.windows for repeat in repeats])
+    return tuple(replace(repeat, **_rates(repeat.windows[name])) for repeat in repeats)
+
+
+def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
+    """What a search saw."""
+    found = ((level, _probe_rounds(level, objectives)) for level in run.probes)
+    return [Probe(level.request_rate or 0.0, rounds) for level, rounds in found if rounds]
+
+
+def _probe_rounds(level: LevelRun, objectives: Objectives) -> tuple[tuple[bool, ...], ...]:
+    """Whether each request of each time met the objectives. What was not sent did not; it was due last."""
+    *before, last = (
+        tuple(request.met(objectives.per_request) for request in repeat if request.measured)
+        for repeat in level.repeats.values()
+    )
+    return tuple(filter(None, (*before, last + (False,) * level.unsent)))
+
+
+def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
+    wanted = run.records.header["settings"].get("find_rate")
+    probes = _probes(run, objectives) if objectives.per_request else []
+    if not isinstance(wanted, (int, float)) or not probes:
+        return None
+    tried = {
+        f"{probe.rate:g}": {"requests": len(probe.met), "share": round(probe.share, 4), "kept": probe.kept(wanted)}
+        for probe in sorted(probes, key=lambda probe: probe.rate)
+    }
+    told = (float(wanted), dict(objectives.per_request))
+    enough = [
+        Probe(probe.rate, rounds)
+        for probe in probes
+        if (rounds := tuple(one for one in probe.rounds if len(one) >= LEAST_SEARCHED))
+    ]
+    if not enough:
+        most = max(len(one) for probe in probes for one in probe.rounds)
+        return HighestRate(*told, None, None, None, tried, f"{most} requests at a rate, {LEAST_SEARCHED} are needed")
+    search = RateSearch(wanted=wanted)
+    return HighestRate(*told, search.bounds(enough)[0], *search.interval(enough), tried)
+
+
+def _token_count(run: LoadRun) -> dict[str, Any]:
+    """Who counted the output tokens of the measured answers, and what the other counts say."""
+    answers = [request for level in run.levels for request in level.ok]
+    server = sum(request.output_tokens for request in answers) if run.counted_by_server else None
+    blind = run.special_tokens is None
+    mismatch = sum(abs(request.output_tokens - request.encoded_again) for request in answers)
+    return {
+        "source": "server" if run.counted_by_server else "events" if blind else "encoded_again",
+        "server": server,
+        "encoded_again": None if blind else sum(request.encoded_again for request in answers),
+        "events": sum(len(request.tokens) for request in answers),
+        "mismatch": None if blind or not server else round(mismatch / server, 6),
+    }
+
+
+def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Sequence[str]) -> LevelResult:
+    """The metrics of a level. Of a run that was `refused` what was observed stays, the rates that people quote do not."""
+    measured, good = level.measured, level.answered
+    joules = [_energy_j(level, repeat) for repeat in level.repeats]
+    repeats = [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
+    name, reason = windows.headline([repeat.windows for repeat in repeats])
+    chosen = [repeat.windows[name] for repeat in repeats]
+    cached = [tokens for request in good if (tokens := request.record.get("cached_tokens")) is not None]
+    thoughtful = [ttfa for request in good if (ttfa := request.ttfa_ms) is not None]
+    rates: dict[str, Any] = {each: None if refused else _over(median, chosen, each) for each in RATES.values()}
+    result = LevelResult(
+        concurrency=level.concurrency,
+        request_rate=level.request_rate,
+        requests=len(measured),
+        failures=sum(not request.ok for request in measured),
+        window=None if refused else name,
+        duration_s=_over(sum, chosen, "duration_s"),
+        **rates,
+        latencies=_latencies(good),
+        lengths={
+            "input_tokens_per_request": summary(count for each in good if (count := each.input_tokens) is not None),
+            "output_tokens_per_request": summary(request.output_tokens for request in good),
+        },
+        goodput=_goodput(level, name, objectives.per_request) if objectives.per_request else None,
+        saturated_rps=level.saturated_rps,
+        acceptance=_acceptance(level),
+        tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
+        gpu_use=counters.gpu_use(level.gpus, joules),
+        triton_use=counters.triton_use(
+            level.triton, level.gauges, [_in_flight(level, repeat) for repeat in level.repeats]
+        ),
+        repeats=_at_headline(repeats),
+    )
+    met = [(each, result.value(each.metric)) for each in objectives.of_level]
+    not_judged = f"not judged, since the measurement is not valid: {', '.join(refused)}" if refused else None
+    details = LevelDetails(
+        window_reason=f"not valid: {', '.join(refused)}" if refused else reason,
+        input_tokens=_over(sum, chosen, "input_tokens"),
+        output_tokens=_over(sum, chosen, "output_tokens"),
+        summaries={
+            "stall_ms": summary(max(gaps) for request in good if (gaps := request.gaps_ms())),
+            "user_tokens_per_s": summary(1e3 / tpot for request in good if (tpot := request.tpot_ms)),
+            "connect_ms": summary(ms for request in measured if (ms := request.connect_ms) is not None),
+            **({"ttfa_ms": summary(thoughtful)} if thoughtful else {}),
+            **_of_turns(good),
+        },
+        answers_at_limit=sum(request.output_tokens >= request.record["max_tokens"] for request in good),
+        finish_reasons=dict(Counter(end for each in good if (end := each.record.get("finish_reason")))),
+        tokens_per_event=_per_event(good, slice(None)),
+        tokens_in_first_event=_per_event(good, slice(1)),
+        other_tools=compat_metrics.columns(good, special_tokens=run.special_tokens),
+        cached_input_tokens=sum(cached) if cached else None,
+        schedule=None if level.request_rate is None else _schedule(level),
+        objectives=tuple(
+            ObjectiveResult(each.metric, each.limit, value, not_judged or each.missed_by(value)) for each, value in met
+        ),
+        triton=[{"repeat": each["repeat"], "of": counters.triton_summary(each)} for each in level.triton],
+        gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
+        gauges=[
+            {
+                "repeat": each["repeat"],
+                "ours": _in_flight(level, each["repeat"]),
+                "of": counters.gauges_summary(each["samples"]),
+            }
+            for each in level.gauges
+        ],
+    )
+    return replace(result, details=details)
+
+
+def _of_turns(good: Sequence[TimedRequest]) -> dict[str, Summary]:
+    """TTFT of each turn, where there are conversations."""
+    turns: dict[int, list[float]] = {}
+    for request in good:
+        turns.setdefault(request.record.get("turn", 1), []).append(request.ttft_ms)
+    return {f"ttft_ms turn {turn}": summary(turns[turn]) for turn in sorted(turns)} if len(turns) > 1 else {}
+
+
+def _in_flight(level: LevelRun, repeat: int) -> float | None:
+    """Requests in flight on average, from the first sending to the last end: their times together over that time."""
+    spans = [(request.sent_ns, request.record["end_ns"]) for request in level.repeats.get(repeat, ())]
+    if not spans:
+        return None
+    whole = max(end for _, end in spans) - min(start for start, _ in spans)
+    return round(sum(end - start for start, end in spans) / whole, 3) if whole else None
+
+
+def _acceptance(level: LevelRun) -> float | None:
+    of_server = [(each["drafted_tokens"], each["accepted_tokens"]) for each in level.speculation]
+    records = [request.record for request in level.answered]
+    told = of_server or [(each.get("drafted_tokens") or 0, each.get("accepted_tokens") or 0) for each in records]
+    drafted, accepted = (sum(pair[place] for pair in told) for place in (0, 1))
+    return accepted / drafted if drafted else None
+
+
+def _energy_j(level: LevelRun, repeat: int) -> float | None:
+    """Of the GPUs, from the first sending of a repeat to its last content."""
+    good = [request for request in level.repeats[repeat] if request.measured and request.answered]
+    records = [each for each in level.gpus if each["repeat"] == repeat]
+    if not good or not records:
+        return None
+    start_ns, end_ns = min(request.sent_ns for request in good), max(request.times_ns[-1] for request in good)
+    return counters.energy_j(records, start_ns, end_ns)
+
+
+def _repeat(run: LoadRun, level: LevelRun, repeat: int, joules: float | None) -> RepeatResult:
+    requests = level.repeats[repeat]
+    measured = [request for request in requests if request.measured]
+    good = [request for request in measured if request.answered]
+    anchor = run.records.header.get("anchor")
+    sent_ns = min((request.sent_ns for request in measured), default=0)
+    started_s = None
+    if anchor is not None and measured:
+        started_s = round((anchor["unix_ns"] + sent_ns - anchor["monotonic_ns"]) / 1e9, 3)
+    of_time = windows.spans(requests, level.concurrency)
+    found = {name: None if span is None else span.window(requests) for name, span in of_time.items()}
+    whole = found["whole"]
+    return RepeatResult(
+        repeat=repeat,
+        started_s=started_s,
+        tokens_per_joule=round(whole.output_tokens / joules, 4) if joules and whole else None,
+        windows=found,
+        latencies=_latencies(good),
+    )
+
+
+def _latencies(good: Sequence[TimedRequest]) -> dict[str, Summary]:
+    return {
+        "ttft_ms": summary(request.ttft_ms for request in good),
+        "tpot_ms": summary(tpot for request in good if (tpot := request.tpot_ms) is not None),
+        "itl_ms": summary(value for request in good for value in request.itl_ms()),
+        "icl_ms": summary(value for request in good for value in request.gaps_ms()),
+        "e2e_ms": summary(request.e2e_ms for request in good),
+    }
+
+
+def _rates(window: Window | None) -> dict[str, Any]:
+    return {name: getattr(window, name, None) for name in ("duration_s", *RATES.values())}
+
+
+def _over(
+    how: Callable[[Iterable[float]], float], windows: Sequence[Window | RepeatResult | None], name: str
+) -> float | None:
+    """`how` of one field of all windows, or repeats; None when one of them lacks it."""
+    values = [getattr(window, name) for window in windows]
+    return None if None in values else round(how(values), 3)
+
+
+def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
+    """Tokens per content event, of the events `which` of each request."""
+    tokens = [count for request in good for count in request.tokens[which]]
+    return round(sum(tokens) / max(1, len(tokens)), 3)
+
+
+def _goodput(level: LevelRun, window: str, limits_ms: Mapping[str, float]) -> Goodput:
+    rates = []
+    for requests in level.repeats.values():
+        span = windows.spans(requests, level.concurrency)[window]
+        good = [(request.times_ns[-1], 1) for request in requests if request.met(limits_ms)]
+        rates += [] if span is None or not span.duration_ns else [span.rate(good)]
+    met = sum(request.met(limits_ms) for request in level.measured)
+    scheduled = len(level.measured) + level.unsent
+    share = round(met / scheduled, 6) if scheduled else None
+    return Goodput(dict(limits_ms), share, round(median(rates), 3) if rates else None)
+
+
+def _schedule(level: LevelRun) -> Schedule:
+    rates: list[float] = []
+    most = 0
+    for repeat in level.repeats.values():
+        requests = [request for request in repeat if request.measured]
+        sent = sorted(request.sent_ns for request in requests)
+        if len(sent) > 1 and sent[-1] > sent[0]:
+            rates.append((len(sent) - 1) * 1e9 / (sent[-1] - sent[0]))
+        ends = [(request.record["end_ns"], -1) for request in requests]
+        changes = sorted([*((at_ns, 1) for at_ns in sent), *ends])
+        most = max(most, *accumulate((change for _, change in changes), initial=0))
+    return Schedule(
+        achieved_rate=round(median(rates), 3) if rates else None,
+        lag_ms=summary(request.lag_ms for request in level.measured),
+        ttft_from_schedule_ms=summary(request.ttft_ms + request.lag_ms for request in level.answered),
+        response_ms=summary(request.e2e_ms + request.lag_ms for request in level.answered),
+        most_in_flight=most,
+        unsent=level.unsent,
+    )
+
+
+def _client(record: ClientRecord) -> dict[str, Any]:
+    lag_ms = sorted(value / 1e6 for value in record["lag_ns"])
+    return {
+        "concurrency": record["concurrency"],
+        "request_rate": record.get("request_rate"),
+        "repeat": record["repeat"],
+        "worker": record.get("worker", 0),
+        "cpu_share": round(record["cpu_ns"] / max(1, record["wall_ns"]), 3),
+        "loop_lag_ms": summary(lag_ms),
+    }

@@ -1,0 +1,494 @@
+"""Prompts: read from JSON Lines, one request per line; of conversations one for each turn. `measure/load/workloads.py` makes others up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import dropwhile, takewhile
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from trtllm_pipeline.base import (
+    Fault,
+    MatrixError,
+    RowError,
+    UsageError,
+    check,
+    decode,
+    json_array,
+    read_json_lines,
+    read_text,
+    tables,
+)
+from trtllm_pipeline.measure.client import images
+
+BUILT_IN_PROMPTS: Final = "builtin:prompts"
+OPENING_WORDS: Final = 2
+"""Of a made-up prompt, which others take the place of each time it is sent."""
+_EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
+_TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
+_SUMMARY: Final = "\n\nTL;DR:"
+"""Asks for a summary of the text before it. Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, 3.6."""
+_ROLES: Final = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "bing", "bard", "model", "bot"), "assistant"),
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("tool", "observation"), "tool"),
+}
+"""Who speaks in a conversation of ShareGPT, or of data sets like it."""
+_CONVERSATIONS: Final = {"conversations": {"messages"}, "conversation": {"messages", "input", "text_input"}}
+"""Key of a conversation of ShareGPT, or of data sets like it -> keys that make it the user's own."""
+_FOR_TEMPLATE: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "tools": list,
+    "documents": list,
+    "chat_template_kwargs": dict,
+    "reasoning_effort": str,
+}
+"""Fields of a chat request that its prompt is made of, and their types."""
+_NUMBER: Final = (int, float)
+_REQUEST: Final[Mapping[str, type | tuple[type, ...]]] = {
+    **_FOR_TEMPLATE,
+    **dict.fromkeys(("tool_choice", "function_call"), (str, dict)),
+    **dict.fromkeys(("response_format", "structured_outputs", "logit_bias"), dict),
+    **dict.fromkeys(("guided_json", "guided_choice"), (str, list, dict)),
+    **dict.fromkeys(("guided_regex", "guided_grammar"), str),
+    **dict.fromkeys(("functions",), list),
+    **dict.fromkeys(("parallel_tool_calls",), bool),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), _NUMBER),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), _NUMBER),
+    **dict.fromkeys(("top_k", "seed", "min_tokens"), int),
+}
+"""Fields of a chat request that a row may have beside its messages, and their types."""
+_TYPES: Final = {
+    list: "a list",
+    dict: "an object",
+    str: "a text",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+}
+_NUMBERS: Final[Mapping[str, Callable[[str], float]]] = {"max_tokens": int, "tolerance": float}
+"""Keys of a row whose values are numbers."""
+T = TypeVar("T")
+Render = Callable[..., str]
+"""Chat messages, and by name what else of a `chat.Chat` a row has -> prompt text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line of a prompt file."""
+
+    id: str
+    text: str
+    max_tokens: int | None = None
+    references: tuple[str, ...] = ()
+    stop_words: tuple[str, ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The chat messages that `text` was made of, for endpoints that take those."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of its chat request, by OpenAI's names: `tools`, `response_format`, `temperature`, ..."""
+    images: int = 0
+    """How many images the messages have: for chat endpoints, and for engines of models that take them."""
+    turn: int = 1
+    """Of its conversation. A later one stands right behind the turn before it, and is sent when that is answered."""
+    input_tokens: int | None = None
+    """How many it was made to have."""
+    shared: int = 0
+    """Characters at the beginning that it is meant to share with others."""
+
+
+def opened(text: str, shared: int, opening: str) -> str:
+    """A prompt with another beginning: `opening` instead of the first words behind the `shared` characters."""
+    start = len(text) - len(text[shared:].lstrip())
+    return text[:start] + " ".join((opening, *text[start:].split(" ", OPENING_WORDS)[OPENING_WORDS:]))
+
+
+def with_text(prompt: Prompt, change: Callable[[str, int], str]) -> Prompt:
+    """A prompt whose text is changed, as is the first text of its last message; `change` is told how many characters of it
+    others share.
+    """
+    text, messages = change(prompt.text, prompt.shared), prompt.messages
+    if messages:
+        *before, last = messages
+        content = last.get("content")
+        if isinstance(content, str):
+            content = change(content, prompt.shared)
+        elif isinstance(content, list) and content and "text" in content[0]:
+            content = [{**content[0], "text": change(content[0]["text"], prompt.shared)}, *content[1:]]
+        messages = (*before, {**last, "content": content})
+    return replace(prompt, text=text, messages=messages)
+
+
+def conversations(prompts: Sequence[Prompt]) -> list[tuple[Prompt, ...]]:
+    """The turns of each conversation together."""
+    found: list[list[Prompt]] = []
+    for prompt in prompts:
+        if prompt.turn == 1 or not found:
+            found.append([])
+        found[-1].append(prompt)
+    return [tuple(each) for each in found]
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Rows of a prompt file that give no prompt, by their numbers."""
+
+    file: Path = Path()
+    rows: int = 0
+    """Of the file, as far as it was needed."""
+    without_user: list[int] = field(default_factory=list)
+    too_long: list[int] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> str:
+        """Why, with the first row of each."""
+        place = "row" if tables.is_table(self.file) else "line"
+        found = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
+        return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in found if rows)
+
+    def __str__(self) -> str:
+        count = len(self.without_user) + len(self.too_long)
+        return f"{self.file.name}: rows left out: {count} of {self.rows} ({self.reasons})" if count else ""
+
+
+def read_prompts(
+    path: Path,
+    render: Render | None = None,
+    *,
+    turns: int = 1,
+    most: int | None = None,
+    fits: Callable[[Prompt], bool] | None = None,
+    left_out: LeftOut | None = None,
+) -> tuple[Prompt, ...]:
+    """The prompts in `path`, at least one. A line, or a row of a CSV or Parquet file, is an object with
+
+    `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
+    `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends the answer, or a list of
+    them), `image` (a file from the directory of `path`, or a list of them), and with `messages` the fields of a chat request that
+    are in _REQUEST. Other keys are the user's own and are left alone. Rows of public data sets are read too: `conversations`
+    (`from` and `value`, or `role` and `content`) of ShareGPT, and `article` with `highlights` of CNN/DailyMail.
+
+    With `turns`, up to so many of a conversation follow one another, with the answers that the row has in between. At most
+    `most` rows are taken, of which all turns are what `fits`. Rows without a prompt are noted in `left_out`. Raises
+    MatrixError with every faulty line, and if no row has a prompt.
+    """
+    taken = 0
+    skipped = LeftOut() if left_out is None else left_out
+    skipped.file = path
+
+    def keep(of_row: tuple[Prompt, ...], _row: dict[str, Any], number: int) -> tuple[Prompt, ...]:
+        nonlocal taken
+        fitting = of_row if fits is None else tuple(takewhile(fits, of_row))
+        taken += bool(fitting)
+        skipped.rows += 1
+        if not fitting:
+            (skipped.too_long if of_row else skipped.without_user).append(number)
+        return fitting
+
+    rows = _read(path, render, turns, keep, lambda: most is not None and taken >= most, folder=path.parent)
+    prompts = tuple(prompt for of_row in rows for prompt in of_row)
+    if not prompts:
+        hint = _TOO_LONG if skipped.too_long else _EXAMPLE
+        message = f"no row is a prompt, of {skipped.rows} ({skipped.reasons})"
+        raise MatrixError((Fault(os.fspath(path), None, "", message),), hint=hint)
+    return prompts
+
+
+def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: Render | None) -> tuple[T, ...]:
+    """What `make` makes of each prompt in `path` and of its row, for which it may raise RowError too. Every row needs one."""
+
+    def made(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> list[T]:
+        if not prompts:
+            raise RowError("conversations", "expected a message of a user")
+        return [make(prompt, row) for prompt in prompts]
+
+    rows = _read(path, render, 1, made, lambda: False, folder=path.parent)
+    return tuple(each for of_row in rows for each in of_row)
+
+
+def check_first_prompt(
+    path: Path,
+    make: Callable[[Prompt, dict[str, Any]], object] = lambda _prompt, _row: None,
+    *,
+    turns: int = 1,
+    most: int | None = None,
+) -> None:
+    """Raise MatrixError for what `read`, or `read_rows` with `make`, would find in the first rows of `path`, `most` at most,
+    whatever the model; nothing is said of images, see `check_images`.
+    """
+    rows = 0
+
+    def enough() -> bool:
+        nonlocal rows
+        rows += 1
+        return most is not None and rows > most
+
+    def look(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> tuple[()]:
+        for prompt in prompts:
+            make(prompt, row)
+        return ()
+
+    _read(path, lambda _messages, **_more: "any", turns, look, enough, folder=None, first=True)
+
+
+def _read(
+    path: Path,
+    render: Render | None,
+    turns: int,
+    make: Callable[[tuple[Prompt, ...], dict[str, Any], int], Sequence[T]],
+    enough: Callable[[], bool],
+    *,
+    folder: Path | None,
+    first: bool = False,
+) -> list[Sequence[T]]:
+    """What `make` makes of the prompts, row and number of each row until there are `enough`, or with `first` of the first rows, with their images from `directory`."""
+    known: set[str] = set()
+
+    def parse(row: object, number: int) -> Sequence[T]:
+        if enough():
+            return ()
+        if not isinstance(row, dict):
+            raise RowError("", "expected an object with `input`")
+        prompts = tuple(
+            _with_images_of(row, folder, _prompt(each, default_id, render, turn))
+            for turn, (each, default_id) in enumerate(_turns(row, str(number), turns), 1)
+        )
+        for prompt in prompts:
+            if prompt.id in known:
+                raise RowError("id", f"{prompt.id!r} is the id of an earlier line too")
+            known.add(prompt.id)
+        return make(prompts, row, number)
+
+    if tables.is_table(path):
+        return tables.read(path, lambda row, number: parse(_filled(row), number), first=first)
+    return read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE, first=first)
+
+
+def _filled(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a table without its empty cells; a CSV file has nothing but texts, also for numbers."""
+    return {name: _number(name, value) for name, value in row.items() if value is not None and value != ""}
+
+
+def _number(name: str, value: Any) -> Any:
+    kind = _NUMBERS.get(name)
+    if kind is None or not isinstance(value, str):
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        return value
+
+
+def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:
+    """Rows in our own form, one for each turn that is asked, and the ids of those that have none."""
+    talk = next((name for name, others in _CONVERSATIONS.items() if name in row and not row.keys() & others), None)
+    if talk is not None:
+        messages = _messages(row[talk], talk)
+        row = {**{name: row[name] for name in ("max_tokens", *_REQUEST) if name in row}, "messages": messages}
+        asked = [place for place, each in enumerate(messages) if each["role"] == "user"][:turns]
+        ended = [
+            {**row, "messages": messages[: place + 1], **_answer(messages[place + 1 : place + 2])} for place in asked
+        ]
+    elif "article" in row and "highlights" in row and "input" not in row:
+        ended = [{"input": f"{row['article']}{_SUMMARY}", "output": row["highlights"]}]
+    elif turns > 1 and isinstance(row.get("messages"), list):
+        messages = row["messages"]
+        asked = [place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "user"]
+        ended = [{**row, "messages": messages[: place + 1]} for place in asked[:turns]] or [row]
+    else:
+        ended = [row]
+    if len(ended) == 1:
+        return [(ended[0], number)]
+    name = str(row.get("id", number))
+    return [({**each, "id": f"{name}, turn {turn}"}, name) for turn, each in enumerate(ended, 1)]
+
+
+def _messages(said: object, key: str) -> list[dict[str, Any]]:
+    """A conversation of ShareGPT as chat messages, from the first that a user wrote, or the system, on."""
+    if not isinstance(said, list) or not all(isinstance(each, dict) for each in said):
+        raise RowError(key, "expected a list of objects with `from` and `value`, or `role` and `content`")
+    messages = []
+    for place, each in enumerate(said):
+        speaker = next((each[name] for name in ("from", "role") if name in each), None)
+        words = [each[name] for name in ("value", "content") if name in each]
+        if not isinstance(speaker, str) or not words or not isinstance(words[0], (str, list, type(None))):
+            raise RowError(f"{key}[{place}]", "expected an object with `from` and `value`, or `role` and `content`")
+        if speaker not in _ROLES:
+            raise RowError(f"{key}[{place}]", f"{speaker!r} is not the name of a speaker; expected {', '.join(_ROLES)}")
+        if words[0] and (not isinstance(words[0], str) or words[0].strip()):
+            messages.append({"role": _ROLES[speaker], "content": words[0]})
+    return list(dropwhile(lambda each: each["role"] == "assistant", messages))
+
+
+def _answer(after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The answer that follows a turn, as its reference."""
+    return {"output": after[0]["content"]} if after and after[0]["role"] == "assistant" else {}
+
+
+def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: int) -> Prompt:
+    given = [key for key in ("input", "text_input", "messages") if key in row]
+    if len(given) != 1:
+        raise RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
+    text = row[given[0]]
+    messages: tuple[Mapping[str, Any], ...] = ()
+    request: dict[str, Any] = {}
+    if given[0] == "messages":
+        if not (isinstance(text, list) and text and all(isinstance(item, dict) for item in text)):
+            raise RowError("messages", "expected a list of objects with `role` and `content`")
+        if render is None:
+            raise RowError("messages", "this model has no chat template; give `input`")
+        messages, request = tuple(text), _request(row)
+        from trtllm_pipeline.measure import chat_templates as chat  # with what starts its processes
+
+        try:
+            text = render(messages, **_for_template(request))
+        except chat.RefusedError as error:
+            raise RowError("messages", error.message) from error
+    if not isinstance(text, str) or not text.strip():
+        raise RowError(given[0], "expected a text that is not empty")
+    max_tokens = row.get("max_tokens")
+    if max_tokens is None and messages:
+        max_tokens = row.get("max_completion_tokens")
+    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+        raise RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
+    references, stop_words = _texts(row, "output"), _texts(row, "stop_words")
+    if messages:
+        stop_words = stop_words or _texts(row, "stop")
+    return Prompt(
+        str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages, request, turn=turn
+    )
+
+
+def _request(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a chat request in a row, besides those that a `Prompt` has itself."""
+    if row.get("n", 1) not in (1, None):
+        raise RowError("n", f"expected 1, one answer to a request, got {row['n']!r}")
+    found = {name: row[name] for name in _REQUEST if row.get(name) is not None}
+    for name, value in found.items():
+        kinds = _REQUEST[name]
+        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            expected = " or ".join(dict.fromkeys(_TYPES[kind] for kind in kinds))
+            raise RowError(name, f"expected {expected}, got {value!r}"[:200])
+    return found
+
+
+def _for_template(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What a chat template gets of a request, by the names of a `chat.Chat`."""
+    variables = {**request.get("chat_template_kwargs", {})}
+    if "reasoning_effort" in request:
+        variables["reasoning_effort"] = request["reasoning_effort"]
+    found = {name: request[name] for name in ("tools", "documents") if name in request}
+    if request.get("tool_choice") == "none":
+        found.pop("tools", None)
+    return {**found, **({"variables": variables} if variables else {})}
+
+
+def beside_template(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a request that its prompt does not have in it."""
+    harmless = {"tool_choice": ("auto", "none"), "parallel_tool_calls": (True,)}
+    return {
+        name: value
+        for name, value in request.items()
+        if name not in _FOR_TEMPLATE and value not in harmless.get(name, ())
+    }
+
+
+def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt) -> Prompt:
+    """A prompt with the images that its row names; without a directory, none of them is read."""
+    names = _texts(row, "image")
+    try:
+        urls = [] if folder is None else [images.read(folder / name) for name in names]
+    except ValueError as error:
+        raise RowError("image", f"{row['image']!r}: {error}") from error
+    return with_images(prompt, urls) if urls else prompt
+
+
+def with_images(prompt: Prompt, urls: Sequence[str]) -> Prompt:
+    """A prompt as chat messages with images, given as URLs."""
+    messages = prompt.messages or ({"role": "user", "content": prompt.text},)
+    return replace(prompt, messages=images.with_images(messages, urls), images=prompt.images + len(urls))
+
+
+def image_files(path: Path) -> dict[str, int]:
+    """The image files that the rows of a prompt file name, with the first row of each; nothing of a file that is none, which
+    is said when it is read.
+    """
+    found: dict[str, int] = {}
+
+    def look(row: object, number: int) -> None:
+        named = row.get("image") if isinstance(row, dict) else None
+        for name in named if isinstance(named, list) else [named]:
+            if isinstance(name, str) and name:
+                found.setdefault(name, number)
+
+    try:
+        check(path)
+        if tables.is_table(path):
+            tables.read(path, look, lambda columns: [name for name in columns if name == "image"])
+        elif '"image"' in (text := read_text(path)):
+            array = json_array(text)
+            for number, row in enumerate(text.split("\n") if array is None else array, 1):
+                if array is not None or '"image"' in row:
+                    look(decode(row) if array is None else row, number)
+    except (MatrixError, UsageError, OSError, ValueError):
+        return {}
+    return found
+
+
+def check_images(path: Path, named: Mapping[str, int]) -> None:
+    """Raise MatrixError with the rows of a prompt file whose images cannot be read, or are none by how they begin."""
+    faults = []
+    for name, number in named.items():
+        try:
+            images.check(path.parent / name)
+        except ValueError as error:
+            line, key = (None, f"row {number}: image") if tables.is_table(path) else (number, "image")
+            faults.append(Fault(os.fspath(path), line, key, f"{name!r} {error}"))
+    if faults:
+        raise MatrixError(tuple(faults), hint="images are files from the directory of the prompt file")
+
+
+def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """A text or a list of texts, as a tuple; empty when the key is not there."""
+    value = row.get(key, [])
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(item, str) and item for item in texts):
+        raise RowError(key, "expected a text or a list of texts")
+    return tuple(texts)
+
+
+def unrendered(messages: Sequence[Mapping[str, Any]], **_more: object) -> str:
+    """Contents of chat messages, one per line, for servers that apply the chat template themselves."""
+    return "\n".join(content for message in messages if isinstance(content := message.get("content"), str))
+
+
+@contextmanager
+def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -> Iterator[Render | None]:
+    """How chat messages become a prompt for the model whose tokenizer files lie in the directory `model`.
+
+    None without a template. Rendering raises `chat.TemplateError`. If the server `adds_special_tokens` to prompts, those that
+    the template writes first are left out, so that they are there once. The server is asked with the first message.
+    """
+    from trtllm_pipeline.measure import chat_templates as chat
+    from trtllm_pipeline.models import added_prefix, read_tokenizer
+
+    template = None if model is None else chat.read(model)
+    if model is None or template is None:
+        yield None
+        return
+
+    @cache
+    def prefix() -> str:
+        return added_prefix(read_tokenizer(model)) if adds_special_tokens() else ""
+
+    with chat.Renderer(template) as renderer:
+        yield lambda messages, **more: renderer.render(chat.Chat(messages, **more)).removeprefix(prefix())
+
+
+def tokenizer_folder(path: Path | None) -> Path | None:
+    """The directory that a tokenizer.json lies in, which may be named by itself or by its directory; None for none."""
+    return path if path is None or path.is_dir() else path.parent

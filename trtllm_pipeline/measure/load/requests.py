@@ -1,0 +1,318 @@
+"""Requests of a load run with the tokens of their answers counted: what metrics and gates are computed from."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from trtllm_pipeline.measure.load.events import (
+    ClientRecord,
+    GaugesRecord,
+    GpuRecord,
+    Records,
+    RequestRecord,
+    SpeculationRecord,
+    TritonRecord,
+    level_of,
+    read_records,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRequest:
+    """One request of an event file with its tokens counted."""
+
+    record: RequestRecord
+    prompt: str
+    """Its text, as it was sent."""
+    input_tokens: int | None
+    """None without a tokenizer, unless the server counts."""
+    tokens: tuple[int, ...]
+    """New tokens with each content event."""
+    output_tokens: int
+    """N. More than the sum of `tokens` when some came after the last content event."""
+    encoded_again: int
+    """Tokens of the whole text, encoded without special tokens."""
+
+    @property
+    def sent_ns(self) -> int:
+        """When it was sent."""
+        return int(self.record["sent_ns"])
+
+    @property
+    def times_ns(self) -> list[int]:
+        """Arrival of each content event."""
+        return [event.time_ns for event in self.record["events"]]
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return "".join(event.text for event in self.record["events"])
+
+    @property
+    def ok(self) -> bool:
+        """The server answered without an error."""
+        return self.record["error"] is None
+
+    @property
+    def answered(self) -> bool:
+        """It has text and at least one token."""
+        return self.ok and bool(self.tokens) and self.output_tokens > 0
+
+    @property
+    def counted_by_server(self) -> bool:
+        """The server counted the tokens of the whole answer."""
+        return server_total(self.record) is not None
+
+    @property
+    def measured(self) -> bool:
+        """Not part of the warm-up."""
+        return bool(self.record["phase"] == "measured")
+
+    @property
+    def ttft_ms(self) -> float:
+        """First content - sent. Needs content."""
+        return (self.times_ns[0] - self.sent_ns) / 1e6
+
+    @property
+    def e2e_ms(self) -> float:
+        """Last content - sent. Needs content."""
+        return (self.times_ns[-1] - self.sent_ns) / 1e6
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """(Last content - first content) / tokens that came in between; None when there are none."""
+        later = sum(self.tokens[1:])
+        return (self.times_ns[-1] - self.times_ns[0]) / 1e6 / later if later > 0 else None
+
+    @property
+    def ttfa_ms(self) -> float | None:
+        """First content that is not reasoning - sent; None for an answer without reasoning, or with nothing else."""
+        thought = [event.reasoning for event in self.record["events"]]
+        if not any(thought) or all(thought):
+            return None
+        return (self.times_ns[thought.index(False)] - self.sent_ns) / 1e6
+
+    @property
+    def connect_ms(self) -> float | None:
+        """Connected - scheduled; None where the connection was there before."""
+        connected_ns = self.record.get("connected_ns")
+        return None if not connected_ns else (connected_ns - self.record["scheduled_ns"]) / 1e6
+
+    @property
+    def lag_ms(self) -> float:
+        """Sent - scheduled."""
+        return (self.sent_ns - int(self.record["scheduled_ns"])) / 1e6
+
+    @property
+    def held_ms(self) -> float:
+        """The part of `lag_ms` in which it waited for a place in flight."""
+        return int(self.record.get("held_ns", 0)) / 1e6
+
+    def met(self, objectives: Mapping[str, float]) -> bool:
+        """Whether it was answered, within every objective (milliseconds by "ttft", "tpot", "e2e")."""
+        if not self.answered:
+            return False
+        waited = self.lag_ms if self.record.get("request_rate") is not None else 0.0
+        times: dict[str, float | None] = {
+            "ttft": self.ttft_ms + waited,
+            "tpot": self.tpot_ms,
+            "e2e": self.e2e_ms + waited,
+        }
+        return all((took := times[name]) is None or took <= limit for name, limit in objectives.items())
+
+    def gaps_ms(self) -> list[float]:
+        """Time between neighbouring content events."""
+        return [(later - earlier) / 1e6 for earlier, later in pairwise(self.times_ns)]
+
+    def itl_ms(self) -> Iterable[float]:
+        """Time per token after the first event, one value for each token.
+
+        An event without a token of its own (a character that needed several tokens) lends its gap to the next one.
+        """
+        waited = 0.0
+        for gap, count in zip(self.gaps_ms(), self.tokens[1:], strict=True):
+            waited += gap
+            if count:
+                yield from (waited / count for _ in range(count))
+                waited = 0.0
+
+
+def tokens_by_event(texts: Sequence[str], offsets: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Number of tokens of each event; a token belongs to the event with its last character.
+
+    `offsets` are the tokens' (start, end) in the joined text, in characters.
+    """
+    ends = list(accumulate(map(len, texts)))
+    counts = Counter(min(bisect_left(ends, end), len(ends) - 1) for _, end in offsets)
+    return tuple(counts[index] for index in range(len(ends)))
+
+
+@dataclass(frozen=True)
+class LevelRun:
+    """What was observed at one concurrency, or in an open loop at one request rate: the other is None."""
+
+    concurrency: int | None
+    request_rate: float | None
+    repeats: Mapping[int, list[TimedRequest]]
+    """Requests of each repeat, warm-up included."""
+    clients: Sequence[ClientRecord]
+    triton: Sequence[TritonRecord]
+    gpus: Sequence[GpuRecord]
+    speculation: Sequence[SpeculationRecord] = ()
+    gauges: Sequence[GaugesRecord] = ()
+    unsent: int = 0
+    """Requests of an open loop that were due and not sent any more."""
+
+    @cached_property
+    def requests(self) -> list[TimedRequest]:
+        """Of all repeats, warm-up included."""
+        return [request for requests in self.repeats.values() for request in requests]
+
+    @cached_property
+    def measured(self) -> list[TimedRequest]:
+        """Without the warm-up."""
+        return [request for request in self.requests if request.measured]
+
+    @cached_property
+    def ok(self) -> list[TimedRequest]:
+        """Measured, and without an error."""
+        return [request for request in self.measured if request.ok]
+
+    @cached_property
+    def answered(self) -> list[TimedRequest]:
+        """Measured, with text and tokens."""
+        return [request for request in self.measured if request.answered]
+
+    @cached_property
+    def saturated_rps(self) -> float | None:
+        """Requests a second that were answered while as many as allowed were in flight and others waited; None where most
+        did not have to wait.
+        """
+        if not self.unsent and sum(request.held_ms > 0 for request in self.measured) <= len(self.measured) / 2:
+            return None
+        rates = []
+        for repeat in self.repeats.values():
+            waited = [request.sent_ns for request in repeat if request.held_ms]
+            if len(waited) > 1:
+                start_ns, end_ns = min(waited), max(waited)
+                answered = sum(start_ns < request.times_ns[-1] <= end_ns for request in repeat if request.answered)
+                rates.append(answered * 1e9 / (end_ns - start_ns))
+        return round(median(rates), 3) if rates else None
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    """An event file with the tokens of its answers counted."""
+
+    records: Records
+    requests: tuple[TimedRequest, ...]
+    counted_by_server: bool
+    special_tokens: int | None
+    """How many the tokenizer adds to a text; None without a tokenizer."""
+
+    @cached_property
+    def levels(self) -> tuple[LevelRun, ...]:
+        """Those that were asked for, in the order they were measured."""
+        probed = {level_of(each) for each in self.records.probed}
+        return tuple(each for each in self._all_levels if (each.concurrency, each.request_rate) not in probed)
+
+    @cached_property
+    def probes(self) -> tuple[LevelRun, ...]:
+        """Those that a search for the highest rate tried."""
+        return tuple(each for each in self._all_levels if each not in self.levels)
+
+    @cached_property
+    def _all_levels(self) -> tuple[LevelRun, ...]:
+        levels: dict[tuple[int | None, float | None], dict[int, list[TimedRequest]]] = {}
+        for request in self.requests:
+            repeats = levels.setdefault(level_of(request.record), {})
+            repeats.setdefault(request.record["repeat"], []).append(request)
+        told = self.records
+        return tuple(
+            LevelRun(
+                *level,
+                repeats,
+                [each for each in told.clients if level_of(each) == level],
+                [each for each in told.triton if level_of(each) == level],
+                [each for each in told.gpus if level_of(each) == level],
+                [each for each in told.speculation if level_of(each) == level],
+                [each for each in told.gauges if level_of(each) == level],
+                sum(each["requests"] for each in told.unsent if level_of(each) == level),
+            )
+            for level, repeats in levels.items()
+        )
+
+
+def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = None) -> LoadRun:
+    """Read an event file, or a part of it, its `text`, and count its tokens: as the server did if it counted every answer,
+    else by encoding again.
+
+    Raises StageError when it is not an event file of ours, or says what cannot have happened.
+    """
+    records = read_records(events, text)
+    prompts, asked = records.prompts, records.requests
+    answers = [record for record in asked if record["error"] is None]
+    by_server = bool(answers) and all(server_total(record) is not None for record in answers)
+    input_tokens: dict[str, int] = {}
+    if tokenizer is not None:
+        plain = [id_ for id_ in prompts if id_ not in records.with_images]
+        input_tokens = {id_: len(tokenizer.encode(prompts[id_]).ids) for id_ in plain}
+    requests = []
+    for record in asked:
+        texts = [event.text for event in record["events"]]
+        if tokenizer is None:
+            tokens = (1,) * len(texts)
+        else:
+            tokens = tokens_by_event(texts, tokenizer.encode("".join(texts), add_special_tokens=False).offsets)
+        total = again = sum(tokens)
+        if by_server and (counted := server_total(record)) is not None:
+            total = counted
+            tokens = server_tokens(record) or (
+                _by_characters(texts, total) if tokenizer is None else _at_most(tokens, total)
+            )
+            again = total if tokenizer is None else again
+        id_, asked_text = record["prompt"], records.text(record)
+        input_count = input_tokens.get(id_, record.get("input_tokens"))
+        if tokenizer is not None and id_ in input_tokens and record.get("opening"):
+            input_count = len(tokenizer.encode(asked_text).ids)
+        requests.append(TimedRequest(record, asked_text, input_count, tokens, total, again))
+    special = None if tokenizer is None else len(tokenizer.encode("").ids)
+    return LoadRun(records, tuple(requests), by_server, special)
+
+
+def server_total(record: RequestRecord) -> int | None:
+    """The server's count of a whole answer's tokens; None unless it counted all of it."""
+    total: int | None = record.get("output_tokens")
+    return total if record.get("usage_ns") is not None or server_tokens(record) is not None else None
+
+
+def _at_most(tokens: Sequence[int], total: int) -> tuple[int, ...]:
+    """`tokens` with the last ones lowered until their sum is not above `total`."""
+    sums = (min(total, upto) for upto in accumulate(tokens, initial=0))
+    return tuple(later - earlier for earlier, later in pairwise(sums))
+
+
+def _by_characters(texts: Sequence[str], total: int) -> tuple[int, ...]:
+    """`total` tokens shared out over events by their share of the characters."""
+    ends = list(accumulate(map(len, texts), initial=0))
+    sums = [round(total * end / max(1, ends[-1])) for end in ends]
+    return tuple(later - earlier for earlier, later in pairwise(sums))
+
+
+def server_tokens(record: RequestRecord) -> tuple[int, ...] | None:
+    """New tokens with each content event as the server counted them; None unless it counted the whole answer."""
+    totals = [event.tokens for event in record["events"] if event.tokens is not None]
+    if record.get("output_tokens") is None or len(totals) < len(record["events"]):
+        return None
+    return tuple(later - earlier for earlier, later in pairwise([0, *totals]))

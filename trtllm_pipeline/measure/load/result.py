@@ -1,0 +1,612 @@
+"""The result of a load run: levels with their metrics, findings, conditions. The one writer and reader of perf.json.
+
+`measure/load/metrics.py` computes the records, reports keep them, see docs/formats.md. In a file, what is not what it should be
+counts as missing (None or empty): a damaged file must not take a report with it. `details` are not read back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from trtllm_pipeline.base import Json
+from trtllm_pipeline.measure.load.conditions import Conditions
+from trtllm_pipeline.measure.load.metric_names import LATENCIES, LATENCY_NAMES, RATES
+from trtllm_pipeline.measure.load.stats import PERCENTILE_METHOD, Summary
+from trtllm_pipeline.measure.load.windows import WAVES, Window
+
+DEFINITIONS: Final = {
+    "ttft_ms": "first content - sent",
+    "tpot_ms": "(last content - first content) / tokens of the content events after the first, one value per request; "
+    "undefined when all tokens arrive in one event",
+    "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
+    "icl_ms": "gap between content events, pooled",
+    "e2e_ms": "last content - sent",
+    "ttfa_ms": "first content that is not reasoning - sent, of the answers that reason",
+    "stall_ms": "longest gap between content events of a request",
+    "user_tokens_per_s": "1 / TPOT, one value per request",
+    "connect_ms": "time to connect, of the requests that opened a connection; part of no other time",
+    "ttft_from_schedule_ms": "open loop: first content - scheduled",
+    "response_ms": "open loop: last content - scheduled",
+    "lag_ms": "open loop: sent - scheduled",
+    "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last sending",
+    "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
+    "count from the schedule. As a rate: those of the headline window a second, median of the repeats",
+    "saturated_rps": "open loop with max_in_flight: requests a second that were answered while so many were in flight and "
+    "others that were due waited; where more than half had to wait, or some were not sent any more",
+    "highest_rate": "highest request rate that was tried, in a bisection, at which the wanted share of the requests met every "
+    "objective; low and high: 95% interval of the rate where that share is crossed, by a logistic regression of the rates near "
+    "it, widened by how much their rounds differ; where none can be fitted, that rate and the lowest that did not keep it",
+    "tokens_per_joule": "output tokens of the whole window / energy that the server's GPUs took in it, by samples of their power "
+    "10 times a second: GPUs of its CUDA_VISIBLE_DEVICES where its process is known, of which those that did nothing are left "
+    "out; not the energy of CPUs, memory or fans",
+    "triton_use": "by Triton's own counters during all repeats of a level, warm-up included: requests of each model, and milliseconds "
+    "that one spent in its queue and in its input, compute and output; the postprocessing of a streamed answer has a request for "
+    "each part, and a backend that streams may count as compute only the taking of a request. By its gauges, once a second: "
+    "requests in flight and waiting in the engine, and the share of KV cache blocks in use, mean and maximum; the client's own mean of requests in flight beside them",
+    "acceptance": "accepted / drafted tokens of speculative decoding: of trtllm-serve by the statistics that it keeps of its "
+    "last iterations, warm-up included; of Triton by what each measured answer says of itself",
+    "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
+    "without text belong to the next content event, and those after the last one count in n alone; or by its usage, "
+    "shared out over the events as encoding again would, without a tokenizer by characters. encoded_again: the "
+    "whole text encoded again without special tokens; a token belongs to the event that brought its last character. "
+    "events: no tokenizer, and the server does not count, so each content event is taken as one token",
+    "token_count": "mismatch = sum over the answers of |server - encoded again| / tokens the server counts",
+    "input_tokens": "prompt encoded with the special tokens the tokenizer adds; without a tokenizer as the server counts",
+    "whole": "first send -> last content of the measured requests; in every window, output tokens of successful requests count "
+    "when they arrive, input tokens when the first content arrives, and requests when the last one does, those of the warm-up too",
+    "active": "the part of the whole window with at least one request in flight",
+    "steady": "longest time with at least 95% of the wanted requests in flight, from the first measured request that follows "
+    "another one in every slot until the first slot finds no further request; a slot between two requests counts as in flight "
+    "for up to 5 ms, or 5% of the next request's time. Its rates are the mean over all windows that start in its first wave and "
+    "end in its last one. Open loop: first to last measured sending, without the mean time of a request after the first of all",
+    "waves": "requests sent in the steady window / concurrency; open loop: seconds of it / mean e2e",
+    "headline": f"steady when it holds {WAVES} waves or more, rounded, else whole, which includes ramp-up and drain",
+    "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
+    "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
+    "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
+    "percentiles": PERCENTILE_METHOD,
+}
+"""Formula of each metric that `analyze` computes. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
+
+PERF_FILE: Final = "perf.json"
+LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """A measured quantity, its unit and its formula."""
+
+    name: str
+    unit: str
+    formula: str
+
+
+LOAD_METRICS: Final = (
+    *(MetricDefinition(name, "ms", f"{words}: {DEFINITIONS[name]}") for name, words in LATENCY_NAMES.items()),
+    MetricDefinition("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
+    MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
+    MetricDefinition("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
+    MetricDefinition("goodput", "0 to 1", DEFINITIONS["goodput"]),
+    MetricDefinition("highest_rate", "requests/s", DEFINITIONS["highest_rate"]),
+    MetricDefinition("tokens_per_joule", "tokens/J", DEFINITIONS["tokens_per_joule"]),
+    MetricDefinition("acceptance", "0 to 1", DEFINITIONS["acceptance"]),
+    MetricDefinition("triton_use", "ms", DEFINITIONS["triton_use"]),
+    *(
+        MetricDefinition(name, "", DEFINITIONS[name])
+        for name in ("n", "input_tokens", "headline", "waves", "steady", "whole", "percentiles")
+    ),
+)
+"""Metrics of a level, and the terms that their formulas use."""
+
+_Summaries = Mapping[str, Mapping[str, float | None]]
+"""Name -> statistic ("mean", "p50", ..., "n") -> value."""
+
+
+def load_key(concurrency: int | None, request_rate: float | None) -> str:
+    """What a level is called: `4` requests in flight, or `2.5/s`."""
+    return str(concurrency) if request_rate is None else f"{request_rate:g}/s"
+
+
+def load_words(key: str) -> str:
+    """A level's key in words: "concurrency 4", "2.5 requests/s"."""
+    return f"{key.removesuffix('/s')} requests/s" if key.endswith("/s") else f"concurrency {key}"
+
+
+def latency_of(name: str) -> tuple[str, str]:
+    """`ttft_p99` -> ("ttft_ms", "p99")."""
+    stem, _, statistic = name.rpartition("_")
+    return f"{stem}_ms", statistic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadMetrics:
+    """Rates over a window, and latencies in ms of the measured requests that were answered."""
+
+    duration_s: float | None = None
+    input_tokens_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    requests_per_s: float | None = None
+    tokens_per_joule: float | None = None
+    """Where the power of GPUs was sampled."""
+    latencies: _Summaries = field(default_factory=dict)
+    """LATENCIES -> statistic -> milliseconds."""
+
+    def latency(self, name: str, statistic: str) -> float | None:
+        """One statistic of one latency, in milliseconds."""
+        return self.latencies.get(name, {}).get(statistic)
+
+    def value(self, name: str) -> float | None:
+        """The value of one of LEVEL_METRICS, latencies in ms."""
+        if name in RATES:
+            rate: float | None = getattr(self, RATES[name])
+            return rate
+        if name == "tokens_per_joule":
+            return self.tokens_per_joule
+        return self.latency(*latency_of(name))
+
+    def rates(self) -> dict[str, Any]:
+        """Seconds of the window, and its rates, by field."""
+        efficiency = {} if self.tokens_per_joule is None else {"tokens_per_joule": self.tokens_per_joule}
+        return {**{name: getattr(self, name) for name in _RATES}, **efficiency}
+
+
+_RATES: Final = ("duration_s", *sorted(RATES.values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatResult(LoadMetrics):
+    """One repeat of a level, over the same kind of window."""
+
+    repeat: int = 0
+    started_s: float | None = None
+    """Unix time of its first measured request."""
+    windows: Mapping[str, Window | None] = field(default_factory=dict)
+    """ "whole", "active", "steady". Not read back."""
+
+    def to_json(self) -> dict[str, Json]:
+        """As in report.json."""
+        return {"started_s": self.started_s, **self.rates(), **_plain(self.latencies)}
+
+    def perf_json(self) -> dict[str, Json]:
+        """As in perf.json: with every window instead of one window's rates."""
+        windows: dict[str, Json] = {
+            name: None if window is None else window.to_json() for name, window in self.windows.items()
+        }
+        efficiency = {} if self.tokens_per_joule is None else {"tokens_per_joule": self.tokens_per_joule}
+        return {
+            "repeat": self.repeat,
+            "started_s": self.started_s,
+            **windows,
+            **efficiency,
+            **_plain(self.latencies),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """What the GPUs of a server did during a level, all of them together; None for what they do not tell."""
+
+    devices: int
+    power_w: float | None = None
+    """On average, warm-up included."""
+    energy_j: float | None = None
+    """In the whole windows of all repeats."""
+    memory_bytes: int | None = None
+    """At most."""
+    sm_clock_mhz: float | None = None
+    sm_clock_mhz_min: float | None = None
+    busy_percent: float | None = None
+    temperature_c: float | None = None
+
+    @staticmethod
+    def read(data: object) -> GpuUse | None:
+        """As in perf.json, or in a report; None for what is none."""
+        devices = count_of(_object(data).get("devices"))
+        if devices is None:
+            return None
+        told = {name: _number(value) for name, value in _object(data).items() if name in _GPU_FIELDS}
+        return GpuUse(devices=devices, **told, memory_bytes=count_of(_object(data).get("memory_bytes")))
+
+
+_GPU_FIELDS: Final = ("power_w", "energy_j", "sm_clock_mhz", "sm_clock_mhz_min", "busy_percent", "temperature_c")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonUse:
+    """What Triton itself says of a level, all repeats together; None for what it does not tell."""
+
+    models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Model -> `requests`, and `queue_ms`, `compute_input_ms`, `compute_infer_ms`, `compute_output_ms` and `request_ms` of one."""
+    in_flight: float | None = None
+    """On average, as are the next two."""
+    waiting: float | None = None
+    kv_cache_use: float | None = None
+    """Share of the blocks."""
+    in_flight_max: float | None = None
+    waiting_max: float | None = None
+    kv_cache_use_max: float | None = None
+    in_flight_by_client: float | None = None
+    """The mean by the client's own times."""
+
+    @staticmethod
+    def read(data: object) -> TritonUse | None:
+        """As in perf.json, or in a report; None for what is none."""
+        if not isinstance(data, dict):
+            return None
+        told = {name: _number(value) for name, value in data.items() if name in TRITON_GAUGES}
+        return TritonUse(models={name: numbers_of(of) for name, of in _object(data.get("models")).items()}, **told)
+
+
+TRITON_GAUGES: Final = tuple(name for name in TritonUse.__dataclass_fields__ if name != "models")
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests that met every objective."""
+
+    objectives_ms: Mapping[str, float] = field(default_factory=dict)
+    """ "ttft", "tpot", "e2e" -> milliseconds."""
+    share: float | None = None
+    """Of the requests scheduled, 0 to 1."""
+    requests_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveResult:
+    """An objective of a level, and whether the level met it."""
+
+    metric: str
+    """One of LEVEL_METRICS."""
+    limit: float
+    value: float | None
+    missed: str | None
+    """How it was missed, in words; None where it was met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How an open loop went: was its rate kept, and what users waited who came when they were due."""
+
+    achieved_rate: float | None
+    lag_ms: Summary
+    ttft_from_schedule_ms: Summary
+    response_ms: Summary
+    most_in_flight: int
+    unsent: int = 0
+    """Due, and not sent any more, since the server had fallen behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelDetails:
+    """What only perf.json has of a level."""
+
+    window_reason: str
+    """Why the rates are of that window, or why there are none."""
+    input_tokens: float | None
+    output_tokens: float | None
+    summaries: Mapping[str, Summary]
+    """`stall_ms`, `user_tokens_per_s`, `connect_ms`, and `ttfa_ms` where an answer reasoned."""
+    answers_at_limit: int
+    finish_reasons: Mapping[str, int]
+    tokens_per_event: float
+    tokens_in_first_event: float
+    other_tools: Mapping[str, Mapping[str, Any]]
+    """Tool -> its metrics, see `measure/load/compat_metrics.py`."""
+    cached_input_tokens: int | None
+    """None where the server tells none."""
+    schedule: Schedule | None
+    """Of an open loop."""
+    objectives: tuple[ObjectiveResult, ...]
+    triton: list[dict[str, Any]]
+    """For each repeat, `of` each model: requests and milliseconds by Triton's own counters."""
+    gpu: list[dict[str, Any]]
+    gauges: list[dict[str, Any]] = field(default_factory=list)
+    """For each repeat, `of` Triton's gauges: mean and maximum; and `ours`, the mean in flight by the client's own times."""
+
+    def to_json(self) -> dict[str, Json]:
+        """As in perf.json, but for the reason of the window; what does not apply is left out."""
+        whole = {"as": self.other_tools, **asdict(self), **_plain(self.summaries)}
+        for name in ("window_reason", "summaries", "other_tools"):
+            del whole[name]
+        optional = ("cached_input_tokens", "schedule", "objectives", "triton", "gpu", "gauges")
+        return {name: value for name, value in whole.items() if name not in optional or value not in (None, [], ())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelResult(LoadMetrics):
+    """What was measured at one concurrency, or in an open loop at one request rate: the other is None."""
+
+    concurrency: int | None = None
+    request_rate: float | None = None
+    """Requests per second on average, however many are in flight."""
+    requests: int | None = None
+    """Measured requests, all repeats together."""
+    failures: int | None = None
+    window: str | None = None
+    """What the rates are over: "steady", or "whole" where there was no steady window long enough."""
+    repeats: tuple[RepeatResult, ...] = ()
+    goodput: Goodput | None = None
+    """None without objectives."""
+    saturated_rps: float | None = None
+    """Of an open loop with a limit on the requests in flight, whose server fell behind: what it answered."""
+    acceptance: float | None = None
+    """Share of drafted tokens that the model accepted; None where nothing is drafted, or the server does not tell."""
+    gpu_use: GpuUse | None = None
+    """Where there are GPUs."""
+    triton_use: TritonUse | None = None
+    """Of a Triton server whose metrics are known."""
+    lengths: _Summaries = field(default_factory=dict)
+    """LENGTHS -> statistic -> tokens, of the measured requests that were answered."""
+    details: LevelDetails | None = None
+
+    @property
+    def key(self) -> str:
+        """What it is called in comparisons: `4` requests in flight, or `2.5/s`."""
+        return load_key(self.concurrency, self.request_rate)
+
+    def to_json(self) -> dict[str, Json]:
+        """As in report.json."""
+        return {
+            "concurrency": self.concurrency,
+            "request_rate": self.request_rate,
+            "requests": self.requests,
+            "failures": self.failures,
+            **self.rates(),
+            "headline": {"window": self.window},
+            **_plain(self.latencies),
+            **_plain(self.lengths),
+            "goodput": None if self.goodput is None else asdict(self.goodput),
+            **({} if self.saturated_rps is None else {"saturated_rps": self.saturated_rps}),
+            **({} if self.acceptance is None else {"acceptance": self.acceptance}),
+            **({} if self.gpu_use is None else {"gpu_use": asdict(self.gpu_use)}),
+            **({} if self.triton_use is None else {"triton_use": asdict(self.triton_use)}),
+            "repeats": [repeat.to_json() for repeat in self.repeats],
+        }
+
+    def perf_json(self) -> dict[str, Json]:
+        """As in perf.json."""
+        assert self.details is not None
+        whole = {**self.to_json(), **self.details.to_json()}
+        whole["headline"] = {"window": self.window, "reason": self.details.window_reason}
+        whole["repeats"] = [repeat.perf_json() for repeat in self.repeats]
+        if self.goodput is None:
+            del whole["goodput"]
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class HighestRate:
+    """What a search for the highest rate that keeps the objectives found."""
+
+    wanted_share: float
+    objectives_ms: Mapping[str, float]
+    rate: float | None
+    """Requests a second; None where the lowest that was tried was too high, or for the `reason`."""
+    low: float | None
+    """With `high`, the 95% interval of the rate."""
+    high: float | None
+    """None where even the highest that was tried kept them."""
+    tried: Mapping[str, Mapping[str, Any]]
+    """Rate -> `requests`, `share` that met all objectives, and whether that is enough."""
+    reason: str | None = None
+    """Why there is no rate, where it is not that all were too high."""
+
+    def __str__(self) -> str:
+        """`7.2 requests/s keep ttft 300 ms for 95% of requests (95% interval 7 to 7.6)`."""
+        of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
+        share = f"{self.wanted_share * 100:g}% of requests"
+        if self.reason is not None:
+            return f"not known at which {share} keep {of}: {self.reason}"
+        if self.rate is None:
+            return f"no rate that was tried keeps {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
+        told = "no higher rate was tried"
+        if self.low is not None and self.high is not None:
+            told = f"95% interval {self.low:.4g} to {self.high:.4g}"
+        return f"{self.rate:g} requests/s keep {of} for {share} ({told})"
+
+    @staticmethod
+    def read(data: object) -> HighestRate | None:
+        """As in perf.json, or in a cell of a report; None for what is none."""
+        if not isinstance(data, dict) or (wanted := _number(data.get("wanted_share"))) is None:
+            return None
+        rate, low, high = (_number(data.get(name)) for name in ("rate", "low", "high"))
+        reason = text if isinstance(text := data.get("reason"), str) else None
+        tried = {name: each for name, each in _object(data.get("tried")).items() if isinstance(each, dict)}
+        return HighestRate(wanted, numbers_of(data.get("objectives_ms")), rate, low, high, tried, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementFinding:
+    """A finding of a validity gate, see `measure/load/validity.py`."""
+
+    severity: str
+    """ "invalid", "warning" or "info"."""
+    message: str
+    concurrency: int | None = None
+    request_rate: float | None = None
+    check: str = ""
+    """Id of the gate."""
+
+    def __str__(self) -> str:
+        """`warning: 1 of 40 requests failed, ... (concurrency 4)`."""
+        everywhere = self.concurrency is None and self.request_rate is None
+        place = "" if everywhere else f" ({load_words(load_key(self.concurrency, self.request_rate))})"
+        return f"{self.severity}: {self.message}{place}"
+
+    def to_json(self) -> dict[str, Json]:
+        """As in perf.json."""
+        rate = {} if self.request_rate is None else {"request_rate": self.request_rate}
+        own = {"severity": self.severity, "check": self.check, "concurrency": self.concurrency, "message": self.message}
+        return {**own, **rate}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadDetails:
+    """What only perf.json has of a load run."""
+
+    protocol: str
+    model: str
+    settings: Mapping[str, Any]
+    token_count: Mapping[str, Any]
+    """Who counted the output tokens of the measured answers, and what the other counts say."""
+    clients: list[dict[str, Any]]
+    """Processor time and event-loop lag of each load process at each level."""
+    definitions: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """Everything measured in a load run."""
+
+    valid: bool
+    levels: tuple[LevelResult, ...]
+    """As they were measured, or read from a file by rising concurrency, then by rising request rate; also of a measurement
+    that is not valid."""
+    findings: tuple[MeasurementFinding, ...]
+    conditions: Conditions
+    tokens_counted_by: str | None = None
+    """Who counted output tokens: "server", "encoded_again" or "events"."""
+    highest_rate: HighestRate | None = None
+    """Where it was looked for."""
+    details: LoadDetails | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Findings as lines of text."""
+        return tuple(map(str, self.findings))
+
+    @property
+    def invalid(self) -> list[MeasurementFinding]:
+        """The findings that reject the measurement."""
+        return [each for each in self.findings if each.severity == "invalid"]
+
+    def to_json(self) -> dict[str, Json]:
+        """The content of perf.json."""
+        details, under = self.details, self.conditions.to_json()
+        assert details is not None
+        return {
+            "schema": 1,
+            "valid": self.valid,
+            "protocol": details.protocol,
+            "model": details.model,
+            "settings": dict(details.settings),
+            **{name: under[name] for name in ("measured_s", "system", "workload")},
+            "levels": [level.perf_json() for level in self.levels],
+            **({} if self.highest_rate is None else {"highest_rate": asdict(self.highest_rate)}),
+            "findings": [each.to_json() for each in self.findings],
+            "token_count": dict(details.token_count),
+            "client": {
+                "transport": "asyncio; times of arrival from the kernel (SO_TIMESTAMPNS), over TLS of the read",
+                "levels": list(details.clients),
+            },
+            "definitions": dict(details.definitions),
+        }
+
+    @staticmethod
+    def read(data: Mapping[str, Any]) -> LoadResult:
+        """What is in a perf.json, by the content of the file."""
+        source = _object(data.get("token_count")).get("source")
+        return LoadResult(
+            valid=data.get("valid") is not False,
+            levels=levels_of(data.get("levels")),
+            findings=tuple(_finding(each) for each in _objects(data.get("findings")) if "message" in each),
+            conditions=Conditions.read(data),
+            tokens_counted_by=source if isinstance(source, str) else None,
+            highest_rate=HighestRate.read(data.get("highest_rate")),
+        )
+
+
+def levels_of(data: object) -> tuple[LevelResult, ...]:
+    """The levels in a perf.json, or of a cell in a report.json; what is not one is left out."""
+    if not data:
+        return ()
+    levels = [level for entry in _objects(data) if (level := _level(entry)) is not None]
+    return tuple(
+        sorted(levels, key=lambda level: (level.request_rate is not None, level.request_rate or level.concurrency))
+    )
+
+
+def _level(entry: Mapping[str, Any]) -> LevelResult | None:
+    concurrency, rate = count_of(entry.get("concurrency")), _number(entry.get("request_rate"))
+    if concurrency is None and rate is None:
+        return None
+    window = _object(entry.get("headline")).get("window")
+    window = window if isinstance(window, str) else None
+    goodput = entry.get("goodput")
+    return LevelResult(
+        concurrency=concurrency,
+        request_rate=rate,
+        requests=count_of(entry.get("requests")),
+        failures=count_of(entry.get("failures")),
+        window=window,
+        repeats=tuple(_repeat(each, window) for each in _objects(entry.get("repeats"))),
+        goodput=_goodput(goodput) if isinstance(goodput, dict) else None,
+        saturated_rps=_number(entry.get("saturated_rps")),
+        acceptance=_number(entry.get("acceptance")),
+        gpu_use=GpuUse.read(entry.get("gpu_use")),
+        triton_use=TritonUse.read(entry.get("triton_use")),
+        lengths=_summaries(entry, LENGTHS),
+        latencies=_summaries(entry, LATENCIES),
+        **_rates(entry),
+    )
+
+
+def _repeat(entry: Mapping[str, Any], window: str | None) -> RepeatResult:
+    """A repeat as perf.json has it, with rates for each window, or as a report has it."""
+    rates = _object(entry.get(window)) if window is not None else {}
+    return RepeatResult(
+        started_s=_number(entry.get("started_s")),
+        latencies=_summaries(entry, LATENCIES),
+        **{**_rates(rates or entry), "tokens_per_joule": _number(entry.get("tokens_per_joule"))},
+    )
+
+
+def _rates(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _number(entry.get(name)) for name in (*_RATES, "tokens_per_joule")}
+
+
+def _goodput(entry: Mapping[str, Any]) -> Goodput:
+    share, rate = (_number(entry.get(name)) for name in ("share", "requests_per_s"))
+    return Goodput(numbers_of(entry.get("objectives_ms")), share, rate)
+
+
+def _finding(entry: Mapping[str, Any]) -> MeasurementFinding:
+    place = count_of(entry.get("concurrency")), _number(entry.get("request_rate"))
+    severity, check = str(entry.get("severity", "warning")), str(entry.get("check", ""))
+    return MeasurementFinding(severity, str(entry["message"]), *place, check)
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    return {name: numbers_of(entry.get(name)) for name in names if entry.get(name)}
+
+
+def _plain(summaries: _Summaries) -> dict[str, Json]:
+    return {name: dict(values) for name, values in summaries.items()}
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return value
+
+
+def count_of(value: object) -> int | None:
+    """`value`, if it is an integer."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def numbers_of(data: object) -> dict[str, float]:
+    """The entries of an object that are finite numbers."""
+    entries = data.items() if isinstance(data, dict) else ()
+    return {str(name): number for name, value in entries if (number := _number(value)) is not None}

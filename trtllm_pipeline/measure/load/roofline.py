@@ -1,0 +1,244 @@
+"""The roofline of decoding: the least time of one pass over a model's weights.
+
+A dense model reads all its weights for every token of an answer, whatever else it does, so a token cannot take less
+than weights / memory bandwidth (Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; for decoding: Pope et
+al., Efficiently Scaling Transformer Inference, 2022, section 2.2).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from trtllm_pipeline.base import DownloadError, Json, cpu_count, nvml, sheet_bandwidth
+from trtllm_pipeline.models import (
+    INDEX,
+    SINGLE,
+    Fields,
+    ModelFileError,
+    StoredTensor,
+    gguf_files,
+    gguf_header,
+    num_experts,
+    read_index,
+    speculation_of,
+    tensors,
+    torch_files,
+    torch_tensors,
+)
+
+CPU_MARGIN: Final = 4.0
+"""What a runtime may get out of a CPU's memory more than our own reading of it did. Large, for the reading can be several
+times too low: others were using the cores and the memory at that moment, and caches that hold a small model while it
+runs were cold or taken. A GPU's bandwidth is no reading but its data sheet's, and has no margin."""
+_MOST_READ_BYTES: Final = 256 << 20
+_LEAST_READ_BYTES: Final = 16 << 20
+"""By each thread in one reading, or starting the threads would be what is measured."""
+_READINGS: Final = 5
+_MIXTURE: Final = "a mixture of experts reads a part of its weights for a token"
+_HEADS: Final = ("lm_head.weight", "embed_out.weight", "output.weight")
+_EMBEDDINGS: Final = (
+    "embed_tokens.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "embed_in.weight",
+    "tok_embeddings.weight",
+    "token_embd.weight",
+)
+_VISION: Final = re.compile(r"(^|\.)(visual|vision)")
+_SERVED_BITS: Final = 16
+"""Of a value of a Hugging Face directory: what is stored in 32 bits is loaded in 16."""
+_Form = Literal["engine", "safetensors", "torch", "gguf"]
+_CLOCK_MEM: Final = 2
+"""As in nvml.h."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """`pass_s` is the least time of one pass in seconds; None when it is not known, and `reason` says why."""
+
+    pass_s: float | None
+    weight_bytes: int | None
+    reason: str
+
+    def to_json(self) -> dict[str, Json]:
+        """As in the event file."""
+        return asdict(self)
+
+
+def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limit:
+    """The limit of a directory with an engine, or a Hugging Face model, or of a GGUF file or its directory, on this machine. `weight_bits`: see `bytes_per_token`.
+
+    A TensorRT engine runs on GPUs, `tp` of them reading side by side. So does a model where there is a GPU. For any other
+    the CPUs' bandwidth is measured, which takes up to a second.
+    """
+    read_bytes, reason = bytes_per_token(engine, weight_bits)
+    if read_bytes is None:
+        return Limit(None, None, reason)
+    on_gpus = any(engine.glob("rank*.engine"))
+    a_model = _form(engine, Fields.read_optional(engine, "config.json")) != "engine"
+    bandwidth, source = gpu_bandwidth() if on_gpus or a_model else (None, "")
+    if bandwidth is not None:
+        return Limit(read_bytes / (bandwidth * tp), read_bytes, f"{tp} x {bandwidth / 1e9:.0f} GB/s by {source}")
+    if on_gpus:
+        why = "the GPU's memory bandwidth is not known, or nvidia-ml-py is not installed (the extra `gpu`)"
+        return Limit(None, read_bytes, why)
+    bandwidth = cpu_bandwidth(read_bytes)
+    words = f"{bandwidth / 1e9:.0f} GB/s measured here, and {CPU_MARGIN:g} times that allowed"
+    return Limit(read_bytes / (bandwidth * CPU_MARGIN), read_bytes, words)
+
+
+def bytes_per_token(engine: Path, weight_bits: int = _SERVED_BITS) -> tuple[int | None, str]:
+    """Bytes of weights that one token reads at least, or None and why that is not known.
+
+    Of an embedding table that is not the output head too, a token reads one row: left out, at four bytes a value. A server of a
+    Hugging Face directory keeps so many bits of a value at most; 0: nobody knows how many.
+    """
+    try:
+        return _bytes_per_token(engine, weight_bits)
+    except ModelFileError as error:
+        return None, f"the engine's {error.short}"
+    except DownloadError as error:
+        return None, error.message
+
+
+def _form(engine: Path, config: Fields) -> _Form:
+    """In which form a directory, or a file, has its weights."""
+    if engine.is_file():
+        return "gguf"
+    if any(engine.glob("*.safetensors")):
+        return "safetensors"
+    if torch_files(engine):
+        return "torch"
+    built = any(config.has(name) for name in ("weights_bytes", "geometry", "pretrained_config", "build_config"))
+    return "gguf" if not built and any(engine.glob("*.gguf")) else "engine"
+
+
+def _bytes_per_token(engine: Path, weight_bits: int) -> tuple[int | None, str]:
+    config = Fields.read_optional(engine, "config.json")
+    form = _form(engine, config)
+    if form == "gguf":
+        return _of_gguf(engine)
+    config = Fields.read(engine, "config.json")
+    if form != "engine":
+        return _of_model(_stored(engine, form), config, weight_bits)
+    model = config.fields("pretrained_config" if config.has("pretrained_config") else "geometry")
+    experts = [model.optional_integer(name) for name in ("num_experts", "num_local_experts")]
+    if any((*experts, model.fields("moe").optional_integer("num_experts"))):
+        return None, _MIXTURE
+    if speculation_of(config.fields("build_config")) is not None:
+        return None, "with speculative decoding one pass can give several tokens"
+    weights = config.integer("weights_bytes", 0, least=0, most=2**63)
+    weights = weights or sum(file.stat().st_size for file in engine.glob("rank*.engine"))
+    sizes = [model.optional_integer(name) or 0 for name in ("vocab_size", "hidden_size")]
+    table = 0 if model.flag("tie_word_embeddings") else 4 * math.prod(sizes)
+    if weights <= table:
+        return None, "the size of the weights is not known, or most of it is the embedding table"
+    return weights - table, ""
+
+
+def _shards(folder: Path) -> list[str]:
+    """The files that a server reads: some directories have the same weights in another form beside them."""
+    names = sorted(file.name for file in folder.glob("*.safetensors"))
+    if names and (folder / INDEX).is_file():
+        return sorted({*read_index(folder).values()})
+    return [SINGLE] if SINGLE in names else names
+
+
+def _stored(folder: Path, form: _Form) -> dict[str, StoredTensor]:
+    """The tensors in the files that a server reads of a Hugging Face directory."""
+    found: dict[str, StoredTensor] = {}
+    if form == "torch":
+        for name in torch_files(folder):
+            found |= torch_tensors(folder, name)
+        return found
+    for shard in _shards(folder):
+        for name, tensor in tensors(folder, shard).tensors.items():
+            found[name] = StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
+    return found
+
+
+def _of_model(stored: Mapping[str, StoredTensor], config: Fields, weight_bits: int) -> tuple[int | None, str]:
+    """The same of a Hugging Face model, by the headers of its files."""
+    if num_experts(config.values) is not None:
+        return None, _MIXTURE
+    if weight_bits == 0:
+        return None, "how many bits its server keeps of a weight is not known: its command line is the matrix's own"
+    return _read({name: min(each.bytes, each.values * weight_bits // 8) for name, each in stored.items()}), ""
+
+
+def _of_gguf(place: Path) -> tuple[int | None, str]:
+    """The same of a GGUF file, or of the one in a directory: its server keeps the bits that it has."""
+    headers = [gguf_header(path) for path in gguf_files(place)]
+    if any(each.experts for each in headers):
+        return None, _MIXTURE
+    return _read({name: tensor.bytes for each in headers for name, tensor in each.tensors.items()}), ""
+
+
+def _read(sizes: Mapping[str, int]) -> int:
+    """What a token reads of the tensors of a model: not embeddings that are not the output head too, nor what looks at images."""
+
+    def named(name: str, kinds: tuple[str, ...]) -> bool:
+        return f".{name}".endswith(tuple(f".{kind}" for kind in kinds))
+
+    untied = any(named(name, _HEADS) for name in sizes)
+    return sum(
+        size for name, size in sizes.items() if not (untied and named(name, _EMBEDDINGS)) and not _VISION.search(name)
+    )
+
+
+def cpu_bandwidth(size: int) -> float:
+    """Bytes a second at which all CPUs together read a buffer of `size` bytes (256 MiB at most), the best of several.
+
+    A buffer as small as the weights finds the caches that the weights find.
+    """
+    import numpy as np
+
+    parts = cpu_count()
+    count = max(1024, min(size, _MOST_READ_BYTES) // 4 // parts)
+    times = max(1, _LEAST_READ_BYTES // (4 * count))
+    buffers = [np.ones(count, dtype=np.float32) for _ in range(parts)]
+
+    def read(part: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+        for _ in range(times):
+            np.dot(part, part)  # vectorized, and outside the interpreter's lock
+
+    best_s = float("inf")
+    with ThreadPoolExecutor(parts) as pool:
+        for _ in range(_READINGS):
+            started = time.perf_counter()
+            list(pool.map(read, buffers))
+            best_s = min(best_s, time.perf_counter() - started)
+    return parts * count * times * 4 / best_s
+
+
+def gpu_bandwidth() -> tuple[float | None, str]:
+    """Peak memory bandwidth of the fastest NVIDIA GPU in bytes a second, None without one, or without nvidia-ml-py; and
+    who says so.
+
+    Width of the bus x highest memory clock x 2 transfers a cycle, both as NVML tells them; where it does not, the data
+    sheet of a GPU of that name.
+    """
+    with nvml() as ask:
+        if ask is None:
+            return None, ""
+        told = [
+            (
+                ask("nvmlDeviceGetMemoryBusWidth", handle),
+                ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_MEM),
+                ask("nvmlDeviceGetName", handle) or "",
+            )
+            for handle in ask.handles()
+        ]
+    by_nvml = max((bits / 8 * mhz * 1e6 * 2 for bits, mhz, _ in told if bits and mhz), default=None)
+    if by_nvml is not None:
+        return by_nvml, "NVML"
+    sheets = [(bandwidth, name) for _, _, name in told if (bandwidth := sheet_bandwidth(name)) is not None]
+    bandwidth, name = max(sheets, default=(None, ""))
+    return bandwidth, f"the data sheet of {name}"

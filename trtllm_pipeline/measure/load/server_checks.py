@@ -1,0 +1,297 @@
+"""Evidence for the validity gates beside the requests: settings read back, the roofline, a probe of the KV cache.
+
+Three sources are held against each other: what a matrix asked for, what the engine and the repository say, and the
+configuration the server itself reports over the wire. All goes into the event file; `measure/load/validity.py` judges it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from trtllm_pipeline.base import FailureClass, Json, ServerError, StageError, decode_yaml, read_mapping, running_since
+from trtllm_pipeline.measure.client.triton import Client
+from trtllm_pipeline.measure.load import counters
+from trtllm_pipeline.measure.load.load import EventFile
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.target import AnyClient, Target
+from trtllm_pipeline.models import ENGINE_MODEL, Engine, Fields, find, model_config
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+    from tokenizers import Tokenizer
+
+_ALWAYS: Final = frozenset({"max_batch_size", "decoupled", "max_queue_delay_microseconds"})
+"""Fields whose default says something. Any other that a configuration leaves out is Triton's to fill in."""
+_TRITONS_CHOICE: Final = frozenset({"kind", "gpus"})
+_BUILD: Final = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
+PROBES: Final = 4
+PROBE_TOKENS: Final = 256
+"""Length of a probe's prompt where the engine takes that much: long enough to see whether it was computed."""
+PROBE_ANSWER_TOKENS: Final = 2
+_CHARACTERS_PER_TOKEN: Final = 4
+"""Of ordinary English, about; for probes where there is no tokenizer."""
+_NOT_TOLD: Final = frozenset({"tp", "speculative", "weight_bits"})
+"""Declared for the roofline, and for what is counted; neither engine nor server has them under that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedServer:
+    """Expected server configuration, verified against the server."""
+
+    declared: Mapping[str, Json] = field(default_factory=dict)
+    """Settings under TensorRT-LLM's names, e.g. `enable_kv_cache_reuse`; `tp` is how many GPUs read the weights."""
+    engine: Path | None = None
+    """What it serves: its config.json has limits and the size of the weights."""
+    repository: Path | None = None
+    """Its config.pbtxt are held against the configurations that the server reports."""
+    by: str = "the matrix"
+    """Who says so."""
+
+    @property
+    def drafts(self) -> bool:
+        """Something drafts tokens: servers of TensorRT-LLM that tell it count those that are accepted."""
+        return "speculative" in self.declared
+
+    @property
+    def without_reuse(self) -> bool:
+        """KV cache reuse is said to be off."""
+        return self.declared.get("enable_kv_cache_reuse") is False
+
+
+async def look(client: AnyClient, target: Target, claim: ExpectedServer, events: EventFile, at: str) -> None:
+    """Record the state of the server at the "start" or "end" of a run. Nothing may be timed meanwhile.
+
+    Raises StageError for an engine or repository that cannot be read.
+    """
+    pid = target.service.pid
+    ready = all((await client.ready()).values())
+    theirs = {} if target.service.started else {"started": False}
+    events.write("server", at=at, pid=pid, since=None if pid is None else running_since(pid), ready=ready, **theirs)
+    if not ready:
+        return
+    triton = client if isinstance(client, Client) else None
+    if claim.declared or claim.engine or claim.repository:
+        try:
+            checks = await read_back(
+                triton, claim.declared, engine=claim.engine, repository=claim.repository, asked_by=claim.by
+            )
+        except (OSError, ValueError) as error:
+            raise StageError(f"the settings of {claim.engine or claim.repository} cannot be read: {error}") from error
+        known = {check.setting.rpartition(": ")[2] for check in checks}
+        asked = {name for name, value in claim.declared.items() if value is not None}
+        events.write(
+            "settings", at=at, checks=[check._asdict() for check in checks], unchecked=sorted(asked - known - _NOT_TOLD)
+        )
+    if claim.without_reuse and triton is not None:
+        events.write("reused_blocks", at=at, blocks=await reused_blocks(triton))
+    if claim.engine is not None and target.service.started:
+        from trtllm_pipeline.measure.load import roofline
+
+        told = {name: value for name in ("tp", "weight_bits") if isinstance(value := claim.declared.get(name), int)}
+        limit = await asyncio.to_thread(roofline.limit, claim.engine, **told)
+        events.write("roofline", at=at, **limit.to_json())
+
+
+async def reused_blocks(client: Client) -> float | None:
+    """KV cache blocks the server has reused so far, by TensorRT-LLM's own metric; None where it tells none."""
+    if client.service.metrics is None:
+        return None
+    page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)
+    found = [
+        value
+        for name, labels, value in counters.samples(page or "")
+        if name == "nv_trt_llm_kv_cache_block_metrics" and 'kv_cache_block_type="reused"' in labels
+    ]
+    return sum(found) if found else None
+
+
+def probes(texts: Sequence[str], tokenizer: Tokenizer | None, *, longest: int | None) -> list[str]:
+    """Prompts nobody has sent before, of `texts` one after another, in at most `longest` and PROBE_TOKENS tokens."""
+    # Joining and cutting can change a token or two, and the server may add special ones.
+    room = max(1, min(longest or PROBE_TOKENS, PROBE_TOKENS) - 8)
+    made = []
+    for number in range(PROBES):
+        text = f"{secrets.token_hex(4)} " + " ".join([*texts[number:], *texts[:number]])
+        while (ends := _ends(text, tokenizer)) and len(ends) < room:
+            text = f"{text} {text}"
+        made.append(text[: ends[room - 1]] if len(ends) >= room else text)
+    return made
+
+
+def _ends(text: str, tokenizer: Tokenizer | None) -> Sequence[int]:
+    """Where each token of `text` ends, in characters."""
+    if tokenizer is None:
+        return range(_CHARACTERS_PER_TOKEN, len(text) + 1, _CHARACTERS_PER_TOKEN)
+    return [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
+
+
+async def probe(
+    client: AnyClient,
+    target: Target,
+    claim: ExpectedServer,
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer | None,
+    events: EventFile,
+) -> None:
+    """Try a cache that is said to be off: each of a few new prompts sent twice, nothing else in flight.
+
+    A first token that takes as long again ends it: the gate finds a cache only where every prompt was faster.
+    """
+    longest = None
+    if claim.engine is not None and find(claim.engine, "config.json") is not None:  # a GGUF file has none
+        told = claim.declared.get("max_seq_len")
+        engine = Engine.read(claim.engine, max_seq_len=told if isinstance(told, int) else None)
+        longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)
+    greedy = replace(target, temperature=0.0)
+    session = client.session()
+    for pair, text in enumerate(probes([prompt.text for prompt in prompts], tokenizer, longest=longest)):
+        times: list[float] = []
+        for send in (0, 1):
+            answer = await session.generate(greedy.generation(Prompt("probe", text, PROBE_ANSWER_TOKENS), 0))
+            ttft_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
+            told = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
+            events.write("probe", pair=pair, send=send, **told)
+            times += [] if ttft_ms is None or answer.cached_tokens else [ttft_ms]
+        from trtllm_pipeline.measure.load.validity import POSSIBLE_REUSE
+
+        if len(times) == 2 and times[1] >= POSSIBLE_REUSE * times[0]:
+            return
+
+
+# Settings read back
+
+
+class SettingCheck(NamedTuple):
+    """One setting: the expected value and its source, the value found and where."""
+
+    setting: str
+    asked: Json
+    asked_by: str
+    got: Json
+    got_from: str
+
+
+async def read_back(
+    client: Client | None,
+    declared: Mapping[str, Json],
+    *,
+    engine: Path | None,
+    repository: Path | None,
+    asked_by: str = "the matrix",
+) -> list[SettingCheck]:
+    """Every setting that two sources know. `declared` is what `asked_by` asked for, under TensorRT-LLM's names; without
+    a repository it is held against the client's model and `tensorrt_llm`. A client of None is no Triton's.
+
+    Raises ServerError when the server does not answer, OSError or ValueError for a file that cannot be read.
+    """
+    checks = [] if engine is None else list(_engine(declared, engine, asked_by))
+    if client is None:
+        return checks
+    if repository is None:
+        for name in dict.fromkeys((client.model.name, ENGINE_MODEL)):
+            with suppress(ServerError):  # without an ensemble there is no second model
+                checks += _model(declared, name, await client.config(name), asked_by)
+    else:
+        checks += _llm_api(declared, repository / ENGINE_MODEL / "1" / "model.yaml", asked_by)
+    for path in sorted(repository.glob("*/config.pbtxt")) if repository is not None else ():
+        name = path.parent.name
+        try:
+            served = await client.config(name)
+        except ServerError as error:
+            if error.failure is FailureClass.TRANSIENT:
+                raise
+            checks.append(SettingCheck(f"model {name}", "there", "the repository", "not there", "the server"))
+            continue
+        checks += [
+            SettingCheck(f"{name}: {key}", asked, "config.pbtxt", got, "the server")
+            for key, asked, got in compare(model_config.read(path, allow_unknown=True), served)
+        ]
+        checks += _model(declared, name, served, asked_by)
+    return checks
+
+
+def compare(written: Message, served: Message, prefix: str = "") -> Iterator[tuple[str, Json, Json]]:
+    """(path, written, served) of every field that `written`, a ModelConfig, fixes. Triton fills in the others."""
+    for each in written.DESCRIPTOR.fields:
+        path = f"{prefix}{each.name}"
+        asked, got = getattr(written, each.name), getattr(served, each.name)
+        if each.message_type is not None and each.message_type.GetOptions().map_entry:
+            for key in sorted(asked):
+                yield from _values(f"{path}[{key}]", asked[key], got[key] if key in got else None)  # noqa: SIM401  a protobuf map's get() makes the key
+        elif each.is_repeated:
+            for index, value in enumerate(asked):
+                yield from _values(f"{path}[{index}]", value, got[index] if index < len(got) else None)
+            if len(got) > len(asked) > 0:
+                yield f"number of {path}", len(asked), len(got)
+        elif each.message_type is not None:
+            if written.HasField(each.name):
+                yield from compare(asked, got, f"{path}.")
+        elif each.name in _ALWAYS or (asked != each.default_value and each.name not in _TRITONS_CHOICE):
+            yield path, asked, asked if _same_file(asked, got) else got
+
+
+def _same_file(one: object, other: object) -> bool:
+    """Whether both are absolute paths of one file or directory: a server is told another name of one; see `links`."""
+    if not (isinstance(one, str) and isinstance(other, str) and one.startswith("/") and other.startswith("/")):
+        return False
+    with suppress(OSError, ValueError):
+        return Path(one).samefile(other)
+    return False
+
+
+def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]:
+    if not hasattr(asked, "DESCRIPTOR"):
+        yield path, asked, got
+    elif got is None:
+        yield path, "there", None
+    else:
+        yield from compare(asked, got, f"{path}.")
+
+
+def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[SettingCheck]:
+    """The limits of an engine's config.json, where TensorRT-LLM writes them too."""
+    built = dict(Fields.read_optional(engine, "config.json").fields("build_config").values)
+    if built.get("max_seq_len") is not None:
+        built["max_seq_len"] = Engine.read(engine).max_seq_len  # without the builder's room for drafted tokens
+    for name in _BUILD:
+        if declared.get(name) is not None and built.get(name) is not None:
+            yield SettingCheck(name, declared[name], asked_by, built[name], "the engine's config.json")
+
+
+def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterator[SettingCheck]:
+    """What TensorRT-LLM's `llmapi` model reads, where a repository has one."""
+    if not path.is_file():
+        return
+    said = read_mapping(path, decode_yaml)
+    got = {**said, "enable_kv_cache_reuse": (said.get("kv_cache_config") or {}).get("enable_block_reuse")}
+    for name in (*_BUILD, "enable_kv_cache_reuse"):
+        if declared.get(name) is not None and got.get(name) is not None:
+            yield SettingCheck(name, declared[name], asked_by, got[name], "model.yaml")
+
+
+def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) -> Iterator[SettingCheck]:
+    """The declared settings that the configuration of model `name` has as parameters or fields."""
+    for key, asked in declared.items():
+        if asked is None or key in _BUILD:
+            continue
+        if key in served.parameters:
+            text = str(asked).lower() if isinstance(asked, bool) else str(asked)
+            got = str(served.parameters[key].string_value)
+            yield SettingCheck(
+                f"{name}: {key}", text, asked_by, got.lower() if isinstance(asked, bool) else got, "the server"
+            )
+    if name == ENGINE_MODEL:
+        batch = "triton_max_batch_size" if "triton_max_batch_size" in declared else "max_batch_size"
+        for key, got in (
+            (batch, served.max_batch_size),
+            ("decoupled", served.model_transaction_policy.decoupled),
+        ):
+            # Without a batch dimension a model batches by itself, as llmapi does.
+            if declared.get(key) is not None and not (key == batch and got == 0):
+                yield SettingCheck(f"{name}: {key}", declared[key], asked_by, got, "the server")

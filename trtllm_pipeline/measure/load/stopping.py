@@ -1,0 +1,211 @@
+"""How long a load run continues: repeats until intervals are narrow, and a search for the highest rate that keeps objectives.
+
+Both look at what was measured so far and name the levels to measure next, so that what they decided can be computed again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.measure.load.load import Level, Load
+from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED
+from trtllm_pipeline.measure.load.prompts import Prompt
+from trtllm_pipeline.measure.load.stats import crossing_interval, relative_half_width, share_interval
+
+LEAST_REPEATS: Final = 5
+"""Before the first look at intervals: of fewer repeats some are narrow by chance."""
+STEP: Final = 1.05
+"""A search ends when the lowest rate that was too high is so many times the highest that was not."""
+_ROUNDS: Final = 3
+"""How often a rate is measured at most when its share cannot be told from the wanted one."""
+_RATES: Final = 24
+_OF_MOST: Final = 0.7
+"""Of the throughput of a closed loop: where a search starts."""
+_DOUBLINGS: Final = 10
+_NEAR: Final = 1.5
+"""By how much more or less a rate may be to say something about the one that is looked for."""
+_FORM: Final = re.compile(r"\s*([a-z0-9_]+)\s*=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+
+
+def parse_precisions(text: str, metrics: Sequence[str]) -> dict[str, float]:
+    """Metrics and their shares in `output_tps=3%,ttft_p50=0.05`. Raises UsageError."""
+    found = {}
+    for part in text.split(","):
+        match = _FORM.fullmatch(part)
+        name, number, percent = match.groups() if match else ("", "0", "")
+        value = float(number) / (100 if percent else 1)
+        if name not in metrics or not 0 < value < 1:
+            raise UsageError(
+                f"--stop-when: {part.strip()!r} is not a metric with the precision that it needs",
+                hint="METRIC=PERCENT, such as output_tps=3%",
+            )
+        found[name] = value
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """When repeats are enough."""
+
+    precisions: Mapping[str, float] = field(default_factory=dict)
+    """Metric of a level -> half the width of its interval, as a share of its value. None: the repeats of the load."""
+    max_repeats: int = 20
+    budget_s: float | None = None
+    """No further repeat is begun after that; also of a search."""
+
+    def narrow(self, repeats: Sequence[Mapping[str, float | None]]) -> bool:
+        """Whether the intervals of a level are narrow, from the values of its repeats. A metric that none of them has stays
+        without one, however long it is measured: nothing waits for it, and a gate tells of it.
+        """
+        for name, wanted in self.precisions.items():
+            values = [value for repeat in repeats if (value := repeat.get(name)) is not None]
+            if repeats and not values:
+                continue
+            width = relative_half_width(values)
+            if width is None or width > wanted:
+                return False
+        return True
+
+    def words(self) -> str | None:
+        """As in the conditions of a measurement, in place of a number of repeats."""
+        told = ", ".join(f"{name} within {share:.3g}" for name, share in self.precisions.items())
+        return f"until {told}" if told else None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a search saw of one rate."""
+
+    rate: float
+    rounds: tuple[tuple[bool, ...], ...]
+    """For each time it was measured, of each request that was scheduled, in their order: whether it met all objectives."""
+
+    @property
+    def met(self) -> tuple[bool, ...]:
+        """Of all rounds."""
+        return tuple(met for one in self.rounds for met in one)
+
+    @property
+    def share(self) -> float:
+        """Of the requests that met all objectives."""
+        return sum(self.met) / len(self.met)
+
+    def kept(self, wanted: float) -> bool | None:
+        """Whether the share is the wanted one or more; None where the interval holds both, and another round can tell."""
+        low, high = share_interval(self.met)
+        if low >= wanted or high < wanted:
+            return low >= wanted
+        return None if len(self.rounds) < _ROUNDS else self.share >= wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateSearch:
+    """Bisection of request rates for the highest at which a share of the requests meets all objectives."""
+
+    wanted: float
+    first: float = 1.0
+    """Requests a second to start with."""
+
+    def next(self, probes: Sequence[Probe]) -> float | None:
+        """The rate to measure next; one that was measured, for another round of it. None when the search is over."""
+        if not probes:
+            return self.first
+        if len({probe.rate for probe in probes}) >= _RATES:
+            return None
+        for probe in probes:
+            if probe.kept(self.wanted) is None:
+                return probe.rate
+        low, high = self.bounds(probes)
+        if low is None or high is None:
+            edge = probes[0].rate if low is None and high is None else (low or high)
+            assert edge is not None
+            if not 2**-_DOUBLINGS < edge / self.first < 2**_DOUBLINGS:
+                return None
+            return _rounded(edge * 2 if high is None else edge / 2)
+        return None if high <= low * STEP else _rounded(math.sqrt(low * high))
+
+    def bounds(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
+        """The highest rate below which all were kept, and the lowest that was not; None where there is none."""
+        missed = [probe.rate for probe in probes if probe.kept(self.wanted) is False]
+        high = min(missed, default=None)
+        kept = [probe.rate for probe in probes if probe.kept(self.wanted) and (high is None or probe.rate < high)]
+        return max(kept, default=None), high
+
+    def interval(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
+        """95% interval of the rate, which holds the one that is told; where the share falls so sharply that no curve can be
+        fitted, the same as `bounds`.
+        """
+        low, high = self.bounds(probes)
+        near = [
+            (probe.rate, len(one), sum(one))
+            for probe in probes
+            if low is not None and high is not None and low / _NEAR <= probe.rate <= high * _NEAR
+            for one in probe.rounds
+        ]
+        fitted = crossing_interval(near, self.wanted)
+        # The rate is the highest that was tried and kept, so the curve may cross a little above it.
+        return (low, high) if fitted is None or low is None else (min(low, fitted[0]), max(low, fitted[1]))
+
+
+def _rounded(rate: float) -> float:
+    """To four digits, which is what people read."""
+    return float(f"{rate:.4g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was measured so far."""
+
+    repeats: Sequence[Sequence[Mapping[str, float | None]]] = ()
+    """Of each level, of each of its repeats: the metrics that a StopRule has."""
+    probes: Sequence[Probe] = ()
+    most_rps: float | None = None
+    """Requests a second of the level that had most."""
+
+
+class Rounds:
+    """The levels of a load, round after round, for as long as something is to be found out."""
+
+    def __init__(
+        self, load: Load, prompts: Sequence[Prompt], stop: StopRule = StopRule(), wanted_share: float | None = None
+    ) -> None:
+        least = min(LEAST_REPEATS, stop.max_repeats) if stop.precisions else 1
+        self._repeats = max(load.repeats, least)
+        self._load, self._prompts = load, prompts
+        self._stop, self._wanted = stop, wanted_share
+        self._search: RateSearch | None = None
+        self._ends_s = math.inf if stop.budget_s is None else time.monotonic() + stop.budget_s
+        self.levels = replace(load, repeats=self._repeats).levels(prompts)
+        """To start with."""
+
+    @property
+    def open_end(self) -> bool:
+        """Whether there may be more levels than the first."""
+        return bool(self._stop.precisions) or self._wanted is not None
+
+    def next(self, seen: Seen) -> list[Level]:
+        """The levels to measure now; none when it is over."""
+        if time.monotonic() >= self._ends_s:
+            return []
+        if not seen.probes and self._repeats < self._stop.max_repeats and not all(map(self._stop.narrow, seen.repeats)):
+            self._repeats += 1
+            return self._load.turn(self._prompts, self._repeats - 1)
+        if self._wanted is None:
+            return []
+        first = _rounded(_OF_MOST * seen.most_rps) if seen.most_rps else 1.0
+        self._search = self._search or RateSearch(wanted=self._wanted, first=first)
+        rate = self._search.next(seen.probes)
+        if rate is None:
+            return []
+        while rate in self._load.request_rate:
+            rate *= 1.001  # a level of its own
+        rounds = next((len(probe.rounds) for probe in seen.probes if probe.rate == rate), 0)
+        long_s = self._load.interval_s and max(self._load.interval_s, LEAST_SEARCHED / rate)
+        load = replace(self._load, interval_s=long_s)
+        return [replace(load.level(self._prompts, rounds, None, rate), probes=True)]

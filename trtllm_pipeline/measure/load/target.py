@@ -1,0 +1,213 @@
+"""What is measured, and how it is asked: all that a worker process has to be told to talk to a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+from trtllm_pipeline.base import FailureClass, ServerError
+from trtllm_pipeline.measure.client import images
+from trtllm_pipeline.measure.client.openai import OpenAiClient
+from trtllm_pipeline.measure.client.openai import options as openai_sampling
+from trtllm_pipeline.measure.client.service import Service
+from trtllm_pipeline.measure.client.session import GenerationRequest, Option
+from trtllm_pipeline.measure.client.triton import IMAGE_INPUT, Client, sampling
+from trtllm_pipeline.measure.load.prompts import Prompt, beside_template
+
+OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
+    "openai_chat": ("chat", True),
+    "openai_chat_unary": ("chat", False),
+    "openai_completions": ("completions", True),
+    "openai_completions_unary": ("completions", False),
+}
+"""Protocol -> endpoint, streamed. `api/chat/completions` and `api/completions` of any OpenAI-compatible server."""
+
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_OF_TRITON: Final = {**{name: name for name in (*_SAMPLING, "min_tokens")}, "seed": "random_seed"}
+"""Field of a chat request -> input tensor."""
+_OF_COMPLETIONS: Final = {
+    name: name
+    for name in (*_SAMPLING, "min_p", "seed", "min_tokens", "logit_bias", "response_format", "structured_outputs")
+} | {name: name for name in ("guided_json", "guided_choice", "guided_regex", "guided_grammar")}
+AnyClient = Client | OpenAiClient
+_PORTS: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000}
+"""Triton's, by default."""
+
+
+def adds_special_tokens(service: Service, protocol: str, timeout_s: float) -> bool:
+    """Whether a server puts the tokenizer's special tokens around the prompts that it gets over `protocol`.
+
+    Triton is asked; OpenAI-compatible servers do so for completions. Raises ServerError if there is no server.
+    """
+    if protocol in OPENAI:
+        return True
+
+    async def asked() -> bool:
+        async with Client(service, service.model, protocol, timeout_s=timeout_s) as client:
+            return await client.adds_special_tokens()
+
+    return asyncio.run(asked())
+
+
+def service_at(url: str, protocol: str, model: str, *, metrics: str | None = None) -> Service:
+    """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., asked over grpc, http or openai.
+
+    Raises ServerError for what is none, and for gRPC over TLS, which is not there.
+    """
+    parts = urlsplit(url if "://" in url else f"//{url}")
+    try:
+        known = parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:  # above 65535, or no number
+        known = False
+    if not known:
+        raise ServerError(
+            f"{url}: expected HOST, HOST:PORT or http(s)://HOST:PORT, the port from 1 to 65535",
+            failure=FailureClass.USER,
+        )
+    if protocol == "openai" or (protocol == "http" and url.startswith("https:")):
+        return Service(url if "://" in url else f"http://{url}", "", metrics, None, model, None)
+    scheme, _, address = url.rpartition("://")
+    if scheme not in {"", "http", "grpc"}:
+        raise ServerError(f"{url}: {protocol} over {scheme} is not there", failure=FailureClass.USER)
+    address = address.rstrip("/").removesuffix(":")
+    if "/" in address:
+        raise ServerError(f"{url}: a Triton server has no path", failure=FailureClass.USER, hint="give HOST:PORT")
+    address = address if re.search(r":\d+$", address) else f"{address}:{_PORTS[protocol]}"
+    http, grpc = ("", address) if protocol == "grpc" else (address, "")
+    return Service(http, grpc, metrics, None, model, None)
+
+
+def protocol_name(protocol: str, endpoint: str, *, streaming: bool = True) -> str:
+    """What event files call a protocol (grpc, http or openai), an OpenAI endpoint, and answers as a stream or whole."""
+    name = f"openai_{endpoint}" if protocol == "openai" else protocol
+    return name if streaming else f"{name}_unary"
+
+
+def environment_key() -> str | None:
+    """The key of servers that somebody else started."""
+    return os.environ.get("OPENAI_API_KEY")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model of a running server. `service` is where it is; for OpenAI protocols `service.http` is its URL."""
+
+    protocol: str
+    service: Service
+    model: str
+    timeout_s: float
+    max_tokens: int
+    """Output tokens of a request whose prompt does not say."""
+    temperature: float = 0.0
+    options: Mapping[str, Option] = field(default_factory=dict)
+    """Further inputs of every request."""
+    api_key: str | None = field(default=None, repr=False)
+    in_turn: tuple[Mapping[str, Option], ...] = ()
+    """Further inputs of one request after the other, from the first on again."""
+    exact_length: bool = False
+    """Answers continue past the model's own end, up to the tokens that were asked for."""
+    stop_words: tuple[str, ...] = ()
+    """Of requests whose prompt has none."""
+    seed: int = 0
+    """Of sampling: that of the first request, one more with each."""
+
+    @property
+    def tls(self) -> bool:
+        """Whether what goes over the wire is encrypted: then only a read tells when something arrived."""
+        return self.service.http.startswith("https:")
+
+    @classmethod
+    def at(
+        cls,
+        url: str,
+        protocol: str,
+        model: str,
+        *,
+        endpoint: str = "chat",
+        streaming: bool = True,
+        metrics: str | None = None,
+        timeout_s: float = 300.0,
+        max_tokens: int,
+        temperature: float = 0.0,
+        options: Mapping[str, Option] | None = None,
+        exact_length: bool = False,
+        stop_words: tuple[str, ...] = (),
+        seed: int = 0,
+    ) -> Target:
+        """A model of the server at a URL, see `service_at`. An OpenAI server's key is that of OPENAI_API_KEY."""
+        return cls(
+            protocol_name(protocol, endpoint, streaming=streaming),
+            # With the path, as others write it, or without.
+            service_at(url, protocol, model, metrics=metrics and metrics.rstrip("/").removesuffix("/metrics")),
+            model,
+            timeout_s,
+            max_tokens,
+            temperature,
+            options or {},
+            environment_key() if protocol == "openai" else None,
+            exact_length=exact_length,
+            stop_words=stop_words,
+            seed=seed,
+        )
+
+    def client(self) -> AnyClient:
+        """A client of it, still to be entered."""
+        if self.protocol in OPENAI:
+            endpoint, stream = OPENAI[self.protocol]
+            return OpenAiClient(
+                self.service.http,
+                self.model,
+                endpoint,
+                stream=stream,
+                timeout_s=self.timeout_s,
+                api_key=self.api_key or (None if self.service.started else environment_key()),
+                lists_models=self.service.lists_models,
+            )
+        return Client(self.service, self.model, self.protocol, timeout_s=self.timeout_s)
+
+    def of_row(self, prompt: Prompt) -> dict[str, Any]:
+        """Options that the row of `prompt` asks for. Raises ServerError for those that this protocol cannot send."""
+        if self.protocol.startswith("openai_chat"):
+            return {**prompt.request}
+        left = beside_template(prompt.request)
+        names = _OF_COMPLETIONS if self.protocol in OPENAI else _OF_TRITON
+        unknown = ", ".join(name for name in left if name not in names)
+        if unknown:
+            raise ServerError(
+                f"prompt {prompt.id}: {unknown} cannot be sent over {self.protocol}",
+                failure=FailureClass.USER,
+                hint="measure a chat endpoint (--protocol openai), or leave it out of the row",
+            )
+        return {names[name]: value for name, value in left.items()}
+
+    def generation(self, prompt: Prompt, number: int) -> GenerationRequest:
+        """The request for `prompt`, the `number`-th of its level; what the prompt says goes before the rest."""
+        of_openai = self.protocol in OPENAI
+        chosen = openai_sampling if of_openai else sampling
+        max_tokens = prompt.max_tokens or self.max_tokens
+        of_row = self.of_row(prompt)
+        temperature = of_row.pop("temperature", self.temperature)
+        options: dict[str, Option] = {**chosen(temperature, seed=self.seed + number), **self.options, **of_row}
+        if self.exact_length:
+            # Engines in Triton have no such switch: no end may come before all tokens have.
+            options |= {"min_tokens": max_tokens, **({"ignore_eos": True} if of_openai else {})}
+        if self.in_turn:
+            options |= self.in_turn[number % len(self.in_turn)]
+        if words := prompt.stop_words or self.stop_words:
+            options["stop" if of_openai else "stop_words"] = words
+        text = prompt.text
+        if prompt.images and not of_openai:
+            # Ensembles with a visual engine put the question into the model's chat template themselves.
+            text, urls = images.told_apart(prompt.messages)
+            if len(urls) > 1:
+                raise ServerError(
+                    f"prompt {prompt.id} has {len(urls)} images; Triton takes one with a prompt",
+                    failure=FailureClass.USER,
+                )
+            options[IMAGE_INPUT] = images.as_jpeg(urls[0])
+        return GenerationRequest(text, max_tokens, options, prompt.messages)

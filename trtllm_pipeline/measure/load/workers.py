@@ -1,0 +1,120 @@
+"""One level spread over several processes, for more requests in flight than one event loop keeps up with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline.base import ServerError
+from trtllm_pipeline.measure.load.load import EventFile, Level, Share, Together, run_level
+from trtllm_pipeline.measure.load.target import Target
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
+    from multiprocessing.synchronize import Barrier
+
+SLOTS_PER_WORKER: Final = 128
+REQUESTS_PER_S_PER_WORKER: Final = 200.0
+_CONNECT_S: Final = 60.0
+_LOOK_S: Final = 0.1
+
+
+def wanted(level: Level, asked: int | None = None) -> int:
+    """How many processes a level takes: as many as were `asked` for, or else as leave the server at least half of the cores.
+
+    Never more than requests may be in flight: each process has one at least.
+    """
+    if asked is None:
+        if level.request_rate is not None:
+            full = level.request_rate / REQUESTS_PER_S_PER_WORKER
+        else:
+            full = (level.concurrency or 1) / SLOTS_PER_WORKER
+        asked = max(1, min(-int(-full // 1), (os.cpu_count() or 2) // 2))
+    return min(asked, level.max_in_flight or asked)
+
+
+async def run(target: Target, level: Level, events: Path, done: Callable[[], None], *, workers: int) -> None:
+    """Run `level` in `workers` processes that append to `events`; `done` is called for each request that ended.
+
+    Raises ServerError when a process did not come to its end.
+    """
+    import multiprocessing
+
+    # A process forked from one with threads and open connections inherits their locks: these start afresh.
+    context = multiprocessing.get_context("spawn")
+    number, warm, ended, start_ns = (context.Value("q", 0) for _ in range(4))
+    barrier = context.Barrier(workers)
+    processes = [
+        context.Process(
+            target=_work,
+            args=(target, level, events, Share(worker, workers), number, warm, ended, start_ns, barrier),
+            name=f"perf worker {worker}",
+            daemon=True,
+        )
+        for worker in range(workers)
+    ]
+    told = 0
+    try:
+        for process in processes:
+            process.start()
+        while any(process.exitcode is None for process in processes):
+            await asyncio.sleep(_LOOK_S)
+            told = _tell(ended.value, told, done)
+            if any(process.exitcode for process in processes):
+                barrier.abort()
+        _tell(ended.value, told, done)
+    finally:
+        for process in processes:
+            if process.pid is not None and process.exitcode is None:
+                process.terminate()
+                process.join(5)
+    failed = [process.exitcode for process in processes if process.exitcode]
+    if failed:
+        raise ServerError(f"{len(failed)} of {workers} load processes failed (exit code {failed[0]}), see above")
+
+
+def _tell(ended: int, told: int, done: Callable[[], None]) -> int:
+    for _ in range(ended - told):
+        done()
+    return ended
+
+
+def _work(
+    target: Target,
+    level: Level,
+    events: Path,
+    share: Share,
+    number: Synchronized[int],
+    warm: Synchronized[int],
+    ended: Synchronized[int],
+    start_ns: Synchronized[int],
+    barrier: Barrier,
+) -> None:
+    """A process's program."""
+    # Ctrl-C is the parent's to handle; it ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def done() -> None:
+        with ended.get_lock():
+            ended.value += 1
+
+    def begin() -> int:
+        if barrier.wait(_CONNECT_S) == 0:
+            start_ns.value = time.monotonic_ns()
+        barrier.wait(_CONNECT_S)
+        return start_ns.value
+
+    async def part() -> None:
+        async with target.client() as client:
+            with EventFile(events) as file:
+                together = Together(share.workers, number, warm)
+                await run_level(
+                    client, level, target.generation, file, done, share=share, together=together, begin=begin
+                )
+
+    asyncio.run(part())

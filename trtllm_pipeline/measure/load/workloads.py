@@ -1,0 +1,304 @@
+"""Prompts of wanted lengths: real texts cut and padded, or text of a corpus, with shared beginnings, and in turns.
+
+A length is exact by the tokenizer, special tokens included; the analysis holds it against what tokenizer and server counted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base import FailureClass, Json, RowError, StageError, read_json_lines
+from trtllm_pipeline.measure.load.prompts import OPENING_WORDS, Prompt, conversations
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from trtllm_pipeline.measure.load.load import Level
+
+CORPUS: Final = PACKAGE / "data" / "calibration" / "general.jsonl"
+MOST_MADE: Final = 1024
+"""Prompts that are made at most where nobody says how many, and what is sent says it."""
+MADE: Final = 64
+"""Prompts that are made where nothing says how many."""
+_TRIES: Final = 20
+_NEAR: Final = 16
+"""How many tokens before or after the wanted one a text is cut, to find one that has so many when it is encoded again."""
+_CHARACTERS_PER_TOKEN: Final = 6
+_DRAWS: Final = 1000
+_AROUND: Final = 20
+"""Characters of a text that the count of its first words' tokens may depend on, before them."""
+MOST_OPENINGS: Final = 50_000
+"""Of a level that lasts a time."""
+_QUICKEST_S: Final = 0.01
+"""That an answer takes, where it is not known how many there will be."""
+_ORDINARY: Final = re.compile(rf"(?<= )(?=(?:[a-zA-Z]+ ){{{OPENING_WORDS + 1}}})")
+"""Before words that others can replace, with as many tokens; one more, as the warm-up leaves out the first."""
+_BETWEEN: Final = "\n\n"
+"""After a shared beginning."""
+
+Lengths = tuple[int, int]
+"""Input and output tokens of a request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Lengths that prompts are made for, and what they share."""
+
+    input_tokens: int
+    """Mean length of prompts, special tokens included; of the last turn of a conversation."""
+    input_tokens_stddev: float = 0.0
+    output_tokens: int | None = None
+    """Mean length of answers. None: as long as any other."""
+    output_tokens_stddev: float = 0.0
+    lengths: tuple[Lengths, ...] = ()
+    """Instead of means: those of the first request, of the second and so on, from the first on again."""
+    longest: Lengths | None = None
+    """What the server takes; lengths are drawn again until they are not above."""
+    shared_prefix_tokens: int = 0
+    """At the beginning, of prompts that are longer than that."""
+    shared_prefixes: int = 1
+    """How many different beginnings there are, in turn."""
+    turns: int = 1
+    """Of a conversation: prompts that each continue where the one before ended."""
+    prompts: int | None = None
+    """Or conversations. None: one for each text, or else for each of `lengths`, or else MADE."""
+    fresh: bool = False
+    """Every request starts with other words, see `Openings`."""
+    seed: int = 0
+
+    def to_json(self) -> dict[str, Json]:
+        """As in the conditions of a measurement: what is not asked for is left out."""
+        plain = Workload(input_tokens=0)
+        told = {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in {"prompts", "lengths", "longest"} and value != getattr(plain, name)
+        }
+        if self.lengths:
+            told |= {"lengths": f"{len(self.lengths)} pairs"}
+            told.pop("input_tokens", None)
+            told.pop("output_tokens", None)
+        return told
+
+
+def read_lengths(path: Path) -> tuple[Lengths, ...]:
+    """The lengths in a file: a line is an object with `input_tokens` and `output_tokens`. Raises MatrixError."""
+
+    def parse(row: object, _number: int) -> Lengths:
+        if not isinstance(row, dict):
+            raise RowError("", "expected an object with `input_tokens` and `output_tokens`")
+        for name in ("input_tokens", "output_tokens"):
+            if type(row.get(name)) is not int or row[name] < 1:
+                raise RowError(name, f"expected a positive integer, got {row.get(name)!r}")
+        return row["input_tokens"], row["output_tokens"]
+
+    hint = 'a line looks like {"input_tokens": 512, "output_tokens": 128}'
+    return tuple(read_json_lines(path, parse, nothing="there are no lengths in this file", hint=hint))
+
+
+def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ()) -> tuple[Prompt, ...]:
+    """The prompts of a workload: `texts` one after another, cut or padded, or else text of the corpus.
+
+    Text that reads as text: random tokens would be no prompt any model was made for, and change what is generated. What
+    pads a text, or is made up, starts at another place of the corpus each time, until it has no others, so that no two share
+    a beginning that is not asked for. The same seed gives the same prompts. Raises StageError when a prompt cannot have its length.
+    """
+    writer = _Writer(tokenizer, random.Random(workload.seed))  # noqa: S311 - not a secret
+    count = workload.prompts or len(texts) or len(workload.lengths) or MADE
+    count = min(count, len(texts) or count)
+    shared = [""] * workload.shared_prefixes
+    if workload.shared_prefix_tokens:
+        shared = [writer.exactly(workload.shared_prefix_tokens) for _ in shared]
+    prompts: list[Prompt] = []
+    for number, (input_tokens, output_tokens) in enumerate(islice(_lengths(workload, writer.draw), count)):
+        of = texts[number] if texts else Prompt(f"synthetic-{number + 1}", "")
+        prefix = shared[number % len(shared)]
+        if prefix and input_tokens > workload.shared_prefix_tokens:
+            of = replace(of, text=f"{prefix}{_BETWEEN}{of.text}", shared=len(prefix))
+        of = replace(of, max_tokens=output_tokens, messages=(), references=(), stop_words=(), turn=1)
+        prompts += _turns(writer, of, input_tokens, workload.turns)
+    if workload.shared_prefix_tokens and not any(prompt.shared for prompt in prompts):
+        raise StageError(
+            f"no prompt is longer than the {workload.shared_prefix_tokens} tokens that prompts are to share",
+            failure=FailureClass.USER,
+        )
+    return tuple(prompts)
+
+
+def _turns(writer: _Writer, of: Prompt, input_tokens: int, turns: int) -> Iterator[Prompt]:
+    """A conversation whose last turn has `input_tokens`, the others their share of it."""
+    text = writer.exactly(input_tokens, of.text)
+    for turn in range(1, turns):
+        share = max(writer.special + 1, input_tokens * turn // turns)
+        yield replace(of, id=f"{of.id}, turn {turn}", text=writer.exactly(share, text), input_tokens=share, turn=turn)
+    last = of.id if turns == 1 else f"{of.id}, turn {turns}"
+    yield replace(of, id=last, text=text, input_tokens=input_tokens, turn=turns)
+
+
+def _lengths(workload: Workload, draw: random.Random) -> Iterator[tuple[int, int | None]]:
+    if workload.lengths:
+        yield from cycle(workload.lengths)
+    most = workload.longest or (None, None)
+    while True:
+        output = workload.output_tokens
+        yield (
+            _normal(draw, workload.input_tokens, workload.input_tokens_stddev, most[0]),
+            None if output is None else _normal(draw, output, workload.output_tokens_stddev, most[1]),
+        )
+
+
+def _normal(draw: random.Random, mean: int, stddev: float, most: int | None) -> int:
+    """A whole number of a normal distribution, of the part of it from 1 to `most`."""
+    for _ in range(_DRAWS if stddev else 0):
+        found = round(draw.gauss(mean, stddev))
+        if 1 <= found <= (found if most is None else most):
+            return found
+    return mean
+
+
+class _Writer:
+    """Makes texts of exact lengths."""
+
+    def __init__(self, tokenizer: Tokenizer, draw: random.Random) -> None:
+        self.draw = draw
+        self.special = len(tokenizer.encode("").ids)
+        """Tokens that the tokenizer adds to a text."""
+        self._tokenizer = tokenizer
+        self._corpus = ""
+        self._starts: list[int] = []
+
+    def exactly(self, tokens: int, text: str = "") -> str:
+        """`text` cut or padded to `tokens`, special ones included. Raises StageError where that cannot be."""
+        wanted = tokens - self.special
+        if wanted < 1:
+            raise StageError(
+                f"a prompt cannot have {tokens} tokens: {self.special} are special ones", failure=FailureClass.USER
+            )
+        for _ in range(_TRIES):
+            padded = self._padded(text, wanted)
+            found = _cut(self._tokenizer, padded, wanted)
+            if found is not None:
+                return found
+            text = padded[: len(padded) // 2]  # another end may do
+        raise StageError(f"this tokenizer gives no text of {tokens} tokens", failure=FailureClass.USER)
+
+    def _padded(self, text: str, wanted: int) -> str:
+        """A beginning of `text` that has `wanted` tokens or more, or where it has fewer, `text` and so much of the corpus."""
+        for beginning in (text[: wanted * _CHARACTERS_PER_TOKEN * 2], text):
+            if len(self._encoded(beginning)) >= wanted:
+                return beginning
+        self._corpus = self._corpus or _corpus()
+        if not self._starts:
+            self._starts = [found.start() for found in _ORDINARY.finditer(self._corpus)]
+            self.draw.shuffle(self._starts)
+        start = self._starts.pop()
+        room = wanted * _CHARACTERS_PER_TOKEN
+        while True:
+            around = self._corpus[start:] + self._corpus * (room // len(self._corpus) + 1)
+            padded = f"{text} {around[:room]}" if text else around[:room]
+            if len(self._encoded(padded)) > wanted + _NEAR:
+                return padded
+            room *= 2
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+class Openings:
+    """Other first words for made-up prompts, so that no two requests of a run begin alike and no cache knows one.
+
+    Nothing else of a prompt changes. What is tokenized again is its beginning: what follows a space some words later is the
+    same tokens whatever stands before. The analysis counts the whole. The same seed gives the same openings.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._draw = random.Random(seed)  # noqa: S311 - not a secret
+        self._used: set[str] = set()
+        self._words: tuple[dict[int, list[str]], dict[int, list[str]]] = ({}, {})
+        """Number of tokens -> words that have so many, at the beginning of a text and behind another word."""
+        for word in sorted({word for word in _corpus().split() if word.isalpha()}):
+            self._words[0].setdefault(self._count(word), []).append(word)
+            self._words[1].setdefault(self._count_behind(word), []).append(word)
+
+    def of(self, level: Level) -> tuple[str, ...]:
+        """One for each conversation of a level; "" where none of the same length is left. Of a level that lasts a time, for as
+        many as can be answered in it, within limits.
+        """
+        warmup, measured = conversations(level.warmup), conversations(level.measured)
+        count = len(measured)
+        if level.seconds is not None:
+            count = max(count, min(MOST_OPENINGS, math.ceil(level.seconds * (level.concurrency or 1) / _QUICKEST_S)))
+        return tuple(map(self._one, (*warmup, *islice(cycle(measured), count))))
+
+    def _one(self, talk: Sequence[Prompt]) -> str:
+        begun = [_Begun.of(prompt) for prompt in talk]
+        counts = [self._count(each.with_opening(each.opening)) for each in begun]
+        behind = begun[0].before
+        total = (self._count_behind if behind else self._count)(begun[0].opening)
+        firsts, later = self._words[bool(behind)], self._words[1]
+        ways = [(firsts[total], [""])] if total in firsts else []
+        ways += [(words, later[total - count]) for count, words in firsts.items() if total - count in later]
+        weights = [len(one) * len(other) for one, other in ways]
+        for _ in range(_TRIES if ways else 0):
+            ((one, other),) = self._draw.choices(ways, weights)
+            opening = f"{self._draw.choice(one)} {self._draw.choice(other)}".rstrip()
+            fits = [self._count(each.with_opening(opening)) for each in begun] == counts
+            if fits and opening not in self._used:
+                self._used.add(opening)
+                return opening
+        return ""
+
+    def _count_behind(self, text: str) -> int:
+        return self._count(f"a {text}") - self._count("a")
+
+    def _count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+class _Begun(NamedTuple):
+    """The beginning of a prompt, around its first words."""
+
+    before: str
+    opening: str
+    after: str
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> _Begun:
+        start = len(prompt.text) - len(prompt.text[prompt.shared :].lstrip())
+        whole = prompt.text[max(0, start - _AROUND) : start + 4 * _AROUND]
+        start = min(start, _AROUND)
+        words = whole[start:].split(" ", OPENING_WORDS)
+        return cls(
+            whole[:start], " ".join(words[:OPENING_WORDS]), "".join(f" {word}" for word in words[OPENING_WORDS:])
+        )
+
+    def with_opening(self, opening: str) -> str:
+        return f"{self.before}{opening}{self.after}"
+
+
+def _corpus() -> str:
+    rows = CORPUS.read_text(encoding="utf-8").splitlines()
+    return "\n".join(json.loads(row)["text"] for row in rows)
+
+
+def _cut(tokenizer: Tokenizer, text: str, wanted: int) -> str | None:
+    """The beginning of `text` that has `wanted` tokens when it is encoded by itself; None where cutting gives none."""
+    ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
+    for away in range(_NEAR):
+        for place in dict.fromkeys((wanted + away, wanted - away)):
+            if 0 < place <= len(ends):
+                found = text[: ends[place - 1]]
+                if found.strip() and len(tokenizer.encode(found, add_special_tokens=False).ids) == wanted:
+                    return found
+    return None

@@ -1,0 +1,112 @@
+"""A user's own metric: `module:name`, a Python function `f(answer: str, row: dict) -> float`, from 0 to 1.
+
+`row` is the line of the prompt file as it was written. It runs in the process of the stage that scores.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from types import FunctionType
+from typing import Any, Final
+
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.measure.score.scores import SCORE_METRICS, Metric, Question
+
+DEFINITION: Final = "mean of what the user's own function says"
+
+
+def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Metric]:
+    """All metrics that rows may name: the built-in ones, and the user's functions among `names`, from `module`.
+
+    Raises StageError for names that mean nothing.
+    """
+    found = {**SCORE_METRICS, **{name: load(name, module) for name in names if ":" in name}}
+    wrong = [f"there is no metric {name!r}" for name in names if name not in found]
+    if wrong or not names:
+        raise StageError(
+            f"metrics: {wrong[0] if wrong else 'none is named'}",
+            failure=FailureClass.USER,
+            hint=f"there are {', '.join(SCORE_METRICS)}, and your own functions as module:name",
+        )
+    return found
+
+
+def module_file(name: str) -> PurePosixPath:
+    """`my/metrics.py` for `my.metrics:polite`: where the module lies, from the directory it is imported from."""
+    return PurePosixPath(*name.partition(":")[0].split(".")).with_suffix(".py")
+
+
+def load(name: str, file: Path | None) -> Metric:
+    """The metric `module:name`, from `file` or else from the current directory.
+
+    It is given what a server answered, so it has to be made for that: a Python function that is defined in the module's
+    file in that directory, and takes an answer and a row. What the module imports, and any other module that Python knows
+    by the name, is none. Raises StageError for anything else.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise _refused(name, f"there is no module {module_name!r}")
+    folder = Path.cwd() if file is None else file.absolute().parents[module_name.count(".")]
+    file = folder / module_file(name)
+    if not file.is_file():
+        raise _refused(name, f"there is no {file}")
+    sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's module may raise
+        traceback.print_exc()
+        raise _refused(name, f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(folder))
+    taken = getattr(module, "__file__", None)
+    if taken is None or not Path(taken).samefile(file):
+        where = taken or "Python itself"
+        raise _refused(name, f"Python has a module {module_name} already, from {where}: give {file} another name")
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise _refused(name, f"{file} has no function {function_name!r}")
+    if not isinstance(function, FunctionType) or function.__module__ != module_name:
+        raise _refused(name, f"{function_name} is not a function that {file} defines")
+    try:
+        inspect.signature(function).bind("", {})
+    except TypeError as error:
+        raise _refused(
+            name, f"{function_name}{inspect.signature(function)} cannot be called with an answer and a row"
+        ) from error
+    return Metric(DEFINITION, _scoring(name, function), lambda _question: None)
+
+
+def _refused(name: str, reason: str) -> StageError:
+    return StageError(
+        f"metric {name}: {reason}",
+        failure=FailureClass.USER,
+        hint="a metric is MODULE:FUNCTION, a function f(answer, row) defined in MODULE.py; the module lies in the matrix's "
+        "directory, or in settings.accuracy.python_path",
+    )
+
+
+def _scoring(name: str, function: Callable[[str, dict[str, Any]], object]) -> Callable[[str, Question], float]:
+    def score(answer: str, question: Question) -> float:
+        try:
+            value = function(answer, dict(question.row))
+        except Exception as error:  # whatever a user's function may raise
+            traceback.print_exc()
+            raise StageError(
+                f"metric {name}, row {question.prompt.id!r}: {type(error).__name__}: {error}",
+                failure=FailureClass.USER,
+                hint="the log has the traceback",
+            ) from error
+        if not isinstance(value, (bool, int, float)) or not math.isfinite(value) or not 0 <= value <= 1:
+            raise StageError(
+                f"metric {name}, row {question.prompt.id!r}: expected a number from 0 to 1, got {value!r}",
+                failure=FailureClass.USER,
+            )
+        return float(value)
+
+    return score

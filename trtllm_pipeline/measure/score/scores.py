@@ -1,0 +1,264 @@
+"""Accuracy metrics: functions that score an answer to a question from 0 to 1.
+
+To add one: a function, a line in `SCORE_METRICS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import string
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Final
+
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.measure.load.prompts import Prompt
+
+DRIFT: Final = {
+    "agreement": "share of answers that are the same, character by character; every question counts once",
+    "first_divergence": "where answers that differ do so first, counted from 0; tokens are those of the answers encoded "
+    "again",
+    "difference": "mean over questions of score - reference's score of the same question",
+}
+"""What `drift` measures."""
+NORMALISATION: Final = "Unicode NFKC, case folded, punctuation and symbols to spaces, runs of spaces to one, stripped"
+LETTERS: Final = string.ascii_uppercase
+"""Names of the choices of a question, in their order."""
+
+# A sign or a point that belongs to a number is no punctuation: -1 is not 1 and 2.5 is not 25.
+_NOISE: Final = re.compile(r"(?:(?<!\d)[.,]|[.,](?!\d)|-(?!\d)|[^\w\s.,-]|_)")
+# Digits of a word (H2O) are no number, a hyphen between two numbers is no sign, a comma only parts thousands.
+_NUMBER: Final = re.compile(
+    r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NumericTolerance:
+    """Allowed distance of a number from the reference, absolute or as a share of it."""
+
+    value: Decimal = Decimal(0)
+    relative: bool = False
+
+    def allows(self, number: Decimal, reference: Decimal) -> bool:
+        """Whether `number` is near enough."""
+        try:
+            return abs(number - reference) <= self.value * (abs(reference) if self.relative else 1)
+        except ArithmeticError:  # beyond what decimal numbers can hold
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One line of a prompt file, and how its answer is scored."""
+
+    prompt: Prompt
+    metrics: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    tolerance: NumericTolerance = NumericTolerance()
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """The line as it was written."""
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Right answers."""
+        return self.prompt.references
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One way to score an answer."""
+
+    definition: str
+    score: Callable[[str, Question], float]
+    lacks: Callable[[Question], tuple[str, str] | None]
+    """(key, what is wrong) when a question cannot be scored by it, else None. Raises StageError when nothing can."""
+
+
+def normalise(text: str) -> str:
+    """`text` without what does not make an answer right or wrong: see NORMALISATION. Numbers keep sign and point."""
+    return " ".join(_NOISE.sub(" ", unicodedata.normalize("NFKC", text).casefold()).split())
+
+
+def exact(answer: str, references: Iterable[str]) -> float:
+    """1 if the normalised answer is one of the normalised references, else 0."""
+    return float(normalise(answer) in map(normalise, references))
+
+
+def contains(answer: str, references: Iterable[str]) -> float:
+    """1 if one of the normalised references stands in the normalised answer as whole words, else 0."""
+    said = f" {normalise(answer)} "
+    return float(any(f" {normalise(reference)} " in said for reference in references))
+
+
+def _matched(answer: str, question: Question) -> str | None:
+    """What the pattern finds in the answer: its first group, or all of it when it has none."""
+    assert question.pattern is not None
+    found = question.pattern.search(answer)
+    return None if found is None else found[1] or "" if question.pattern.groups else found[0]
+
+
+def regex(answer: str, question: Question) -> float:
+    """1 if the pattern is found; where it has a group and there are references, if the group is one of them."""
+    assert question.pattern is not None
+    found = _matched(answer, question)
+    if found is None:
+        return 0.0
+    return exact(found, question.references) if question.pattern.groups and question.references else 1.0
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last number in `text`; thousands may be parted by commas."""
+    found = _NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+
+
+def numeric(answer: str, question: Question) -> float:
+    """1 if the answer's last number (or that of what the pattern finds) is as near to a reference's as is tolerated."""
+    said = answer if question.pattern is None else _matched(answer, question)
+    number = None if said is None else last_number(said)
+    if number is None:
+        return 0.0
+    references = [found for reference in question.references if (found := last_number(reference)) is not None]
+    return float(any(question.tolerance.allows(number, reference) for reference in references))
+
+
+def chosen(answer: str, choices: Sequence[str]) -> int | None:
+    """Which of `choices` an answer picks: by a letter that it names or starts with, else by the text it gives first."""
+    letters = LETTERS[: len(choices)]
+    # A bare "A" before a word is an article: a letter counts alone, in brackets, or before a mark.
+    named = re.search(rf"\b(?i:answer|choice|option)\b\W*(?:(?i:is)\b\W*)?([{letters}])(?![\w'])", answer)
+    named = named or re.match(rf"\W*([{letters}])(?=\s*(?:[).:,;*\]]|\n|$))", answer)
+    if named is not None:
+        return letters.index(named[1])
+    said = f" {normalise(answer)} "
+    places = [(said.find(f" {normalise(choice)} "), -len(choice), place) for place, choice in enumerate(choices)]
+    return min((found for found in places if found[0] >= 0), default=(0, 0, None))[2]
+
+
+def named_choice(reference: str, choices: Sequence[str]) -> int | None:
+    """Which of `choices` a reference means: its letter, or its text."""
+    if len(reference) == 1 and reference in LETTERS[: len(choices)]:
+        return LETTERS.index(reference)
+    texts = [normalise(choice) for choice in choices]
+    return texts.index(normalise(reference)) if normalise(reference) in texts else None
+
+
+def choice(answer: str, question: Question) -> float:
+    """1 if the answer picks a choice that a reference names, else 0."""
+    picked = chosen(answer, question.choices)
+    return float(
+        picked is not None and picked in {named_choice(each, question.choices) for each in question.references}
+    )
+
+
+class _Words:
+    """Words for ROUGE: as rouge-score's own tokenizer for English, and the words of other scripts too."""
+
+    def tokenize(self, text: str) -> list[str]:
+        return re.findall(r"[^\W_]+", text.lower())
+
+
+def _library(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise StageError(
+            f"this metric needs the package {module.partition('.')[0].replace('_', '-')}, which is not installed",
+            failure=FailureClass.USER,
+            hint="pip install 'trtllm-pipeline[accuracy]'",
+        ) from error
+
+
+@lru_cache(maxsize=1)
+def _rouge() -> Any:
+    return _library("rouge_score.rouge_scorer").RougeScorer(["rougeL"], tokenizer=_Words())
+
+
+@lru_cache(maxsize=1)
+def _chrf() -> Any:
+    return _library("sacrebleu.metrics").CHRF()
+
+
+def rouge_l(answer: str, question: Question) -> float:
+    """ROUGE-L F1 by rouge-score: the longest common subsequence of words; the best of the references."""
+    return float(_rouge().score_multi(list(question.references), answer)["rougeL"].fmeasure)
+
+
+def chrf(answer: str, question: Question) -> float:
+    """chrF2 by sacrebleu, of this answer alone: F-score of character 1- to 6-grams; the best of the references."""
+    return float(_chrf().sentence_score(answer, list(question.references)).score) / 100
+
+
+def _no_reference(question: Question) -> tuple[str, str] | None:
+    return None if question.references else ("output", "there is no reference to compare the answer with")
+
+
+def _library_first(load: Callable[[], Any]) -> Callable[[Question], tuple[str, str] | None]:
+    """`_no_reference`, after the metric's library: that it is missing is to be told before a server is asked anything."""
+
+    def lacks(question: Question) -> tuple[str, str] | None:
+        load()
+        return _no_reference(question)
+
+    return lacks
+
+
+def _no_pattern(question: Question) -> tuple[str, str] | None:
+    return None if question.pattern is not None else ("pattern", "the metric regex needs a regular expression")
+
+
+def _no_number(question: Question) -> tuple[str, str] | None:
+    without = [reference for reference in question.references if last_number(reference) is None]
+    return ("output", f"there is no number in {without[0]!r}") if without else _no_reference(question)
+
+
+def _no_choice(question: Question) -> tuple[str, str] | None:
+    if len(question.choices) < 2:
+        return "choices", "the metric choice needs a list of two or more texts"
+    wrong = [reference for reference in question.references if named_choice(reference, question.choices) is None]
+    return ("output", f"{wrong[0]!r} is neither a choice nor its letter") if wrong else _no_reference(question)
+
+
+def _of_references(score: Callable[[str, Iterable[str]], float]) -> Callable[[str, Question], float]:
+    return lambda answer, question: score(answer, question.references)
+
+
+SCORE_METRICS: Final[Mapping[str, Metric]] = {
+    "exact": Metric("share of answers that equal a reference, both normalised", _of_references(exact), _no_reference),
+    "contains": Metric(
+        "share of answers that hold a reference as whole words, both normalised",
+        _of_references(contains),
+        _no_reference,
+    ),
+    "regex": Metric(
+        "share of answers in which the row's `pattern` is found; where it has a group and the row an `output`, the group "
+        "must equal that, both normalised",
+        regex,
+        _no_pattern,
+    ),
+    "numeric": Metric(
+        "share of answers whose last number, or that of what the row's `pattern` finds, is within the row's `tolerance` "
+        "of the reference's last number",
+        numeric,
+        _no_number,
+    ),
+    "choice": Metric(
+        "share of answers that pick the right one of the row's `choices`: by a letter they name or start with, else by "
+        "the choice whose text comes first in them",
+        choice,
+        _no_choice,
+    ),
+    "rouge_l": Metric(
+        "mean ROUGE-L F1 by rouge-score, without stemming, words of any script; best reference",
+        rouge_l,
+        _library_first(_rouge),
+    ),
+    "chrf": Metric("mean chrF2 / 100 by sacrebleu, of each answer alone; best reference", chrf, _library_first(_chrf)),
+}
+"""Name -> metric. A name with a colon is a function of the user's, see `functions.py`."""

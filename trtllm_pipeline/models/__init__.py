@@ -1,0 +1,5 @@
+"""Models: fetched from hubs, read and checked; Triton model repositories and engine configurations."""
+
+from trtllm_pipeline.doors import door
+
+__getattr__, __all__ = door(__name__)

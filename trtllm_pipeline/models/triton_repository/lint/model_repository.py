@@ -1,0 +1,161 @@
+"""A model repository, read once for all rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.models.triton_repository.model_config import ModelConfig
+
+
+_UNSET: Final = re.compile(
+    r"""\bkey\s*:\s*["'](?P<key>\w+)["'][\s,;]*value\s*:?\s*\{\s*string_value\s*:\s*["']\$\{(?P<name>\w+)\}["']"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One violation of a rule."""
+
+    path: Path
+    message: str
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model directory. Without a config.pbtxt `text` is None; without one that parses `config` is None."""
+
+    folder: Path
+    text: str | None
+    config: ModelConfig | None
+    fault: model_config.ModelConfigError | None
+    placeholders: tuple[model_config.Placeholder, ...]
+
+    @property
+    def name(self) -> str:
+        """The directory's name, by which Triton loads it."""
+        return self.folder.name
+
+    @property
+    def path(self) -> Path:
+        """Its config.pbtxt."""
+        return self.folder / model_config.FILE_NAME
+
+    @cached_property
+    def parameters(self) -> Mapping[str, str]:
+        """Parameters with a value; those with a placeholder have none yet."""
+        texts = {} if self.config is None else model_config.string_parameters(self.config)
+        return {key: value for key, value in texts.items() if "${" not in value}
+
+    @cached_property
+    def versions(self) -> tuple[Path, ...]:
+        """Its version directories."""
+        return tuple(sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name.isdigit()))
+
+    @property
+    def is_ensemble(self) -> bool:
+        """True if it is an ensemble of other models."""
+        config = self.config
+        return config is not None and (config.platform == "ensemble" or config.HasField("ensemble_scheduling"))
+
+    @property
+    def is_engine(self) -> bool:
+        """True if it runs a TensorRT-LLM engine: in the C++ backend, or in the templates' Python model for it."""
+        config = self.config
+        return config is not None and (config.backend == "tensorrtllm" or "gpt_model_type" in config.parameters)
+
+    @property
+    def is_llmapi(self) -> bool:
+        """True if it runs TensorRT-LLM's LLM API, by its sampling inputs or its model.yaml."""
+        if any((version / "model.yaml").is_file() for version in self.versions):
+            return True
+        return self.config is not None and any(each.name.startswith("sampling_param_") for each in self.config.input)
+
+    def unset(self) -> Iterator[tuple[str, str, int]]:
+        """Parameters whose whole value is a placeholder, as templates have them: key, placeholder, its line."""
+        for match in _UNSET.finditer(self._code):
+            yield match["key"], match["name"], self._code.count("\n", 0, match.start("name")) + 1
+
+    def line(self, pattern: str) -> int | None:
+        """Line of the first match of a regular expression outside comments."""
+        match = re.search(pattern, self._code)
+        return None if match is None else self._code.count("\n", 0, match.start()) + 1
+
+    def at(self, field: str, message: str, *, value: object = None) -> Violation:
+        """A violation at the first line that sets `field`, or sets it to `value` (a word or a string) if given."""
+        pattern = rf"\b{field}\b" if value is None else rf"""\b{field}\s*:\s*["']?{re.escape(str(value))}\b"""
+        return Violation(self.path, message, self.line(pattern))
+
+    def at_parameter(self, key: str, message: str) -> Violation:
+        """A violation at a parameter's key."""
+        return Violation(self.path, message, self.line(rf"""\bkey\s*:\s*["']{re.escape(key)}["']"""))
+
+    def matches(self, pattern: str) -> Iterator[tuple[str, int]]:
+        """First group and line of every match of a regular expression outside comments."""
+        for match in re.finditer(pattern, self._code):
+            yield match[1], self._code.count("\n", 0, match.start()) + 1
+
+    @cached_property
+    def _code(self) -> str:
+        return model_config.without_comments(self.text or "")
+
+
+@dataclass(frozen=True)
+class ModelRepository:
+    """Everything that rules may check."""
+
+    folder: Path
+    models: Mapping[str, Model]
+    engine: Engine | None
+    """The engine that is served, if it could be read."""
+    release: str | None
+
+    def with_config(self) -> list[Model]:
+        """The models that have a config.pbtxt, whether or not it can be read."""
+        return [model for model in self.models.values() if model.text is not None]
+
+    def parsed(self) -> Iterator[tuple[Model, ModelConfig]]:
+        """The models whose configuration can be read, with it."""
+        yield from ((model, model.config) for model in self.models.values() if model.config is not None)
+
+    def engines(self) -> Iterator[tuple[Model, ModelConfig]]:
+        """The models that run a TensorRT-LLM engine."""
+        yield from ((model, config) for model, config in self.parsed() if model.is_engine)
+
+
+def read(folder: Path, *, engine: Engine | None = None, release: str | None = None) -> ModelRepository:
+    """The repository in `directory`."""
+    folders = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
+    models = {path.name: _model(path) for path in folders}
+    return ModelRepository(folder, models, engine or _engine_of(models), release)
+
+
+def _model(folder: Path) -> Model:
+    path = folder / model_config.FILE_NAME
+    if not path.is_file():
+        return Model(folder, None, None, None, ())
+    text = path.read_text(encoding="utf-8", errors="replace")
+    places = tuple(model_config.placeholders(text))
+    try:
+        return Model(folder, text, model_config.parse(text, source=str(path)), None, places)
+    except model_config.ModelConfigError as fault:
+        return Model(folder, text, None, fault, places)
+
+
+def _engine_of(models: Mapping[str, Model]) -> Engine | None:
+    for model in models.values():
+        if model.is_engine and "gpt_model_path" in model.parameters:
+            try:
+                return Engine.of_trtllm_build(Path(model.parameters["gpt_model_path"]))
+            except EngineError:
+                return None
+    return None

@@ -1,0 +1,204 @@
+"""TRT2: each config.pbtxt by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from trtllm_pipeline.models.triton_repository.lint.model_repository import Model, ModelRepository, Violation
+from trtllm_pipeline.models.triton_repository.lint.rule import rule
+from trtllm_pipeline.models.triton_repository.lint.rules.parameters import TAKEN_FOR_UNSET
+from trtllm_pipeline.models.triton_repository.model_config import FaultKind
+
+LONG_QUEUE_DELAY_US: Final = 1_000_000
+"""A second. Longer ones are almost always milliseconds written as microseconds."""
+_PLATFORMS: Final = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+"""Platforms that may be given together with the backend that replaced them."""
+
+
+def _faults(repository: ModelRepository, kind: FaultKind) -> Iterator[Violation]:
+    """Texts that do not parse for this reason, and not for a bare placeholder, which TRT205 has."""
+    for model in repository.with_config():
+        bare = {place.line for place in model.placeholders if not place.quoted}
+        if model.fault is not None and model.fault.kind == kind and model.fault.line not in bare:
+            yield Violation(model.path, model.fault.fault, model.fault.line)
+
+
+@rule("TRT201", "check this line and the one before it")
+def syntax(repository: ModelRepository) -> Iterator[Violation]:
+    """Text that is not protobuf text."""
+    return _faults(repository, "syntax")
+
+
+@rule("TRT202", "correct the field's name")
+def unknown_field(repository: ModelRepository) -> Iterator[Violation]:
+    """A field that ModelConfig does not have."""
+    return _faults(repository, "field")
+
+
+@rule(
+    "TRT203",
+    "types are TYPE_BOOL, TYPE_INT32, TYPE_FP16, TYPE_BF16, TYPE_FP32, TYPE_STRING ...; kinds KIND_CPU, KIND_GPU ...",
+)
+def unknown_word(repository: ModelRepository) -> Iterator[Violation]:
+    """A value that its field does not have, such as TYPE_FLOAT."""
+    return _faults(repository, "enum")
+
+
+@rule("TRT204", "write numbers without quotes and texts with quotes; times and sizes must not be negative")
+def wrong_value(repository: ModelRepository) -> Iterator[Violation]:
+    """A value of the wrong type or out of its range, such as a negative queue delay."""
+    return _faults(repository, "value")
+
+
+@rule("TRT205", "fill the template: `pipeline stage repository` fills every placeholder it finds")
+def unfilled_placeholder(repository: ModelRepository) -> Iterator[Violation]:
+    """A `${name}` in place of a number or an enum value; the file does not parse."""
+    for model in repository.with_config():
+        for place in model.placeholders:
+            if not place.quoted:
+                yield Violation(model.path, f"${{{place.name}}} has no value", place.line)
+
+
+@rule(
+    "TRT206",
+    "give it a value or remove the parameter: a model may read it as a path, a name or false",
+    severity="warning",
+)
+def literal_placeholder(repository: ModelRepository) -> Iterator[Violation]:
+    """A `${name}` left inside a text, which reaches the model literally; except those that TensorRT-LLM's own
+    documentation leaves in its templates, which its models treat as unset.
+    """
+    for model in repository.with_config():
+        # Engines need a tokenizer for guided decoding alone, the models around them always do.
+        own = {**TAKEN_FOR_UNSET, "tokenizer_dir": "tokenizer_dir"} if model.is_engine else TAKEN_FOR_UNSET
+        unset = {(name, line) for key, name, line in model.unset() if own.get(key) == name}
+        for place in model.placeholders:
+            if place.quoted and (place.name, place.line) not in unset:
+                yield Violation(model.path, f'"${{{place.name}}}" is not filled in', place.line)
+
+
+@rule(
+    "TRT207",
+    "fill the template; gpt_model_path is the engine's directory, gpt_model_type inflight_fused_batching",
+    each=ModelRepository.engines,
+)
+def parameter_missing(model: Model, config: Any) -> Iterator[Violation]:
+    """A TensorRT-LLM model without required parameters."""
+    needed = [] if model.parameters.get("encoder_model_path") else ["gpt_model_path"]
+    for name in (*needed, "gpt_model_type"):
+        if not model.parameters.get(name):
+            yield model.at_parameter(
+                name, f"parameter {name} {'has no value' if name in config.parameters else 'is not there'}"
+            )
+
+
+@rule(
+    "TRT208",
+    'add backend: "python", or whatever runs it: Triton guesses by the files in the version directory, unless it is '
+    "run with strict model configuration, as TensorRT-LLM's launcher does",
+    severity="warning",
+    each=ModelRepository.parsed,
+)
+def no_backend(model: Model, config: Any) -> Iterator[Violation]:
+    """Neither backend nor platform."""
+    if not config.backend and not config.platform and not model.is_ensemble:
+        yield Violation(model.path, "says neither backend nor platform")
+
+
+@rule("TRT209", "remove the platform: the backend wins", severity="warning", each=ModelRepository.parsed)
+def backend_and_platform(model: Model, config: Any) -> Iterator[Violation]:
+    """A backend and a platform that contradict each other."""
+    if config.backend and config.platform and _PLATFORMS.get(config.platform) != config.backend:
+        yield model.at("platform", f"platform {config.platform!r} and backend {config.backend!r}")
+
+
+@rule("TRT210", "remove one", severity="warning", each=ModelRepository.parsed)
+def tensor_twice(model: Model, config: Any) -> Iterator[Violation]:
+    """Two inputs or two outputs with the same name."""
+    for kind, tensors in (("inputs", config.input), ("outputs", config.output)):
+        for name, count in Counter(tensor.name for tensor in tensors).items():
+            if count > 1:
+                yield model.at("name", f"{count} {kind} have the name {name}", value=name)
+
+
+@rule("TRT211", "remove one", severity="warning", each=ModelRepository.parsed)
+def parameter_twice(model: Model, _config: Any) -> Iterator[Violation]:
+    """A parameter that is given twice; only the last one counts."""
+    lines: dict[str, int] = {}
+    for key, line in model.matches(r"""\bparameters\s*:?\s*\{\s*key\s*:\s*["']([^"']*)["']"""):
+        if key in lines:
+            yield Violation(model.path, f"parameter {key} is already given at line {lines[key]}", line)
+        lines[key] = line
+
+
+@rule(
+    "TRT212",
+    "set count to 1 or more; remove a model that you do not want from the repository",
+    severity="warning",
+    each=ModelRepository.parsed,
+)
+def instance_count(model: Model, config: Any) -> Iterator[Violation]:
+    """An instance group with count 0, which Triton treats as 1."""
+    if any(group.count <= 0 for group in config.instance_group):
+        for count, line in model.matches(r"\bcount\s*:\s*(0+|-\d+)\b"):
+            yield Violation(model.path, f"an instance group's count is {count}", line)
+
+
+@rule(
+    "TRT213",
+    "use KIND_CPU: tokenizers do not compute on GPUs, and an engine finds its GPUs itself",
+    severity="warning",
+    each=ModelRepository.parsed,
+)
+def gpu_instances(model: Model, config: Any) -> Iterator[Violation]:
+    """A Python model with KIND_GPU, which starts a process for each GPU."""
+    if config.backend == "python" and any(group.kind == group.KIND_GPU for group in config.instance_group):
+        yield model.at("kind", "a Python model has instances of KIND_GPU", value="KIND_GPU")
+
+
+@rule("TRT214", "Triton rejects the model: lower the one or raise the other", each=ModelRepository.parsed)
+def preferred_batch_size(model: Model, config: Any) -> Iterator[Violation]:
+    """A preferred batch size above max_batch_size."""
+    for size in config.dynamic_batching.preferred_batch_size:
+        if size > config.max_batch_size or size <= 0:
+            message = f"preferred batch size {size} with max_batch_size {config.max_batch_size}"
+            yield model.at("preferred_batch_size", message)
+
+
+@rule("TRT215", "use 0 for a model whose tensors have no batch dimension", each=ModelRepository.parsed)
+def negative_batch_size(model: Model, config: Any) -> Iterator[Violation]:
+    """A negative max_batch_size."""
+    if config.max_batch_size < 0:
+        yield model.at("max_batch_size", f"max_batch_size is {config.max_batch_size}")
+
+
+@rule(
+    "TRT216",
+    "the unit is microseconds; each request may wait this long to be batched",
+    severity="warning",
+    each=ModelRepository.parsed,
+)
+def queue_delay(model: Model, config: Any) -> Iterator[Violation]:
+    """A queue delay of a second or more."""
+    delay = config.dynamic_batching.max_queue_delay_microseconds
+    if delay >= LONG_QUEUE_DELAY_US:
+        yield model.at("max_queue_delay_microseconds", f"requests may wait {delay / 1e6:g} s to be batched")
+
+
+@rule(
+    "TRT217",
+    "Triton only caches models with one response per request: turn one of them off",
+    each=ModelRepository.parsed,
+)
+def decoupled_cache(model: Model, config: Any) -> Iterator[Violation]:
+    """A decoupled model with a response cache."""
+    if config.model_transaction_policy.decoupled and config.response_cache.enable:
+        yield model.at("response_cache", "decoupled, with response_cache")

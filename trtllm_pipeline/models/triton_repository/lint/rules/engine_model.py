@@ -1,0 +1,193 @@
+"""TRT4: the model that runs an engine, and the engine it runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.models.triton_repository import model_config
+from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
+from trtllm_pipeline.models.triton_repository.lint.model_repository import Model, ModelRepository, Violation
+from trtllm_pipeline.models.triton_repository.lint.rule import rule
+
+_LOGITS: Final = ("context_logits", "generation_logits")
+_FREE_LOGITS: Final = (0, 17)
+"""First release whose templates have logits_datatype."""
+
+
+def _served(repository: ModelRepository) -> Iterator[tuple[Model, Any, Engine]]:
+    """Each engine model with its engine, if there is one to compare with."""
+    if repository.engine is not None:
+        yield from ((model, config, repository.engine) for model, config in repository.engines())
+
+
+def _number(model: Model, name: str) -> int | None:
+    """A parameter as a whole number. None if it is not one."""
+    try:
+        return int(model.parameters[name])
+    except (KeyError, ValueError):
+        return None
+
+
+@rule(
+    "TRT401",
+    "set gpt_model_path to the absolute path of the directory that trtllm-build wrote, as the server sees it",
+    each=ModelRepository.engines,
+)
+def engine_folder(model: Model, _config: Any) -> Iterator[Violation]:
+    """A path to an engine that does not exist or is relative."""
+    for name in ("gpt_model_path", "encoder_model_path"):
+        path = model.parameters.get(name)
+        if path and not Path(path).is_absolute():
+            yield model.at_parameter(name, f"{name} {path} is relative")
+        elif path and not Path(path).is_dir():
+            yield model.at_parameter(name, f"{name} {path} is not a directory")
+
+
+@rule(
+    "TRT402",
+    "name the directory that contains rank0.engine and config.json, not a checkpoint or a parent directory",
+    each=ModelRepository.engines,
+)
+def engine_config(model: Model, _config: Any) -> Iterator[Violation]:
+    """An engine directory without the config.json of trtllm-build."""
+    path = Path(model.parameters.get("gpt_model_path", ""))
+    if path.is_absolute() and path.is_dir():
+        try:
+            Engine.of_trtllm_build(path)
+        except EngineError as error:
+            yield model.at_parameter("gpt_model_path", error.message)
+
+
+@rule("TRT403", "build the engine again: the rank of a build worker that died is missing", each=_served)
+def rank_files(model: Model, _config: Any, engine: Engine) -> Iterator[Violation]:
+    """An engine whose rank files do not match its world size."""
+    wanted = {path.name for path in engine.rank_files}
+    present = {path.name for path in engine.folder.glob("rank*.engine")}
+    if wanted != present:
+        lacks, more = ", ".join(sorted(wanted - present)), ", ".join(sorted(present - wanted))
+        message = "; ".join(filter(None, (lacks and f"lacks {lacks}", more and f"has extra {more}")))
+        yield model.at_parameter("gpt_model_path", f"{engine.folder} has world size {engine.world_size} but {message}")
+
+
+@rule("TRT404", "lower it, or build the engine with a larger max_batch_size", each=_served)
+def batch_size(model: Model, config: Any, engine: Engine) -> Iterator[Violation]:
+    """A max_batch_size above the engine's."""
+    if engine.max_batch_size is not None and config.max_batch_size > engine.max_batch_size:
+        message = f"max_batch_size is {config.max_batch_size}, but the engine's is {engine.max_batch_size}"
+        yield model.at("max_batch_size", message)
+
+
+@rule("TRT405", "lower it, or build the engine with a larger max_beam_width", each=_served)
+def beam_width(model: Model, _config: Any, engine: Engine) -> Iterator[Violation]:
+    """A max_beam_width above the engine's."""
+    width = _number(model, "max_beam_width")
+    if width is not None and engine.max_beam_width is not None and width > engine.max_beam_width:
+        message = f"max_beam_width is {width}, but the engine's is {engine.max_beam_width}"
+        yield model.at_parameter("max_beam_width", message)
+
+
+@rule(
+    "TRT406",
+    "list one GPU for each rank, as 0,1,2,3 (sets for several instances: 0,1;2,3), or remove the parameter",
+    each=_served,
+)
+def device_ids(model: Model, _config: Any, engine: Engine) -> Iterator[Violation]:
+    """Device or participant ids whose number differs from the engine's ranks."""
+    for name in ("gpu_device_ids", "participant_ids"):
+        for ids in filter(None, model.parameters.get(name, "").split(";")):
+            given = [each.strip() for each in ids.split(",")]
+            if not all(each.isdigit() for each in given) or len(set(given)) != engine.world_size:
+                yield model.at_parameter(name, f"{name} {ids} does not list {engine.world_size} different ids")
+
+
+@rule("TRT407", "build the engine with the release that serves it: engines are bound to it")
+def engine_release(repository: ModelRepository) -> Iterator[Violation]:
+    """An engine from another TensorRT-LLM release than the one that serves it."""
+    for model, _, engine in _served(repository):
+        served, built = (str(release or "").partition("+")[0] for release in (repository.release, engine.version))
+        if served and built and built != served:
+            message = f"{engine.folder} was built by {engine.version}, but {repository.release} will serve it"
+            yield model.at_parameter("gpt_model_path", message)
+
+
+@rule("TRT408", "raise max_tokens_in_paged_kv_cache, or build the engine with a smaller max_seq_len", each=_served)
+def kv_tokens(model: Model, _config: Any, engine: Engine) -> Iterator[Violation]:
+    """A KV cache too small for one request of max_seq_len."""
+    tokens = _number(model, "max_tokens_in_paged_kv_cache")
+    if tokens is not None and engine.max_seq_len is not None and 0 < tokens < engine.max_seq_len:
+        message = f"max_tokens_in_paged_kv_cache is {tokens}, but the engine's max_seq_len is {engine.max_seq_len}"
+        yield model.at_parameter("max_tokens_in_paged_kv_cache", message)
+
+
+@rule("TRT409", "build the engine with a paged KV cache, or fill batching_strategy with V1", each=_served)
+def inflight_without_paged_kv(model: Model, _config: Any, engine: Engine) -> Iterator[Violation]:
+    """In-flight batching of an engine without a paged KV cache."""
+    strategy = model.parameters.get("gpt_model_type", "")
+    if strategy.startswith("inflight") and engine.paged_kv_cache is False:
+        yield model.at_parameter("gpt_model_type", f"{strategy}, but the engine's KV cache is not paged")
+
+
+@rule("TRT410", "build with use_paged_context_fmha enabled, or turn both off", severity="warning", each=_served)
+def paged_context(model: Model, _config: Any, engine: Engine) -> Iterator[Violation]:
+    """KV cache reuse or chunked context with an engine built without use_paged_context_fmha."""
+    for name in ("enable_kv_cache_reuse", "enable_chunked_context"):
+        if model.parameters.get(name, "").lower() in {"true", "1"} and engine.paged_context_fmha is False:
+            message = f"{name} is set, but the engine was built without use_paged_context_fmha"
+            yield model.at_parameter(name, message)
+
+
+@rule(
+    "TRT411",
+    "set logits_datatype to the engine's logits_dtype: TYPE_FP32 unless it was built otherwise",
+    each=_served,
+)
+def logits_type(model: Model, config: Any, engine: Engine) -> Iterator[Violation]:
+    """Logits with another data type than the engine's."""
+    wanted = engine.logits_type
+    # Templates before have TYPE_FP32 whatever the engine's is.
+    if wanted is None or _release(engine) < _FREE_LOGITS:
+        return
+    for tensor in config.output:
+        data_type = model_config.data_type_name(tensor.data_type)
+        if tensor.name in _LOGITS and data_type != wanted:
+            message = f"{tensor.name} is {data_type}, but the engine's logits are {engine.logits_dtype}"
+            yield model.at("name", message, value=tensor.name)
+
+
+@rule("TRT412", "give preprocessing and tensorrt_llm the same gpt_model_path", severity="warning")
+def path_differs(repository: ModelRepository) -> Iterator[Violation]:
+    """Models of one repository that refer to different engines."""
+    paths = {model.parameters.get("gpt_model_path") for model, _ in repository.engines()} - {None, ""}
+    for model, _ in repository.parsed():
+        path = model.parameters.get("gpt_model_path")
+        if not model.is_engine and path and paths and path not in paths:
+            message = (
+                f"gpt_model_path is {path}, but that of the engine model is {' or '.join(sorted(map(str, paths)))}"
+            )
+            yield model.at_parameter("gpt_model_path", message)
+
+
+@rule(
+    "TRT413",
+    "set the data_type of lora_weights to the engine's, in the ensemble and tensorrt_llm_bls too",
+    severity="warning",
+    each=_served,
+)
+def adapters_type(model: Model, config: Any, engine: Engine) -> Iterator[Violation]:
+    """LoRA adapters in another data type than the engine that takes them."""
+    wanted = model_config.FLOAT_TYPES.get(engine.dtype or "")
+    for tensor in config.input:
+        data_type = model_config.data_type_name(tensor.data_type)
+        if tensor.name == "lora_weights" and engine.max_lora_rank and wanted not in {None, data_type}:
+            yield model.at(
+                "name", f"lora_weights is {data_type}, but the engine is {engine.dtype}", value="lora_weights"
+            )
+
+
+def _release(engine: Engine) -> tuple[int, ...]:
+    """Major and minor number of an engine's release; an unknown one counts as new."""
+    match = re.match(r"(\d+)\.(\d+)", engine.version or "")
+    return _FREE_LOGITS if match is None else (int(match[1]), int(match[2]))

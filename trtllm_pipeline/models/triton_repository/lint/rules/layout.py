@@ -1,0 +1,53 @@
+"""TRT1: directories and files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from trtllm_pipeline.models.triton_repository.lint.model_repository import Model, ModelRepository, Violation
+from trtllm_pipeline.models.triton_repository.lint.rule import rule
+
+_FILES: Final = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan", "pytorch": "model.pt"}
+"""File that each backend loads unless `default_model_filename` names another."""
+
+
+@rule("TRT101", "name the directory that holds the model directories")
+def no_models(repository: ModelRepository) -> Iterator[Violation]:
+    """A repository without a model."""
+    if not repository.with_config():
+        yield Violation(repository.folder, "no directory in it has a config.pbtxt")
+
+
+@rule("TRT102", "write one, or move the directory out of the repository: Triton tries to load every directory in it")
+def config_missing(repository: ModelRepository) -> Iterator[Violation]:
+    """A model directory without config.pbtxt."""
+    if repository.with_config():
+        for model in repository.models.values():
+            if model.text is None:
+                yield Violation(model.folder, "has no config.pbtxt")
+
+
+@rule("TRT103", "give the directory and `name` the same name, or leave `name` out", each=ModelRepository.parsed)
+def name_differs(model: Model, config: Any) -> Iterator[Violation]:
+    """A model whose name differs from its directory's."""
+    if config.name and config.name != model.name:
+        line = model.line(r"(?m)^\s*name\s*:")
+        yield Violation(model.path, f"name is {config.name!r}, but its directory is {model.name!r}", line)
+
+
+@rule("TRT104", "create a directory 1 in it, also for ensembles")
+def no_version(repository: ModelRepository) -> Iterator[Violation]:
+    """A model without a version directory."""
+    for model in repository.with_config():
+        if not any(version.name.lstrip("0") for version in model.versions):
+            yield Violation(model.folder, "has no version directory, named by a whole number from 1")
+
+
+@rule("TRT105", "add the file, or name another one in `default_model_filename`", each=ModelRepository.parsed)
+def model_file_missing(model: Model, config: Any) -> Iterator[Violation]:
+    """A version without the file that its backend loads."""
+    wanted = config.default_model_filename or _FILES.get(config.backend)
+    for version in model.versions:
+        if wanted and not (version / wanted).exists():
+            yield Violation(version, f"has no {wanted}, which the {config.backend} backend loads")

@@ -1,0 +1,108 @@
+"""TRT6: repositories of the LLM API (`llmapi`), whose settings are in `1/model.yaml`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.base import decode_yaml
+from trtllm_pipeline.models.triton_repository.lint.model_repository import ModelRepository, Violation
+from trtllm_pipeline.models.triton_repository.lint.rule import rule
+
+FILE_NAME: Final = "model.yaml"
+_SIZES: Final = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
+    *("max_batch_size", "max_num_tokens", "max_seq_len"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelYaml:
+    """One model.yaml."""
+
+    path: Path
+    settings: Any
+    """Its content, or the error if it cannot be read."""
+
+    def at(self, key: str, message: str) -> Violation:
+        """A violation at the line of `key`."""
+        text = self.path.read_text(encoding="utf-8")
+        match = re.search(rf"(?m)^[ \t]*{re.escape(key)}\s*:", text)
+        return Violation(self.path, message, None if match is None else text.count("\n", 0, match.start()) + 1)
+
+
+def _files(repository: ModelRepository) -> Iterator[ModelYaml]:
+    for model in repository.with_config():
+        for path in (version / FILE_NAME for version in model.versions if model.is_llmapi):
+            try:
+                yield ModelYaml(path, decode_yaml(path.read_bytes()))
+            except (OSError, ValueError) as error:
+                yield ModelYaml(path, error)
+
+
+def _settings(repository: ModelRepository) -> Iterator[tuple[ModelYaml, dict[str, Any]]]:
+    """The files that are a mapping, with it."""
+    yield from ((file, file.settings) for file in _files(repository) if isinstance(file.settings, dict))
+
+
+@rule("TRT601", "write 1/model.yaml: model, backend, tensor_parallel_size, pipeline_parallel_size, triton_config")
+def model_yaml(repository: ModelRepository) -> Iterator[Violation]:
+    """An LLM API model without a valid model.yaml."""
+    for file in _files(repository):
+        settings = file.settings
+        if isinstance(settings, FileNotFoundError):
+            yield Violation(file.path.parent, "has no model.yaml")
+        elif isinstance(settings, Exception):
+            yield Violation(file.path, str(settings), getattr(settings, "line", None))
+        elif not isinstance(settings, dict):
+            yield Violation(file.path, "is not a mapping")
+
+
+@rule("TRT602", "set model to the absolute path of a Hugging Face directory", each=_settings)
+def yaml_model(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]:
+    """A model.yaml whose model is missing or is a path that does not exist."""
+    model = settings.get("model")
+    if not isinstance(model, str) or not model:
+        yield file.at("model", "names no model")
+    elif Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
+        yield file.at("model", f"model {model} is not a directory with a config.json")
+
+
+@rule("TRT603", "triton_config: {max_batch_size: 0, decoupled: true}", each=_settings)
+def triton_config(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]:
+    """A model.yaml without triton_config.max_batch_size and triton_config.decoupled."""
+    triton = settings.get("triton_config")
+    values = triton if isinstance(triton, dict) else {}
+    if type(values.get("max_batch_size")) is not int or type(values.get("decoupled")) is not bool:
+        message = "triton_config needs max_batch_size, a whole number, and decoupled, true or false"
+        yield file.at("triton_config", message)
+
+
+@rule("TRT604", "write a whole number, or remove the key", each=_settings)
+def yaml_sizes(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]:
+    """A size in model.yaml that is not a positive whole number."""
+    for name in _SIZES:
+        if name in settings and (type(settings[name]) is not int or settings[name] < 1):
+            yield file.at(name, f"{name} is {settings[name]!r}")
+
+
+@rule("TRT605", "use a fraction such as 0.9, TensorRT-LLM's default", each=_settings)
+def yaml_fraction(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]:
+    """A kv_cache_config.free_gpu_memory_fraction that is not above 0 and at most 1."""
+    cache = settings.get("kv_cache_config")
+    value = cache.get("free_gpu_memory_fraction") if isinstance(cache, dict) else None
+    if value is not None and (isinstance(value, bool | str) or not 0 < value <= 1):
+        yield file.at("free_gpu_memory_fraction", f"free_gpu_memory_fraction is {value!r}")
+
+
+@rule("TRT606", "use backend: pytorch; release 1.0 removed the TensorRT engine mode of the LLM API model")
+def yaml_backend(repository: ModelRepository) -> Iterator[Violation]:
+    """A backend in model.yaml that the release does not support."""
+    major = int(repository.release.partition(".")[0]) if repository.release else 0
+    for file, settings in _settings(repository):
+        backend = settings.get("backend", "pytorch")
+        if major >= 1 and backend in {"tensorrt", "trt", None}:
+            yield file.at("backend", f"backend {backend!r} with release {repository.release}")

@@ -1,0 +1,233 @@
+"""Agents as jobs of Slurm (`--executor slurm`), by its own commands: sbatch, squeue, scancel; sinfo and srun to see what there is.
+
+A job asks for the CPUs and GPUs of its stage run; which node it gets is Slurm's to say. It outlives the pipeline, and says in
+its comment whose attempt it makes, so that the next invocation finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from trtllm_pipeline.base import FailureClass, Machine, StageError, UsageError, model, reading
+from trtllm_pipeline.orchestrate.clusters import agent
+from trtllm_pipeline.orchestrate.clusters.cluster import ClusterNode, KnownNodes, chosen, machine_of
+from trtllm_pipeline.orchestrate.run.executor import Job
+
+_POLL_S: Final = 2.0
+"""Between two questions to Slurm's controller, which all users share."""
+_LIST_S: Final = 60.0
+"""Between two looks at the nodes."""
+_COMMAND_S: Final = 60.0
+_OUTPUT: Final = "slurm.log"
+"""In the directory of an attempt's orders: what its batch script printed."""
+_USABLE: Final = ("idle", "mixed", "allocated", "completing", "reserved", "planned")
+_GPUS: Final = re.compile(r"\bgpu:(?:([^:,(]+):)?(\d+)")
+_PRIVATE: Final = re.compile("TOKEN(?!IZER)|SECRET|PASSWORD|CREDENTIAL|_KEY$")
+"""Of variables' names: Slurm keeps the environment of jobs in files."""
+_PARTITION: Final = re.compile(r"(?:--partition|-p)[= ]?(.+)")
+_SAME_ENVIRONMENT: Final = "every node needs this workspace and this Python environment at the same path"
+
+
+class _Entry(NamedTuple):
+    """A line of the queue."""
+
+    ticket: str
+    state: str
+    comment: str
+
+
+class SlurmCluster:
+    """The nodes of a partition, or those with some types of accelerators."""
+
+    def __init__(self, options: Sequence[str], accelerators: Sequence[str] = ()) -> None:
+        """Look at the cluster; `options` are sbatch's. Raises UsageError where there is no Slurm, or no such node."""
+        self._options = tuple(options)
+        partitions = [named[1] for option in options if (named := _PARTITION.fullmatch(option))]
+        asked = [
+            "sinfo",
+            "--Node",
+            "--noheader",
+            "--format=%N|%c|%G|%T",
+            *(f"--partition={name}" for name in partitions),
+        ]
+
+        def listed() -> Iterable[ClusterNode]:
+            return dict.fromkeys(_listed(_asked(asked)))  # one in two partitions is listed twice
+
+        found = chosen(listed(), accelerators)
+        self.changes = KnownNodes(found, listed, _LIST_S).changes
+        self._spelt = {node.type: node.accelerator for node in found}
+        """Types of GPU as Slurm spells them; None for the one that stage runs need not name."""
+        self._spelt[None] = found[0].accelerator
+        self.machine = machine_of(found, accelerators, self._machine)
+        self.nodes = [node.capacity for node in found]
+        self._known: dict[str, str] = {}
+        """Ticket -> the directory with the output, of all jobs that have not ended."""
+        self._asked_s = self._left_s = -math.inf
+        self._left: list[_Entry] = []
+
+    def _machine(self, node: ClusterNode) -> Machine:
+        """What a node of its type says that it is; waits as long as a small job has to."""
+        gres = _gres(min(1, node.gpus), node.accelerator)
+        command = ["srun", "--quiet", "--ntasks=1", "--job-name=look", *gres, *self._options, *_AGENT]
+        try:
+            return model.from_json(json.loads(_asked(command, limit_s=None)))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"a node of the cluster cannot be used: {error}", hint=_SAME_ENVIRONMENT) from error
+
+    def start(self, job: Job, command: Sequence[str]) -> str:
+        """See `Cluster`."""
+        need, folder = job.resources, agent.folder_of(Path(job.attempt))
+        script = folder / "job.sh"
+        script.write_text(_SCRIPT, encoding="utf-8")
+        submitted = [
+            "sbatch",
+            "--parsable",
+            "--no-requeue",
+            "--ntasks=1",
+            f"--cpus-per-task={max(1, need.cpus)}",
+            f"--job-name={job.stage}",
+            f"--comment={job.attempt}",
+            f"--output={folder / _OUTPUT}",
+            f"--chdir={job.attempt}",
+            *_gres(need.gpus, self._spelt[need.accelerator]),
+            *(["--exclusive"] if need.exclusive.alone else []),
+            *self._options,
+            str(script),
+            *command,
+        ]
+        ticket = _asked(submitted).strip().split(";")[0]
+        self._known[ticket] = str(folder)
+        return ticket
+
+    def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
+        """See `Cluster`. Slurm is asked at most every two seconds, about all jobs at once."""
+        now = time.monotonic()
+        if not self._known or now - self._asked_s < _POLL_S:
+            time.sleep(timeout_s)
+            return {}
+        self._asked_s = now
+        try:
+            states = {entry.ticket: entry.state for entry in _queue()}
+        except UsageError:  # the controller is away, or restarts: its jobs continue
+            return {}
+        return {
+            ticket: _why(state, Path(self._known.pop(ticket)))
+            for ticket in list(self._known)
+            if (state := states.get(ticket, "COMPLETED")) not in _GOING_ON
+        }
+
+    def left(self, attempt: Path) -> str | None:
+        """See `Cluster`."""
+        if time.monotonic() - self._left_s > _POLL_S:
+            self._left, self._left_s = _queue(), time.monotonic()
+        for entry in self._left:
+            if entry.comment == str(attempt) and entry.state in _GOING_ON:
+                self._known[entry.ticket] = str(agent.folder_of(attempt))
+                return entry.ticket
+        return None
+
+    def cancel(self, tickets: Sequence[str]) -> None:
+        """See `Cluster`."""
+        if tickets:
+            with suppress(UsageError):  # they may have ended; `over` tells
+                _asked(["scancel", *tickets])
+
+    def close(self) -> None:
+        """See `Cluster`."""
+
+
+def _gres(gpus: int, accelerator: str | None) -> list[str]:
+    return [f"--gres=gpu:{accelerator}:{gpus}" if accelerator else f"--gres=gpu:{gpus}"] if gpus else []
+
+
+_AGENT: Final = (sys.executable, "-m", agent.__name__)
+_SCRIPT: Final = '#!/bin/sh\nexec "$@"\n'
+_GOING_ON: Final = frozenset(
+    [
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "COMPLETING",
+        "SUSPENDED",
+        "STOPPED",
+        "SIGNALING",
+        "STAGE_OUT",
+        "RESIZING",
+        "REQUEUED",
+    ]
+)
+_LOST: Final = frozenset(["NODE_FAIL", "BOOT_FAIL", "PREEMPTED"])
+
+
+def _asked(command: Sequence[str], limit_s: float | None = _COMMAND_S) -> str:
+    """What a command of Slurm answers. Raises UsageError."""
+    environment = {name: value for name, value in os.environ.items() if not _PRIVATE.search(name)}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"--executor slurm needs {command[0]}", hint="run it on a machine that submits jobs"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"{command[0]} did not answer within {limit_s:g} s") from error
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
+        raise UsageError(
+            f"{command[0]}: {said[-1].removeprefix(f'{command[0]}: ')}",
+            hint="settings.cluster.sbatch has the options of jobs; `sinfo` shows partitions and nodes",
+        )
+    return done.stdout
+
+
+def _queue() -> list[_Entry]:
+    """This user's jobs, and those that ended some minutes ago. Raises UsageError."""
+    lines = _asked(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%k"]).splitlines()
+    return [_Entry(*line.split("|", 2)) for line in lines if line.count("|") >= 2]
+
+
+def _listed(text: str) -> Iterator[ClusterNode]:
+    """The nodes that sinfo lists and that can run something; the first of their kinds of GPUs counts."""
+    for line in text.splitlines():
+        name, cpus, resources, state = line.split("|")
+        if state.rstrip("*~#!%$@^-+").lower() in _USABLE:
+            gpus = _GPUS.search(resources)
+            yield ClusterNode(name, int(cpus), int(gpus[2]) if gpus else 0, gpus[1] if gpus else None)
+
+
+def _why(state: str, folder: Path) -> StageError | None:
+    """Why a job in this state has no answer of its agent; None where it ended by itself."""
+    if state == "COMPLETED":
+        return None
+    if state in _LOST:
+        return StageError(f"lost with its node: Slurm says {state}", failure=FailureClass.LOST)
+    if state == "TIMEOUT":
+        hint = "raise --time in settings.cluster.sbatch"
+        return StageError("Slurm ended it at its time limit", failure=FailureClass.TIMEOUT, hint=hint)
+    if state == "OUT_OF_MEMORY":
+        hint = "raise --mem in settings.cluster.sbatch"
+        return StageError("Slurm ended it at its memory limit", failure=FailureClass.OUT_OF_MEMORY, hint=hint)
+    try:
+        said = reading.read_text(folder / _OUTPUT, errors="replace").strip().splitlines()[-1:]
+    except OSError:
+        said = []
+    why = f"Slurm says {state}" + "".join(f"; its agent said: {line}" for line in said)
+    return StageError(why, failure=FailureClass.USER, hint=None if state == "CANCELLED" else _SAME_ENVIRONMENT)

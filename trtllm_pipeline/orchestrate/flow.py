@@ -1,0 +1,135 @@
+"""The flow from a matrix to a report, in order. Each step is one function with one plain type on either side.
+
+    loaded = load(request)                              matrix and recipes, checked
+    cells = select_cells(request, loaded, machine)      cells, each with why it cannot work
+    plan = runnable_plan(cells, store, machine)         stage runs, with models pinned and files digested
+    done = run_with_retries(work)                       artifacts
+    result = _report(done)                              rows, report.json
+
+`bring_up_to_date` is the same for a command that needs artifacts only. `outlook` ends before anything runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline.base import write_lines
+from trtllm_pipeline.orchestrate.plan.planner import plan_cells, runnable_plan
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.selection import default_toolchain, load, machine_of, select_cells
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate.plan.plan import Plan
+    from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
+    from trtllm_pipeline.orchestrate.results.rows import CellResult
+    from trtllm_pipeline.orchestrate.run.forecast import Forecast
+    from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome
+    from trtllm_pipeline.orchestrate.run.run_folder import RunFolder
+    from trtllm_pipeline.orchestrate.run.work import Done
+    from trtllm_pipeline.orchestrate.store.store import Store
+
+BY_HAND: Final = "by-hand"
+"""The run id of stages that were requested one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a run."""
+
+    run_id: str
+    plan: Plan
+    outcome: Outcome
+    rows: tuple[CellResult, ...]
+    untried: int = 0
+    """Cells that ran out of memory and were not retried, because nothing new was to start."""
+    forecast: ForecastCheck | None = None
+    """The forecast compared with the run; None if nothing ran."""
+
+
+def run(
+    request: Request,
+    store: Store,
+    observer: Observer,
+    *,
+    command: tuple[str, ...] = (),
+    keep_going: bool = True,
+    name: str | None = None,
+) -> Result:
+    """Do all that the request asks for and that is not done yet. The run's directory gets plan, report and lock file.
+
+    The run's id ends with `name`, which later commands accept in its place.
+    """
+    from trtllm_pipeline.orchestrate.plan.lock_file import write_lock
+    from trtllm_pipeline.orchestrate.run.location import place_of
+    from trtllm_pipeline.orchestrate.run.run_folder import begun
+    from trtllm_pipeline.orchestrate.run.work import run_with_retries, work_of
+
+    store.check_writable()
+    loaded = load(request)
+    with store.in_use(), place_of(request, loaded) as place:
+        cells = select_cells(request, loaded, place.machine, store)
+        plan = runnable_plan(cells, store, place.machine, until=request.until)
+        store.sweep()
+        work = work_of(request, loaded, plan, store, place.nodes, place.executor)
+        forecast = work.forecast()  # before there is a run: a run without a plan would be the latest
+        with begun(request, store, observer, command=command, name=name) as folder:
+            folder.write_plan(plan, forecast)
+            toolchain = default_toolchain(request, loaded, plan.machine)
+            write_lock(request, loaded, plan, folder.path / "lock", default_toolchain=toolchain)
+            done = run_with_retries(
+                work,
+                observer,
+                run_id=folder.id,
+                keep_going=keep_going,
+                expected_s=forecast.expected_s,
+                until=request.until,
+                replan=folder.write_plan,
+            )
+            return _report(request, done, forecast, folder)
+
+
+def _report(request: Request, done: Done, forecast: Forecast, folder: RunFolder) -> Result:
+    """The rows of all cells, written as report.json."""
+    from trtllm_pipeline.orchestrate.results.forecast_check import checked
+    from trtllm_pipeline.orchestrate.results.report_file import NAME, report_json
+    from trtllm_pipeline.orchestrate.results.rows import rows
+
+    store, plan, outcome = folder.store, done.plan, done.outcome
+    check = checked(plan, forecast, store.index.taken(folder.id), done.seconds, comparable=outcome.comparable)
+    folder.forecast = None if check is None else check.to_json()
+    table = rows(plan, store, outcome)
+    write_lines(folder.path / NAME, report_json(table, folder.id, str(request.matrix), forecast=check))
+    folder.exit_code = outcome.exit_code
+    return Result(folder.id, plan, outcome, table, done.untried, check)
+
+
+def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:
+    """As `run`, for a command that needs artifacts only: the workspace's latest run, plan and report stay as they are."""
+    from trtllm_pipeline.orchestrate.run.executor import Executor
+    from trtllm_pipeline.orchestrate.run.forecast import capacity
+    from trtllm_pipeline.orchestrate.run.work import work_of
+
+    loaded, machine = load(request), machine_of(request)
+    plan = runnable_plan(select_cells(request, loaded, machine, store), store, machine, until=request.until)
+    store.sweep()
+    with store.in_use():
+        work = work_of(request, loaded, plan, store, [capacity(machine)], Executor)
+        return plan, work.run(observer, run_id=BY_HAND)
+
+
+def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Plan, Forecast]:
+    """The plan, and what running it would do. If there is no store yet, `workspace` is its future place. Raises as `run`."""
+    from trtllm_pipeline.orchestrate.run.forecast import forecast
+    from trtllm_pipeline.orchestrate.run.location import place_of
+    from trtllm_pipeline.orchestrate.run.work import present_of, source_of
+
+    loaded = load(request)
+    with place_of(request, loaded) as place:
+        machine, nodes = place.machine, place.nodes
+    plan = plan_cells(select_cells(request, loaded, machine, store), store, machine, until=request.until, guess=True)
+    present = {} if store is None else present_of(plan, store)
+    source = source_of(request, loaded, machine)
+    offers = None if source is None else source.offers(plan, present)
+    return plan, forecast(plan, store, present, workspace=workspace, offers=offers, nodes=nodes)

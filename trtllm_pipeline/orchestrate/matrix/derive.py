@@ -1,0 +1,80 @@
+"""Pydantic models of classes of parameters: the keys of settings, with the types, limits and help of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, is_dataclass
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import Field as Key
+
+from trtllm_pipeline.tensorrt import ParamField, Setting, table
+
+M = TypeVar("M", bound=BaseModel)
+STRICT: Final = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+"""Nothing unknown, nothing converted, nothing changed afterwards."""
+_MOST: Final = 2**40
+"""Of any whole number."""
+
+
+def derived(cls: type, *, leave: tuple[str, ...] = ()) -> Callable[[type[M]], type[M]]:
+    """Give a model the parameters of `cls` but those in `leave` and those that it says itself."""
+
+    def add(model: type[M]) -> type[M]:
+        but = {*leave, *model.__annotations__}
+        return create_model(
+            model.__name__,
+            __base__=model,
+            __doc__=model.__doc__,
+            __module__=model.__module__,
+            **{each.name: key(each) for each in table(cls) if each.name not in but},
+        )
+
+    return add
+
+
+def model_of(cls: Any) -> type[BaseModel]:
+    """A model that takes what an object of `cls` is made of."""
+    return create_model(cls.__name__, __config__=STRICT, **{each.name: key(each) for each in table(cls)})
+
+
+def key(field: ParamField) -> Any:
+    """A parameter as a field of a model."""
+    default = ... if field.default is MISSING else field.default
+    if is_dataclass(default):
+        default = None
+    return _type(field), Key(default, description=description(field))
+
+
+def description(field: ParamField) -> str:
+    """What it means, as a sentence."""
+    about = field.about
+    text = about.help[:1].upper() + about.help[1:]
+    if field.optional and about.unset:
+        text += f"; null is {about.unset}"
+    text += "."
+    if isinstance(about, Setting):
+        text += f" From release {about.since} on." if about.since else ""
+        text += f" Up to release {about.until}." if about.until else ""
+    return text
+
+
+def _type(field: ParamField) -> Any:
+    kind, about = field.type, field.about
+    item: Any = get_args(kind)[0] if get_origin(kind) is tuple else kind
+    if item in {int, float}:
+        most = about.le if about.le is not None else _MOST if item is int else None
+        item = Annotated[item, Key(ge=about.ge, gt=about.gt, le=most)]
+    if item is str and about.choices:
+        item = Literal[about.choices]
+    elif item is str:
+        item = Annotated[str, Key(min_length=1)]
+    elif is_dataclass(item):
+        item = model_of(kind)
+    if get_origin(kind) is dict and get_args(kind)[1] is float:
+        item = dict.__class_getitem__((get_args(kind)[0], Annotated[float, Key(gt=0)]))
+    if get_origin(kind) is tuple:
+        item = tuple.__class_getitem__((item, ...))
+        item = Annotated[item, Key(min_length=1)] if field.optional else item
+    return item | None if field.optional else item

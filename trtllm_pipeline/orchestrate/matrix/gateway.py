@@ -1,0 +1,252 @@
+"""What a gateway is told: which models it serves, where it listens, its limits and its default sampling.
+
+Written and read as JSON (docs/formats.md). Only light imports: settings of a matrix and the command line follow from
+`GatewayParams`. No `from __future__ import annotations`: types of fields are read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+from trtllm_pipeline.base import UsageError, read_mapping, write_json
+from trtllm_pipeline.tensorrt import MOST_IN_FLIGHT, MOST_TOKENS, Param, load, to_json
+
+SCHEMA: Final = 1
+GATEWAY_FILE: Final = "gateway.json"
+"""Written beside the configuration while the gateway listens: url, pid, models."""
+CONFIG_FILE: Final = "gateway-config.json"
+"""What the configuration is called where the pipeline writes it."""
+AUTO: Final = "auto"
+OF_TRITON: Final = ("end_id", "pad_id")
+"""Default sampling that no OpenAI-compatible server takes."""
+_SCHEMES: Final = {"grpc", "http", "https"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayParams:
+    """Limits and default sampling of a gateway. Nothing of it changes what a stage makes."""
+
+    temperature: Annotated[
+        float | None,
+        Param(
+            "temperature of requests that name none; 0 is greedy",
+            ge=0,
+            le=100,
+            null="the model's generation_config.json, or 1",
+            runtime=True,
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Param("top_p of requests that name none", gt=0, le=1, null="the model's generation_config.json", runtime=True),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Param("top_k of requests that name none", ge=0, null="the model's generation_config.json", runtime=True),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        Param(
+            "repetition penalty of requests that name none",
+            gt=0,
+            le=100,
+            null="the model's generation_config.json",
+            runtime=True,
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None,
+        Param(
+            "output tokens of requests that name no limit",
+            ge=1,
+            le=MOST_TOKENS,
+            null="for chat as many as fit, for completions 16",
+            runtime=True,
+        ),
+    ] = None
+    stop: Annotated[
+        tuple[str, ...], Param("texts that end every answer, beside those of the request", runtime=True)
+    ] = ()
+    end_id: Annotated[int | None, Param("token that ends an answer", ge=0, null="left to the server", runtime=True)] = (
+        None
+    )
+    pad_id: Annotated[
+        int | None, Param("token that fills up batches", ge=0, null="left to the server", runtime=True)
+    ] = None
+    max_concurrency: Annotated[
+        int, Param("requests to a model that are in progress at a time", ge=1, le=MOST_IN_FLIGHT, runtime=True)
+    ] = 128
+    max_queue: Annotated[
+        int, Param("requests to a model that wait; more are refused (429)", ge=0, le=MOST_IN_FLIGHT, runtime=True)
+    ] = 256
+    queue_timeout_s: Annotated[float, Param("limit of waiting, then 429", gt=0, le=1e9, runtime=True)] = 60.0
+    max_connections: Annotated[
+        int,
+        Param("connections of clients; requests beyond them are refused (503)", ge=1, le=MOST_IN_FLIGHT, runtime=True),
+    ] = 1024
+    max_body_bytes: Annotated[
+        int, Param("largest request in bytes; more are refused (413)", ge=1024, le=1 << 28, runtime=True)
+    ] = 2 << 20
+    body_timeout_s: Annotated[float, Param("limit for the body of a request (408)", gt=0, le=1e9, runtime=True)] = 30.0
+    generation_timeout_s: Annotated[float, Param("limit of one answer (504)", gt=0, le=1e9, runtime=True)] = 600.0
+    write_timeout_s: Annotated[
+        float, Param("how long a client may leave an answer unread before it is given up", gt=0, le=1e9, runtime=True)
+    ] = 30.0
+    keep_alive_s: Annotated[float, Param("how long an idle connection is kept", gt=0, le=1e9, runtime=True)] = 30.0
+    stop_timeout_s: Annotated[
+        float, Param("how long running answers may take when the gateway is stopped", ge=0, le=1e9, runtime=True)
+    ] = 10.0
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Param(
+            "host names that requests may be addressed to, besides localhost, 127.0.0.1 and [::1], if the gateway listens on "
+            "loopback and needs no keys",
+            runtime=True,
+        ),
+    ] = ()
+    renderers: Annotated[
+        int, Param("processes that render chat templates, for each model", ge=1, le=64, runtime=True)
+    ] = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferedModel:
+    """One model that a gateway offers, and the server behind it: either `service` or `url`."""
+
+    name: str
+    """What clients ask for."""
+    service: Path | None = None
+    """A service.json, read again when the server has been started again."""
+    url: str | None = None
+    """`grpc://HOST[:PORT]` of a Triton, or `http://HOST:PORT[/v1]` of an OpenAI-compatible server."""
+    server_model: str | None = None
+    """Its name on the server; None for that in service.json, for the one that a Triton at a URL has, or for `name`."""
+    model_folder: Path | None = None
+    """Tokenizer, chat template and generation_config.json. Without it there is no chat, and no count of prompt tokens."""
+    dialect: str = AUTO
+    """How the model writes tool calls and reasoning: the name of a family, or `auto`."""
+    max_seq_len: int | None = None
+    """Tokens of prompt and answer together."""
+    max_input_len: int | None = None
+    """Tokens of a prompt."""
+    max_concurrency: int | None = None
+    """Requests in progress; None for that of the gateway."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """LoRA adapters that the server takes: name -> directory. Clients ask for `NAME:ADAPTER`."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a server that is not named, or named twice."""
+        if not self.name:
+            raise UsageError("a served model needs a name")
+        if (self.service is None) == (self.url is None):
+            raise UsageError(f"model {self.name}: expected a service.json or a url, one of them")
+        if self.url is not None and not _is_address(self.url):
+            raise UsageError(
+                f"model {self.name}: {self.url!r} is not the address of a server",
+                hint="grpc://HOST:PORT of a Triton, http://HOST:PORT/v1 of an OpenAI-compatible server",
+            )
+
+    @property
+    def names(self) -> dict[str, Path | None]:
+        """All that clients may ask for -> the directory of its adapter, None for the model itself."""
+        return {self.name: None, **{f"{self.name}:{name}": folder for name, folder in self.adapters.items()}}
+
+    @property
+    def where(self) -> str:
+        """The server, in words."""
+        return self.url or str(self.service)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig:
+    """A gateway. Raises UsageError for two models of one name, and for none."""
+
+    models: tuple[OfferedModel, ...]
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one, which gateway.json names."""
+    api_keys_file: Path | None = None
+    """A key on each line; without it everyone who reaches the port may ask."""
+    params: GatewayParams = field(default_factory=GatewayParams)
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        names = [name for model in self.models for name in model.names]
+        if not names:
+            raise UsageError("a gateway needs at least one model")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UsageError(f"two models have the name {twice}", hint="clients ask for models by name: give another")
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, paths absolute. Only the user can read the file's neighbours; the file has no secrets."""
+        write_json(path, {"schema": SCHEMA, **self.to_json()})
+
+    def to_json(self) -> dict[str, Any]:
+        """As `read` takes it."""
+        return {
+            "models": [_json(model) for model in self.models],
+            "host": self.host,
+            "port": self.port,
+            "api_keys_file": None if self.api_keys_file is None else str(self.api_keys_file.absolute()),
+            "params": to_json(self.params),
+        }
+
+    @classmethod
+    def read(cls, path: Path) -> "GatewayConfig":
+        """The configuration in a file. Relative paths start at its directory. Raises MatrixError or UsageError."""
+        given = read_mapping(path)
+        schema = given.pop("schema", None)
+        if schema != SCHEMA:
+            raise UsageError(f"{path}: schema is {schema!r}; this release reads {SCHEMA}")
+        try:
+            return cls.of(given, path.absolute().parent)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise UsageError(f"{path} is not a gateway's configuration: {error}") from error
+        except UsageError as error:
+            raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], folder: Path) -> "GatewayConfig":
+        """The configuration in a mapping. Raises UsageError, or TypeError for a value of another type."""
+        _known(cls, given, "the configuration")
+        params = given.get("params") or {}
+        _known(GatewayParams, params, "params")
+        checked = {**given, "params": load(GatewayParams, params)}
+        checked["models"] = tuple(_model(each, folder) for each in given.get("models") or ())
+        checked["api_keys_file"] = _path(given.get("api_keys_file"), folder)
+        return cls(**checked)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        return url.scheme in _SCHEMES and bool(url.hostname) and (url.port is None or url.port > 0)
+    except ValueError:
+        return False
+
+
+def _json(model: OfferedModel) -> dict[str, Any]:
+    told = {
+        name: str(value.absolute()) if isinstance(value, Path) else value
+        for name, value in asdict(model).items()
+        if value is not None
+    }
+    return {**told, "adapters": {name: str(folder.absolute()) for name, folder in model.adapters.items()}}
+
+
+def _model(given: Mapping[str, Any], folder: Path) -> OfferedModel:
+    _known(OfferedModel, given, "a model")
+    paths = {name: _path(given.get(name), folder) for name in ("service", "model_folder")}
+    adapters = {name: folder / path for name, path in (given.get("adapters") or {}).items()}
+    return OfferedModel(**{**given, **paths, "adapters": adapters})
+
+
+def _path(given: str | None, folder: Path) -> Path | None:
+    return None if given is None else folder / given
+
+
+def _known(cls: Any, given: Mapping[str, Any], what: str) -> None:
+    if unknown := sorted(given.keys() - {each.name for each in fields(cls)}):
+        raise UsageError(f"{what} has no {', '.join(unknown)}")

@@ -1,0 +1,229 @@
+"""Finding and reading recipes: beside the matrix, shipped with the package, or made from a local directory's config.json."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base import Fault, Json, MatrixError, UsageError
+from trtllm_pipeline.orchestrate.matrix.document import SUFFIXES, Document, KeyPath, Origin, nearest, read
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate.matrix.models import Recipe
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# Keys of config.json that a recipe has under the same name.
+_SAME_NAME: Final = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    *("kv_lora_rank", "qk_rope_head_dim", "q_lora_rank"),
+    *("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "interleave_moe_layer_step"),
+    *("num_experts_per_tok", "num_nextn_predict_layers"),
+)
+
+
+def load_recipe(path: Path) -> Recipe:
+    """The recipe in a file. Raises MatrixError with all faults."""
+    recipe, faults = check_recipe(read(path), path)
+    if faults or recipe is None:
+        raise MatrixError(tuple(faults))
+    return recipe
+
+
+def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, list[Fault]]:
+    """A recipe's data as a model, and what is wrong with it. The recipe bears the name of its file, if it has one."""
+    from trtllm_pipeline.orchestrate.matrix.check import check  # who only looks for recipes needs no models
+    from trtllm_pipeline.orchestrate.matrix.models import Recipe
+
+    recipe, faults = check(Recipe, document)
+    if recipe is not None and path is not None and recipe.name != path.stem:
+        faults.append(document.fault(("name",), f"must be {path.stem!r}, as the file is called"))
+    if recipe is not None and recipe.code_files:
+        from trtllm_pipeline.models import COMMIT
+
+        if not COMMIT.fullmatch(getattr(recipe.sources[0], "revision", "")):
+            message = "needs a first source on a hub with a commit as its revision"
+            faults.append(document.fault(("code_files",), message))
+    return recipe, faults
+
+
+def recipes_folder() -> Path:
+    """Directory of the recipes that come with the package."""
+    return _shipped("recipes")
+
+
+def matrices_folder() -> Path:
+    """Directory of the matrices that come with the package."""
+    return _shipped("matrices")
+
+
+def list_recipes(beside: Path) -> dict[str, Path]:
+    """Recipes by name: those in `beside/recipes`, and those that come with the package unless hidden by one of these."""
+    own = [path for path in sorted((beside / "recipes").glob("*")) if path.suffix in SUFFIXES]
+    return dict(sorted({path.stem: path for path in (*recipes_folder().rglob("*.yaml"), *own)}.items()))
+
+
+def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
+    """File of a recipe: `recipes/NAME.yaml` or `NAME.yaml` in `beside`, else the shipped one.
+
+    A matrix may lie in the same directory under a recipe's name: `but`, and files with axes, are passed over. Raises
+    UsageError with the nearest name.
+    """
+    if _NAME.fullmatch(name):
+        for folder in (beside / "recipes", beside):
+            for path in (folder / f"{name}{suffix}" for suffix in SUFFIXES):
+                if path != but and path.is_file() and not _is_matrix(path):
+                    return path
+    known = list_recipes(beside)
+    if _NAME.fullmatch(name) and name in known:
+        return known[name]
+    raise UsageError(
+        f"there is no recipe {name!r}{nearest(name, known)}",
+        hint="`pipeline models list` shows the recipes; a path such as ./my-model names a local Hugging Face directory",
+    )
+
+
+def sources_of(model: str, beside: Path) -> list[dict[str, Json]]:
+    """The sources of a model as people name it: a recipe, a directory, or ORGANISATION/NAME[@REVISION]. Raises UsageError."""
+    name, _, revision = model.partition("@")
+    recipes = list_recipes(beside)
+    if model in recipes:
+        recipe = load_recipe(find_recipe(model, beside))
+        return [source.model_dump(mode="json", exclude={"note"}) for source in recipe.sources]
+    if (beside / model).is_dir() or model.startswith(("./", "../", "/", "~")):
+        return [{"local": str((beside / Path(model).expanduser()).absolute())}]
+    if name in recipes:
+        raise UsageError(
+            f"{model}: {name} is a recipe, which says itself where its model is and in which revision",
+            hint=f"pipeline models show {name} shows it; ORGANISATION/NAME@REVISION is one revision of a model",
+        )
+    if name.count("/") == 1:
+        return [{"hugging_face": name, "revision": revision or "main"}]
+    raise UsageError(
+        f"{model}: there is no such recipe or directory",
+        hint="pipeline models list shows the recipes; ORGANISATION/NAME is a model of the Hugging Face Hub",
+    )
+
+
+def is_folder(model: str) -> bool:
+    """Whether a value of the model axis is the path of a local directory and not a recipe's name."""
+    return model.startswith(".") or "/" in model or "\\" in model
+
+
+def recipe_file(model: str, matrix: Path) -> Path:
+    """What a matrix' recipe of a model is read from: a recipe, or a local directory's config.json. Raises UsageError."""
+    if is_folder(model):
+        return matrix.parent / os.path.expanduser(model) / "config.json"  # noqa: PTH111  (Path.expanduser raises for an unknown user)
+    return find_recipe(model, matrix.parent, but=matrix)
+
+
+def recipe_of_folder(model: str, base: Path) -> Document:
+    """The data of a recipe made from a Hugging Face directory's config.json. Raises MatrixError when it cannot be read."""
+    model = os.path.expanduser(model)  # noqa: PTH111
+    folder = base / model
+    config = read(folder / "config.json")
+    name = folder.name if folder.name not in ("", "..") else folder.resolve().name
+    recipe = _recipe_of(config.data if isinstance(config.data, dict) else {}, name, f"Local directory {model}")
+    recipe["sources"] = [{"local": model}]
+    origins: dict[KeyPath, Origin] = {path: origin for path, origin in config.origins.items() if len(path) == 1}
+    return Document(config.name, recipe, origins)
+
+
+def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> Mapping[str, Json]:
+    """What a recipe says of a model as people name it: its own, or one made from its config.json.
+
+    Raises UsageError for a config.json that does not say what a recipe needs, and for None, one that cannot be read now.
+    """
+    if model in list_recipes(beside):
+        return load_recipe(find_recipe(model, beside)).model_dump(mode="json")
+    if config is None:
+        raise UsageError(
+            f"{model}: its config.json cannot be read now, since its hub is not reached",
+            hint="name a recipe of it, or a directory that has it",
+        )
+    made: dict[str, Json] = {**_recipe_of(config, model, model), "sources": [{"local": "."}]}
+    recipe, faults = check_recipe(Document(f"config.json of {model}", made, {}), None)
+    if recipe is None or faults:
+        raise UsageError(f"{model}: {faults[0].message if faults else 'is no model'}", hint="name a recipe of it")
+    return recipe.model_dump(mode="json")
+
+
+def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str, Json]:
+    """The data of a recipe without sources."""
+    from trtllm_pipeline.models import named_alike, num_experts, rotary
+
+    data: dict[str, Json] = named_alike(config)
+    if isinstance(text := data.get("text_config"), dict):  # of a model that takes images too
+        data = {**text, **data}
+    base, scaling = rotary(data)
+    heads, hidden, eos = (data.get(key) for key in ("num_attention_heads", "hidden_size", "eos_token_id"))
+    recipe: dict[str, Json] = {
+        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:100] or "local",
+        "summary": summary,
+        "family": data.get("model_type"),
+        "license": "unknown",
+        **{key: data[key] for key in _SAME_NAME if key in data},
+        **(
+            {"images": True, "vision_parameters": _vision_weights(data["vision_config"])}
+            if "vision_config" in data
+            else {}
+        ),
+        "num_key_value_heads": data.get("num_key_value_heads") or heads,
+        "head_dim": data.get("head_dim")
+        or data.get("v_head_dim")
+        or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None),
+        "num_experts": num_experts(data),
+        "rope_theta": base,
+        "rope_scaling": scaling,
+        "eos_token_ids": [eos] if isinstance(eos, int) else eos,
+    }
+    if isinstance(
+        dense := data.get("intermediate_size_mlp"), int
+    ):  # Llama 4 has its experts' width under the usual name
+        experts = {"moe_intermediate_size": data.get("intermediate_size"), "n_shared_experts": 1}
+        recipe |= {"intermediate_size": dense, **experts}
+    return recipe
+
+
+def _vision_weights(config: Json) -> int | None:
+    """Weights of the layers of a vision transformer: attention, `4 h^2`, and MLP, `2 h i`, or `3 h i` where it is gated (silu). None
+    for another form.
+
+    What makes patches of an image, and what joins it to the language model, is left out: less than a tenth.
+    """
+    if not isinstance(config, dict):
+        return None
+    width, layers, inner = (
+        next((config[name] for name in names if config.get(name)), None)
+        for names in (("embed_dim", "hidden_size"), ("depth", "num_hidden_layers"), ("intermediate_size",))
+    )
+    ratio = config.get("mlp_ratio")
+    if inner is None and isinstance(width, int) and isinstance(ratio, (int, float)):
+        inner = int(ratio * width)
+    if not (isinstance(width, int) and isinstance(layers, int) and isinstance(inner, int)):
+        return None
+    matrices = 3 if config.get("hidden_act") == "silu" else 2
+    return max(layers * (4 * width**2 + matrices * width * inner), 0) or None
+
+
+def _shipped(what: str) -> Path:
+    installed = PACKAGE / "data" / what  # in a wheel; a checkout keeps them at its root
+    return installed if installed.is_dir() else PACKAGE.parent / what
+
+
+def _is_matrix(path: Path) -> bool:
+    try:
+        if b"axes" not in path.read_bytes():  # most are recipes, which are read again
+            return False
+        data = read(path).data
+    except (MatrixError, OSError):
+        return False  # its faults are told when it is read as a recipe
+    return isinstance(data, dict) and "axes" in data

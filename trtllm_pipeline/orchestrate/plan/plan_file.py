@@ -1,0 +1,306 @@
+"""The plan as a file: what `pipeline plan --format json` prints and every run leaves as `plan.json`.
+
+`docs/formats.md` describes it. Reading it back gives an `Outline`: cells and stage runs without recipes, settings and
+command lines, which is all that status, logs and reports need, so none of them needs the matrix again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from trtllm_pipeline.base import (
+    Cell,
+    CellId,
+    Fingerprint,
+    Json,
+    Resources,
+    Scope,
+    SettingChange,
+    StageRunId,
+    StateError,
+    decode_mapping,
+    in_flow_order,
+    json_lines,
+    reading,
+    uncollected,
+    write_lines,
+)
+from trtllm_pipeline.models import shown
+from trtllm_pipeline.orchestrate.memory.estimates import Estimate, Need
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+
+SCHEMA: Final = 1
+NAME: Final = "plan.json"
+OUTLINE: Final = "outline.json"
+"""Beside it, the part that `Outline` is, a seventh of it. Who finds none, or that of another plan, reads the plan."""
+_SCOPES: Final = {scope.value: scope for scope in Scope}
+
+
+@dataclass(slots=True)  # not frozen, as Cell
+class OutlineRun:
+    """One stage run. Nobody changes it."""
+
+    id: StageRunId
+    stage: str
+    fingerprint: Fingerprint
+    scope: Scope
+    inputs: tuple[StageRunId, ...]
+    after: tuple[StageRunId, ...]
+    cells: tuple[CellId, ...]
+
+    @property
+    def needs(self) -> tuple[StageRunId, ...]:
+        """What must have succeeded before this can start."""
+        return (*self.inputs, *self.after)
+
+
+@dataclass(slots=True)  # not frozen, as Cell
+class OutlineCell:
+    """One cell, which nobody changes. `stage_runs` are in the order of the flow and empty for a cell that can never work, see `reason`."""
+
+    id: CellId
+    axes: Mapping[str, Json]
+    reason: str | None
+    stage_runs: tuple[StageRunId, ...]
+    changes: tuple[SettingChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A plan without what it takes to run it: cells and stage runs, as status and reports need them."""
+
+    cells: tuple[OutlineCell, ...]
+    stage_runs: Mapping[StageRunId, OutlineRun]
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Names of all stages, in the order of the flow."""
+        of_cells = {cell.id: cell.stage_runs for cell in self.cells}
+        return in_flow_order(
+            ((run.stage, run.cells[0]) for run in self.stage_runs.values()),
+            lambda cell: [self.stage_runs[run].stage for run in of_cells.get(cell, ())],
+        )
+
+
+def axes(cell: Cell) -> dict[str, Json]:
+    """A cell's values by axis. Axes over settings are in its id alone, as `key=value`."""
+    settings = dict(part.split("=", 1) for part in cell.id.split("/") if "=" in part)
+    return {
+        "model": cell.model,
+        "toolchain": cell.toolchain,
+        "precision": shown(cell.precision, cell.recipe.get("quantization")),
+        "tp": cell.tp,
+        "pp": cell.pp,
+        **({"ep": cell.ep} if cell.ep > 1 else {}),
+        "max_batch_size": cell.max_batch_size,
+        "isl": cell.isl,
+        "osl": cell.osl,
+        **({} if cell.gpu is None else {"gpu": cell.gpu}),
+        **settings,
+    }
+
+
+def outline(plan: Plan) -> Outline:
+    """The outline of a plan."""
+    return Outline(
+        tuple(
+            OutlineCell(cell.id, axes(cell), cell.reason, plan.by_cell[cell.id], cell.changes) for cell in plan.cells
+        ),
+        {
+            run.id: OutlineRun(
+                run.id,
+                run.stage.name,
+                run.fingerprint,
+                run.stage.scope,
+                tuple(run.inputs.values()),
+                run.after,
+                tuple(run.cells),
+            )
+            for run in plan.stage_runs.values()
+        },
+    )
+
+
+def plan_lines(
+    plan: Plan,
+    *,
+    present: Collection[StageRunId],
+    to_run: Collection[StageRunId],
+    reasons: Mapping[StageRunId, str],
+    times: Callable[[StageRun], Estimate | None],
+    commands: Callable[[StageRun], Sequence[Sequence[str]]],
+    needs: Callable[[StageRun], Sequence[Need]] = lambda _run: (),
+    pulls: Mapping[StageRunId, int] = MappingProxyType({}),
+    run_id: str | None = None,
+) -> Iterator[str]:
+    """The plan as lines of JSON text, one for each cell and each stage run: large plans are written as they are made.
+
+    `commands` gives a stage run's command lines, `times` its milliseconds, `needs` what it takes of memory, `pulls` the bytes of
+    what is pulled; `run_id` is None when nothing was run. The plan of a run has the first three of what is to run alone.
+    """
+    from trtllm_pipeline.tensorrt import to_json  # who reads a plan needs none of it
+
+    whole = run_id is None
+
+    def cell_entry(cell: Cell) -> Json:
+        return {
+            "id": cell.id,
+            "axes": axes(cell),
+            "feasible": cell.reason is None,
+            "reason": cell.reason,
+            "stage_runs": list(plan.by_cell[cell.id]),
+            "changes": [asdict(change) for change in cell.changes],
+        }
+
+    def run_entry(run: StageRun) -> Json:
+        told = whole or run.id in to_run
+        return {
+            "id": run.id,
+            "stage": run.stage.name,
+            "toolchain": run.toolchain,
+            "fingerprint": run.fingerprint,
+            "scope": run.stage.scope.value,
+            "inputs": dict(run.inputs),
+            "after": list(run.after),
+            "cells": list(run.cells),
+            "argv": [list(command) for command in commands(run)] if told else [],
+            "program": run.stage.program,
+            "params": to_json(run.params),
+            "environment": {},
+            "resources": _resources(plan.resources(run)),
+            **_expected(times(run) if told else None),
+            "needs": [need.to_json() for need in needs(run)] if told else [],
+            "action": action(run.id, to_run, present, pulls),
+            **({"pull_bytes": pulls[run.id]} if run.id in pulls else {}),
+            "reason": reasons.get(run.id),
+        }
+
+    return json_lines(
+        schema=SCHEMA,
+        run=run_id,
+        cells=map(cell_entry, plan.cells),
+        stage_runs=map(run_entry, plan.stage_runs.values()),
+    )
+
+
+@cache
+def _resources(each: Resources) -> Json:
+    return asdict(each)
+
+
+def action(
+    run: StageRunId,
+    to_run: Collection[StageRunId],
+    present: Collection[StageRunId],
+    pulls: Collection[StageRunId],
+) -> str:
+    """What becomes of a stage run."""
+    if run in pulls:
+        return "pull"
+    return "run" if run in to_run else "up_to_date" if run in present else "skip"
+
+
+def _expected(estimate: Estimate | None) -> dict[str, Json]:
+    if estimate is None:
+        return {"expected_s": None, "expected_error": None, "expected_measured": 0}
+    seconds, error = estimate.value / 1000, round(estimate.error, 3)
+    return {"expected_s": seconds, "expected_error": error, "expected_measured": estimate.measured}
+
+
+def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
+    """Write `lines` of a plan, and its outline beside it."""
+    path.with_name(OUTLINE).unlink(missing_ok=True)  # killed in between, there is none: of a plan before, not that
+    write_lines(path, lines)
+    shape = outline(plan)
+    numbers = {run: number for number, run in enumerate(shape.stage_runs)}
+
+    def numbered(runs: Iterable[StageRunId]) -> list[Json]:
+        return [numbers[run] for run in runs]
+
+    cells: Iterator[Json] = (
+        [cell.id, dict(cell.axes), cell.reason, numbered(cell.stage_runs), list(map(asdict, cell.changes))]
+        for cell in shape.cells
+    )
+    runs: Iterator[Json] = (
+        [run.id, run.stage, run.fingerprint, run.scope.value, numbered(run.inputs), numbered(run.after)]
+        for run in shape.stage_runs.values()
+    )
+    text = json_lines(schema=SCHEMA, plan_bytes=path.stat().st_size, cells=cells, stage_runs=runs)
+    write_lines(path.with_name(OUTLINE), text)
+
+
+def _read_outline(path: Path, plan_bytes: int) -> Outline:
+    """The outline in a file. Raises OSError, ValueError, KeyError, IndexError, TypeError for that of no plan of this size."""
+    data = json.loads(reading.read_bytes(path))
+    if (data["schema"], data["plan_bytes"]) != (SCHEMA, plan_bytes):
+        raise ValueError("of another plan")
+    ids = [run[0] for run in data["stage_runs"]]
+    users: list[list[CellId]] = [[] for _ in ids]
+    cells = []
+    for cell, values, reason, runs, changes in data["cells"]:
+        cells.append(OutlineCell(cell, values, reason, tuple([ids[run] for run in runs]), _changes(changes)))
+        for run in runs:
+            users[run].append(cell)
+    return Outline(
+        tuple(cells),
+        {
+            run: OutlineRun(
+                run,
+                stage,
+                fingerprint,
+                _SCOPES[scope],
+                tuple([ids[each] for each in inputs]) if inputs else (),
+                tuple([ids[each] for each in after]) if after else (),
+                tuple(of_run),
+            )
+            for (run, stage, fingerprint, scope, inputs, after), of_run in zip(data["stage_runs"], users, strict=True)
+        },
+    )
+
+
+def _changes(written: Collection[Mapping[str, Any]]) -> tuple[SettingChange, ...]:
+    return tuple([SettingChange(**{**change, "refused": tuple(change.get("refused", ()))}) for change in written])
+
+
+@uncollected()
+def read_plan(path: Path) -> Outline:
+    """The outline of a plan file. Raises StateError when it is not one."""
+    with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
+        return _read_outline(path.with_name(OUTLINE), path.stat().st_size)
+    try:
+        data = decode_mapping(reading.read_bytes(path))
+        if data["schema"] != SCHEMA:
+            raise StateError(f"{path}: plan of schema {data['schema']}, this release reads {SCHEMA}")
+        return Outline(
+            tuple(
+                OutlineCell(
+                    cell["id"],
+                    cell["axes"],
+                    cell["reason"],
+                    tuple(cell["stage_runs"]),
+                    _changes(cell.get("changes", ())),  # older plans have none
+                )
+                for cell in data["cells"]
+            ),
+            {
+                run["id"]: OutlineRun(
+                    run["id"],
+                    run["stage"],
+                    run["fingerprint"],
+                    _SCOPES[run["scope"]],
+                    tuple(run["inputs"].values()),
+                    tuple(run["after"]),
+                    tuple(run["cells"]),
+                )
+                for run in data["stage_runs"]
+            },
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StateError(f"{path}: not a plan: {error}", hint="`pipeline run` writes one when it starts") from error

@@ -1,0 +1,264 @@
+"""Runs, cells and stages by the names that people type."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from trtllm_pipeline.base import CellId, Fingerprint, StageRunId, UsageError, count, in_order
+from trtllm_pipeline.orchestrate.plan.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
+from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request, read_request
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.store import Store
+
+_ARTIFACT: Final = re.compile(r"(?:([a-z][a-z0-9_]*)[-/])?([0-9a-f]{4,32})")
+LATEST: Final = "latest"
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}")
+_BACK: Final = re.compile(r"(.+?)(?:~(\d+))?")
+
+
+def check_name(name: str) -> str:
+    """`name`, if it can be that of a run: nothing that ids start with. Raises UsageError."""
+    if not _NAME.fullmatch(name) or name == LATEST:
+        raise UsageError(
+            f"--name {name}: cannot be the name of a run",
+            hint="a letter, then up to 99 letters, digits, '.', '_' and '-', such as nightly-1234",
+        )
+    return name
+
+
+def run_id(started_s: float, name: str) -> str:
+    """The id of a run: ids are in the order of time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started_s))}-{name}"
+
+
+def _name_of(run: str) -> str:
+    return run.split("-", 2)[-1]
+
+
+def run_folders(store: Store) -> tuple[Path, ...]:
+    """The directories of all runs, the last that started first. Raises UsageError where there is none."""
+    known = [path.parent.name for path in store.runs_dir.glob(f"*/{NAME}") if path.is_file()]
+    order = {run.id: place for place, run in enumerate(store.index.runs())}
+    # Ids start with their time, so runs that the index has lost are still in order, after those it knows.
+    known.sort(reverse=True)
+    known.sort(key=lambda run: order.get(run, len(order)))
+    if not known:
+        raise UsageError(f"{store.workspace}: no runs in this workspace yet", hint="pipeline run --matrix FILE")
+    return tuple(store.runs_dir / run for run in known)
+
+
+def find_run(store: Store, wanted: str | None) -> Path:
+    """The directory of a run: `latest` or None, an id, the beginning of one, or a name. Raises UsageError.
+
+    `latest~2` is the run two before the latest, `NAME~1` the one before the latest that is called NAME.
+    """
+    wanted = wanted or LATEST
+    folders = run_folders(store)
+    known = [folder.name for folder in folders]
+    back = _BACK.fullmatch(wanted)
+    called = [] if back is None else [each for each in folders if back[1] in {LATEST, _name_of(each.name)}]
+    if back is not None and called:
+        place = int(back[2] or 0)
+        if place < len(called):
+            return called[place]
+        runs = "is 1 run" if len(called) == 1 else f"are {len(called)} runs"
+        raise UsageError(
+            f"{wanted}: there {runs}{'' if back[1] == LATEST else f' called {back[1]}'} in {store.workspace}",
+            hint="pipeline run --matrix FILE makes another; pipeline status --runs lists them",
+        )
+    found = [wanted] if wanted in known else [run for run in known if run.startswith(wanted)]
+    if len(found) == 1:
+        return store.runs_dir / found[0]
+    if found:
+        raise UsageError(f"{wanted!r} starts the ids of {len(found)} runs", hint=f"one of {_some(found)}")
+    raise UsageError(f"there is no run {wanted!r}", hint=_near(wanted, known, "runs"))
+
+
+@dataclass(frozen=True, slots=True)
+class NewestCells:
+    """The cells of a matrix, each as the newest run that was for it planned it."""
+
+    outline: Outline
+    origins: Mapping[CellId, Path]
+    """Of each cell, the directory of the run that tells all about it. A cell of which several runs did parts has none."""
+    folders: tuple[Path, ...]
+    """Of the runs that were looked at, the newest first."""
+
+    @property
+    def newest(self) -> Path:
+        """The directory of the newest run."""
+        return self.folders[0]
+
+    @property
+    def title(self) -> str:
+        """The runs, for people."""
+        earlier = len(self.folders) - 1
+        more = f" and {count(earlier, 'earlier run')} of its matrix" if earlier else ""
+        return f"run {self.newest.name}{more}"
+
+
+def newest_cells(store: Store, wanted: str | None = None) -> NewestCells:
+    """The cells of the latest run's matrix, or only those of the run that is `wanted`. Raises UsageError.
+
+    Runs of part of the matrix (`--cells`, `--until`) do not hide the rest: those before them count too, back to the last
+    one of the whole. A cell is as the newest run planned it, and with the stages after it that an earlier run of the very
+    same stage runs had.
+    """
+    folders = [find_run(store, wanted)]
+    request = _request(folders[0])
+    if wanted is None and request is not None and not request.whole:
+        for folder in run_folders(store)[1:]:
+            other = _request(folder)
+            if other is not None and other.matrix == request.matrix:
+                folders.append(folder)
+                if other.whole:
+                    break
+    return _merged({folder: read_run(folder) for folder in folders})
+
+
+def _request(folder: Path) -> Request | None:
+    try:
+        return read_request(folder / REQUEST_FILE)
+    except UsageError:
+        return None  # of a run that was killed before it wrote one, or damaged: it stands for itself
+
+
+def _merged(outlines: Mapping[Path, Outline]) -> NewestCells:
+    """Outlines of runs, the newest first, as one."""
+    order = dict.fromkeys(cell.id for outline in reversed(tuple(outlines.values())) for cell in outline.cells)
+    cells: dict[CellId, OutlineCell] = {}
+    origins: dict[CellId, Path] = {}
+    for folder, outline in outlines.items():
+        for cell in outline.cells:
+            if cell.id not in cells:
+                cells[cell.id], origins[cell.id] = cell, folder
+            elif set(cell.stage_runs) > set(cells[cell.id].stage_runs) > set():
+                cells[cell.id] = cell
+                origins.pop(cell.id, None)
+    if len(outlines) == 1:
+        return NewestCells(outline, origins, tuple(outlines))
+    used: dict[StageRunId, list[CellId]] = {}
+    for cell_id in order:
+        for run in cells[cell_id].stage_runs:
+            used.setdefault(run, []).append(cell_id)
+    whole = {
+        run.id: replace(run, cells=tuple(used[run.id]))
+        for outline in outlines.values()
+        for run in outline.stage_runs.values()
+        if run.id in used
+    }
+    return NewestCells(Outline(tuple(cells[cell] for cell in order), whole), origins, tuple(outlines))
+
+
+def read_run(folder: Path) -> Outline:
+    """The plan of a run, by its directory."""
+    return read_plan(folder / NAME)
+
+
+def find_cell(outline: Outline, wanted: str, stage: str | None = None) -> OutlineCell:
+    """The one cell that `wanted` means: its id, a pattern, a part of the id, or segments of it. Raises UsageError.
+
+    With `stage` also the first of several that share that stage's run: it is the same whichever is meant.
+    """
+    ids = {str(cell.id): cell for cell in outline.cells}
+    for matches in (
+        lambda cell: cell == wanted,
+        lambda cell: fnmatch.fnmatchcase(cell, wanted) or fnmatch.fnmatchcase(cell, f"{wanted.rstrip('/*')}/*"),
+        lambda cell: wanted in cell,
+        lambda cell: in_order(cell.split("/"), wanted.split("/")),
+    ):
+        found = [cell for cell in ids if matches(cell)]
+        if len(found) == 1 or (stage and _share(outline, [ids[cell] for cell in found], stage)):
+            return ids[found[0]]
+        if found:
+            raise UsageError(f"{wanted!r} matches {len(found)} cells", hint=f"one of {_some(found)}")
+    raise UsageError(f"{wanted!r} matches none of the {len(ids)} cells", hint=_near(wanted, ids, "cells"))
+
+
+def find_artifacts(store: Store, wanted: str | None) -> tuple[Artifact, ...]:
+    """The artifacts that `wanted` means: one, by its stage run's id or its fingerprint's beginning, or all of a stage or cell.
+
+    None means all that there are. Raises UsageError.
+    """
+    return find_named(store, [each for each in store.index.all_artifacts() if each.folder.is_dir()], wanted)
+
+
+class Named(Protocol):
+    """What a name can mean."""
+
+    @property
+    def stage(self) -> str:
+        """Its stage."""
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Its fingerprint."""
+
+
+N = TypeVar("N", bound=Named)
+
+
+def find_named(store: Store, known: Sequence[N], wanted: str | None) -> tuple[N, ...]:
+    """As `find_artifacts`, of those that are `known`, in this workspace or elsewhere."""
+    of_stage = tuple(each for each in known if wanted in (None, each.stage))
+    if wanted is None or of_stage:
+        return of_stage
+    named = _ARTIFACT.fullmatch(wanted)
+    if named is not None:
+        found = [each for each in known if each.fingerprint.startswith(named[2]) and named[1] in (None, each.stage)]
+        if len(found) == 1:
+            return (found[0],)
+        if found:
+            raise UsageError(
+                f"{wanted!r} begins {len(found)} artifacts",
+                hint=f"one of {_some([each.fingerprint for each in found])}",
+            )
+    try:
+        outline = newest_cells(store).outline
+        cell = find_cell(outline, wanted)
+    except UsageError as error:
+        raise UsageError(
+            f"there is no artifact {wanted!r}, no stage and no cell: {error.message}",
+            hint=f"pipeline store list has the artifacts; {error.hint}",
+        ) from error
+    made = {each.fingerprint: each for each in known}
+    found = [
+        made[fingerprint] for run in cell.stage_runs if (fingerprint := outline.stage_runs[run].fingerprint) in made
+    ]
+    if not found:
+        raise UsageError(f"{cell.id} has no artifacts yet", hint=f"pipeline run --cells '{cell.id}'")
+    return tuple(found)
+
+
+def find_stage(outline: Outline, cell: OutlineCell, stage: str) -> OutlineRun:
+    """The stage run of a cell. Raises UsageError."""
+    runs = {outline.stage_runs[run].stage: outline.stage_runs[run] for run in cell.stage_runs}
+    if cell.reason is not None:
+        raise UsageError(f"{cell.id} has no stages, it can never work: {cell.reason}")
+    if stage not in runs:
+        raise UsageError(f"{cell.id} has no stage {stage!r}", hint=_near(stage, runs, "stages"))
+    return runs[stage]
+
+
+def _share(outline: Outline, cells: Sequence[OutlineCell], stage: str) -> bool:
+    """Whether all of `cells` have one and the same run of `stage`."""
+    runs = [[run for run in cell.stage_runs if outline.stage_runs[run].stage == stage] for cell in cells]
+    return bool(runs) and all(each and each == runs[0] for each in runs)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _near(wanted: str, known: Iterable[str | CellId], what: str) -> str:
+    """A hint: the nearest names, or what there is."""
+    names = list(known)
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
+    return " or ".join(close) if close else f"the {what} are {_some(names)}"

@@ -1,0 +1,143 @@
+"""The cells of a matrix that a request selects, and why some cannot work on a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from trtllm_pipeline.base import Cell, Scope, UsageError
+from trtllm_pipeline.models import AS_IS
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.tensorrt import catalog as toolchains
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.base import Machine
+    from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
+
+
+def load(request: Request) -> LoadedMatrix:
+    """The matrix with the recipes it names. Raises MatrixError, UsageError."""
+    from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
+
+    return load_matrix(request.matrix, request.sets)
+
+
+def machine_of(request: Request) -> Machine:
+    """The machine that the request is for: an assumed one, or this one. Raises UsageError."""
+    if request.assume is not None:
+        from trtllm_pipeline.base import parse
+
+        return parse(request.assume)
+    from trtllm_pipeline.base import this_machine
+
+    return this_machine()
+
+
+def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:
+    """The toolchain of cells that name none: the request's, the matrix's, or what `machine` has."""
+    if asked := request.toolchain or loaded.written.get("toolchain"):
+        return toolchains.load(asked).name
+    named = loaded.axes["toolchain"]
+    return toolchains.detect(machine).name if named is None or "auto" in named else str(named[0])
+
+
+def select_cells(
+    request: Request, loaded: LoadedMatrix, machine: Machine, store: Store | None = None
+) -> tuple[Cell, ...]:
+    """The cells of the matrix that the request selects, with why one cannot work, if that is so.
+
+    What needs more memory than the machine has is known by estimates, corrected by what `store` has of measurements.
+    Raises MatrixError, UsageError, PlanError.
+    """
+    memory = memory_check(store, machine)
+    return expanded(
+        request,
+        loaded,
+        machine,
+        lambda cell: lacks_gpu(cell, machine) or infeasible(cell, machine) or memory(cell),
+    )
+
+
+def expanded(
+    request: Request,
+    loaded: LoadedMatrix,
+    machine: Machine,
+    feasibility: Callable[[Cell], str | None] = lambda _cell: None,
+) -> tuple[Cell, ...]:
+    """The cells that the request selects, with the toolchains of `machine`; see `expand`. What is not selected is not judged."""
+    from trtllm_pipeline.orchestrate.matrix.expand import expand, judged, select, with_control
+
+    if len(machine.types) > 1 and not loaded.gpu_types:
+        types = ", ".join(name for name, _ in machine.types)
+        raise UsageError(
+            f"there are several types of GPU ({types}), and the matrix does not say which its cells are for",
+            hint=f"--set 'axes.gpu=[{types}]'",
+        )
+    toolchain, installed = default_toolchain(request, loaded, machine), machine.tensorrt_llm
+    release = None if installed is None else installed.release
+    told = request.toolchain or loaded.written.get("toolchain")
+    cells = expand(
+        loaded,
+        default_toolchain=toolchain,
+        instead=None if told else lambda cell: toolchains.load(toolchain).instead(cell, machine.of(cell.gpu)),
+        release=release,
+    )
+    cells = with_control(cells, lambda cell: len(machine.of(cell.gpu).gpus), feasibility)
+    return tuple([judged(cell, feasibility) for cell in select(cells, request.cells)])
+
+
+def infeasible(cell: Cell, machine: Machine) -> str | None:
+    """Why its toolchain cannot make or serve a cell on `machine`."""
+    return toolchains.load(cell.toolchain).infeasible(cell, machine.of(cell.gpu))
+
+
+def lacks_gpu(cell: Cell, machine: Machine) -> str | None:
+    """Why a cell that is for a type of GPU cannot have one."""
+    if cell.gpu is None:
+        return None
+    if (lacks := machine.lacks(cell.gpu)) is not None:
+        return lacks
+    servers = [each for each in toolchains.load(cell.toolchain).stages if each.scope is Scope.SERVICE]
+    if any(each.resources(cell, machine.of(cell.gpu)).gpus for each in servers):
+        return None
+    return f"it is for GPUs of type {cell.gpu}, and its server takes none"
+
+
+def memory_check(store: Store | None, machine: Machine) -> Callable[[Cell], str | None]:
+    """Tells why a cell cannot work on `machine` for want of memory. What `store` has of measurements is read once, when asked."""
+    from trtllm_pipeline.orchestrate.memory import estimates
+
+    @cache
+    def corrections() -> estimates.Corrections:
+        return estimates.Corrections(() if store is None else store.index.peaks(), machine)
+
+    return lambda cell: estimates.infeasible(cell, toolchains.load(cell.toolchain).stages, machine, corrections())
+
+
+def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | None]) -> Cell:
+    """A pinned cell: only now is it known how the weights of one that takes them as they are were quantized, what its
+    draft model and adapters are, what `memory` these take, and what code loads it.
+    """
+    if cell.reason is not None:
+        return cell
+    toolchain, reason = toolchains.load(cell.toolchain), None
+    drafter = toolchain.drafter(cell)
+    if drafter is not None:
+        reason = infeasible(drafter, machine)
+        reason = None if reason is None else f"settings.speculative.model {drafter.model}: {reason}"
+    elif cell.precision == AS_IS or "code" in cell.recipe:
+        reason = infeasible(cell, machine)
+    if reason is None and cell.companions:
+        reason = memory(cell)
+    return cell if reason is None else replace(cell, reason=reason)
+
+
+def lacks_memory_alone(cell: Cell, machine: Machine) -> bool:
+    """Whether a cell that cannot work here could with more memory."""
+    from trtllm_pipeline.orchestrate.memory.estimates import without_limits
+
+    asked = replace(cell, reason=None)
+    return infeasible(asked, machine) is not None and not infeasible(asked, without_limits(machine))

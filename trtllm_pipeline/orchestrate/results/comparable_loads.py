@@ -1,0 +1,115 @@
+"""Workloads: which cells may be compared, because they were measured under the same load on the same system.
+
+Shared by `recommend` and the HTML page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from trtllm_pipeline.base import Json
+from trtllm_pipeline.measure import FIELDS, LEVEL_FIELDS, SERVED_BY, Conditions, Field
+from trtllm_pipeline.orchestrate.results.rows import CellResult
+
+_BY_NAME: Final = {field.name: field for field in (*FIELDS, *LEVEL_FIELDS)}
+AXES: Final = ("model", "isl", "osl")
+"""Axes that say what is asked, of whom, and how long answers are. What else was asked is told by the measurements."""
+
+Workload = tuple[tuple[str, Json], ...]
+"""Values of those axes, and of what measurements were made under, in which cells of a run differ; empty where in none."""
+
+
+def workloads(cells: Sequence[CellResult], allow: Collection[str] = frozenset()) -> list[Workload]:
+    """The workload of each cell, told by what varies among them; `allow` names groups and fields that may.
+
+    A cell that was not measured goes with the first that was and has the same axes; one that lacks a level, with the first
+    that has it. A server or protocol that an axis varies is what cells are compared for.
+    """
+
+    def varies(axis: str) -> bool:
+        return len({str(cell.axes.get(axis)) for cell in cells}) > 1
+
+    served = {name for cell in cells for name in cell.axes if name.rpartition(".")[2] in SERVED_BY}
+    served = set(filter(varies, served))
+
+    def tells(field: Field) -> bool:
+        return field.decides and not {field.about, field.name} & set(allow) and not field.explained_by(served)
+
+    measured = [cell.conditions for cell in cells if cell.levels]
+    fields = [field for field in FIELDS if tells(field) and len({each.shown(field) for each in measured}) > 1]
+    axes = list(filter(varies, AXES))
+    asked: list[Workload] = [tuple((name, cell.axes.get(name)) for name in axes) for cell in cells]
+    under: list[Workload] = [tuple((field.name, cell.conditions.shown(field)) for field in fields) for cell in cells]
+    first: dict[Workload, Workload] = {}
+    for cell, of_axes, conditions in zip(cells, asked, under, strict=True):
+        if cell.levels:
+            first.setdefault(of_axes, conditions)
+    groups = [
+        (*of_axes, *(conditions if cell.levels else first.get(of_axes, ())))
+        for cell, of_axes, conditions in zip(cells, asked, under, strict=True)
+    ]
+    at_levels = [_at_levels(cell.conditions) if cell.levels else {} for cell in cells]
+    values: dict[_Place, set[str]] = {}
+    for place, value in (item for every in at_levels for item in every.items()):
+        values.setdefault(place, set()).add(value)
+    apart = {place for place, several in values.items() if len(several) > 1 and tells(_BY_NAME[place[0]])}
+    of_level = [{place: value for place, value in every.items() if place in apart} for every in at_levels]
+    first_at: dict[Workload, dict[_Place, str]] = {}
+    for group, mine in zip(groups, of_level, strict=True):
+        first_at[group] = {**mine, **first_at.get(group, {})}
+    return [(*group, *_summary({**first_at[group], **mine})) for group, mine in zip(groups, of_level, strict=True)]
+
+
+_Place = tuple[str, str]
+"""Name of one of LEVEL_FIELDS, and a level in words."""
+
+
+def _at_levels(conditions: Conditions) -> dict[_Place, str]:
+    """What was asked at each level."""
+    levels = (conditions.workload or {}).get("levels")
+    found = {}
+    for entry in levels if isinstance(levels, list) else ():
+        if isinstance(entry, dict):
+            rate = entry.get("request_rate")
+            place = f"concurrency {entry.get('concurrency')}" if rate is None else f"{rate} requests/s"
+            found.update({(field.name, place): field.shown(entry.get(field.name)) for field in LEVEL_FIELDS})
+    return found
+
+
+def _summary(at_levels: Mapping[_Place, str]) -> Workload:
+    """`64`, or `64 at concurrency 1, 8 at concurrency 4`, field by field."""
+    by_field: dict[str, dict[str, str]] = {}
+    for (name, place), value in at_levels.items():
+        by_field.setdefault(name, {})[place] = value
+
+    def said(values: Mapping[str, str]) -> str:
+        alike = set(values.values())
+        return alike.pop() if len(alike) == 1 else ", ".join(f"{value} at {place}" for place, value in values.items())
+
+    return tuple((name, said(values)) for name, values in sorted(by_field.items()))
+
+
+def shortened(asked: Sequence[Workload]) -> list[Workload]:
+    """The workloads without digests and what an axis of theirs varies, as far as the rest tells the same of them apart."""
+    found, kinds = list(asked), len({*asked})
+    names = list(dict.fromkeys(name for workload in asked for name, _ in workload))
+    known = [name for name in names if name in _BY_NAME]
+    digests = [name for name in known if name.endswith("digest")]
+    for name in (*digests, *(name for name in known if _BY_NAME[name].explained_by({*names} & {*AXES}))):
+        shorter = [tuple(part for part in workload if part[0] != name) for workload in found]
+        if len({*shorter}) == kinds:
+            found = shorter
+    return found
+
+
+def words(workload: Workload) -> str:
+    """`smollm2 isl128 osl16, CPU AMD EPYC`: axes as cell ids have them, then what the measurements were made under."""
+    axes = [str(value) if name == "model" else f"{name}{value}" for name, value in workload if name in AXES]
+    under = [f"{label_of(name)} {value}" for name, value in workload if name in _BY_NAME]
+    return ", ".join([" ".join(axes)] * bool(axes) + under)
+
+
+def label_of(name: str) -> str:
+    """What people call a part of a workload."""
+    return _BY_NAME[name].label if name in _BY_NAME else name

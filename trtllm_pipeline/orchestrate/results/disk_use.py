@@ -1,0 +1,92 @@
+"""What takes the space of a workspace: `pipeline store du`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from trtllm_pipeline.base import Block, Grid, Json, folder_bytes, size
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.store import Store
+
+_BESIDE: Final = {
+    "work": "attempts and partial transfers (store prune)",
+    "damaged": "set aside, yours to remove",
+    "runs": "plans and reports of runs",
+    "serve": "managed servers",
+}
+"""Directory of a workspace -> what lies there."""
+_DOWNLOAD: Final = "download"
+
+
+@dataclass(frozen=True, slots=True)
+class UsedSpace:
+    """Artifacts that have something in common."""
+
+    artifacts: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """Sizes of results, by what they have in common, and of the workspace's other directories."""
+
+    total: UsedSpace
+    by: Mapping[str, Mapping[str, UsedSpace]]
+    """`stage`, `model`, `precision` -> name -> its share, the largest first."""
+    beside: Mapping[str, int]
+    """Directory -> bytes."""
+
+    def to_json(self) -> dict[str, Json]:
+        """As `docs/formats.md` describes it."""
+
+        def told(share: UsedSpace) -> dict[str, Json]:
+            return {"artifacts": share.artifacts, "size_bytes": share.size_bytes}
+
+        by: dict[str, Json] = {
+            kind: {name: told(each) for name, each in shares.items()} for kind, shares in self.by.items()
+        }
+        return {"schema": 1, **told(self.total), "by": by, "beside": dict(self.beside)}
+
+    def blocks(self) -> Iterator[Block]:
+        """The same for people."""
+        for kind, shares in self.by.items():
+            yield Grid((kind, "artifacts", "size"), [_row(name, share) for name, share in shares.items()])
+        beside = [(folder, "", size(taken), _BESIDE[folder]) for folder, taken in self.beside.items() if taken]
+        yield Grid(
+            ("folder", "artifacts", "size", ""), [(*_row("store", self.total), "all of these"), *beside], left=(0, 3)
+        )
+
+
+def _row(name: str, share: UsedSpace) -> tuple[str, str, str]:
+    return name, str(share.artifacts), size(share.size_bytes)
+
+
+def disk_use(store: Store) -> DiskUse:
+    """What takes the space of `store`. Results are counted by their manifests; logs and manifests themselves are not."""
+    artifacts = store.index.all_artifacts()
+    folders = {name: store.workspace / name for name in _BESIDE}
+    return DiskUse(
+        _shares((artifact, "") for artifact in artifacts).get("", UsedSpace(0, 0)),
+        {
+            kind: _shares((artifact, _parts(artifact)[kind]) for artifact in artifacts)
+            for kind in ("stage", "model", "precision")
+        },
+        {name: folder_bytes(folder) for name, folder in folders.items()},
+    )
+
+
+def _parts(artifact: Artifact) -> dict[str, str]:
+    stage, _, rest = artifact.label.partition("/")
+    model, _, precision = rest.partition("/")[2].rpartition("/")
+    # The label of what several precisions share is that of the first cell that needed it.
+    return {"stage": stage, "model": model, "precision": "as downloaded" if stage == _DOWNLOAD else precision}
+
+
+def _shares(named: Iterator[tuple[Artifact, str]]) -> dict[str, UsedSpace]:
+    found: dict[str, list[int]] = {}
+    for artifact, name in named:
+        found.setdefault(name, []).append(artifact.size_bytes)
+    shares = {name: UsedSpace(len(sizes), sum(sizes)) for name, sizes in found.items()}
+    return dict(sorted(shares.items(), key=lambda item: -item[1].size_bytes))

@@ -1,0 +1,321 @@
+"""Loading what is compared: cells with their metrics, from a run, a report file, or a load run on any server.
+
+    latest, latest~1, 20261121-03     runs of the workspace
+    report.json                       any report, also of another workspace
+    perf.json, events.jsonl, a directory with them    a load run; one cell without axes
+
+Several separated by commas are repeats of the same thing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from trtllm_pipeline.base import (
+    CellId,
+    ComparisonError,
+    StageError,
+    UsageError,
+    fail,
+    read_json,
+    read_mapping,
+    read_object,
+)
+from trtllm_pipeline.measure import (
+    LATENCIES,
+    PERF_FILE,
+    RATES,
+    Conditions,
+    LevelResult,
+    LoadResult,
+    RepeatResult,
+    deciding,
+    differences,
+    load_key,
+    load_words,
+)
+from trtllm_pipeline.models import tokenizer_at
+from trtllm_pipeline.orchestrate.plan.plan_file import Outline
+from trtllm_pipeline.orchestrate.plan.runs import find_run, read_run
+from trtllm_pipeline.orchestrate.results.report_file import NAME as REPORT
+from trtllm_pipeline.orchestrate.results.report_file import read_report
+from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus, rows_of
+from trtllm_pipeline.orchestrate.store.store import Store
+
+EVENTS: Final = "events.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSample:
+    """One measured request with an answer."""
+
+    prompt: str
+    text: str
+    ttft_ms: float
+    e2e_ms: float
+    tpot_ms: float | None
+    output_tokens: int
+
+
+@dataclass
+class Measured(CellResult):
+    """The results of a cell with the files that they came from, as far as these are still there."""
+
+    why: str = "not measured"
+    """Why it has no levels, where `unfit` does not say it."""
+    perf: Path | None = None
+    """Directory of the perf artifact: two cells with the same one share one measurement."""
+    events: tuple[Path, Path | None] | None = None
+    """Event file, and the tokenizer that counts its tokens where the server did not."""
+    answers: Path | None = None
+    """Directory with answers.jsonl."""
+
+    @staticmethod
+    def of(row: CellResult, **files: Any) -> Measured:
+        """`row` with its files."""
+        return Measured(**{name: getattr(row, name) for name in CellResult.__dataclass_fields__}, **files)
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it could be measured at all."""
+        return self.status is not CellStatus.INFEASIBLE
+
+    def level(self, key: str) -> LevelResult | None:
+        """The level `key`."""
+        return next((level for level in self.levels if level.key == key), None)
+
+    def samples(self, key: str) -> tuple[RequestSample, ...]:
+        """The measured requests of a level, from the event file; empty where that is gone or cannot be read."""
+        return () if self.events is None else _samples(*self.events).get(key, ())
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison."""
+
+    name: str
+    cells: tuple[Measured, ...]
+    left_out: tuple[str, ...] = ()
+    """Of repeats: the cells and levels that not all of them have, in words."""
+
+
+def load_measured(
+    text: str, store: Store | None, *, tokenizer: Path | None = None, allow: Collection[str] = frozenset()
+) -> Side:
+    """What `text` names, see the module's docstring. Raises UsageError, StateError or StageError.
+
+    ComparisonError for repeats that were not measured under the same conditions, but for what `allow` names.
+    """
+    sides = [_load(part.strip(), store, tokenizer) for part in text.split(",")]
+    return sides[0] if len(sides) == 1 else together(text, sides, allow)
+
+
+def selected(found: Side, patterns: Sequence[str]) -> Side:
+    """`found` with the cells that `patterns` let through; what has no axes stays. Raises UsageError when none is left."""
+    from trtllm_pipeline.orchestrate.matrix.expand import select
+
+    if not patterns or not any(cell.axes for cell in found.cells):
+        return found
+    return replace(found, cells=tuple(select(found.cells, patterns)))
+
+
+def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
+    path = Path(text)
+    if os.path.isdir(path):
+        path /= next((name for name in (PERF_FILE, EVENTS, REPORT) if (path / name).exists()), EVENTS)
+    if os.path.lexists(path):
+        return _file(path, tokenizer)
+    if store is None:
+        raise UsageError(
+            f"{text!r} is neither a file nor, without a workspace, a run",
+            hint="give a report.json, a perf.json, or --workspace DIR",
+        )
+    folder = find_run(store, text)
+    finished, shape = (folder / REPORT).is_file(), read_run(folder)
+    return with_files(folder.name, read_report(folder / REPORT)[0] if finished else rows_of(shape, store), shape, store)
+
+
+def with_files(name: str, rows: Iterable[CellResult], shape: Outline, store: Store) -> Side:
+    """The rows of a plan's cells with the files that they came from, as far as the store has them."""
+    return Side(name, _cells(rows, _artifacts(shape, store)))
+
+
+def _artifacts(shape: Outline, store: Store) -> dict[str, dict[str, Path]]:
+    """Cell -> stage -> directory of its files, as far as they are still there."""
+    found: dict[str, dict[str, Path]] = {}
+    for cell in shape.cells:
+        runs = [shape.stage_runs[run] for run in cell.stage_runs]
+        folders = {run.stage: store.folder(run.stage, run.fingerprint) / "out" for run in runs}
+        found[cell.id] = {stage: path for stage, path in folders.items() if path.is_dir()}
+    return found
+
+
+def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path]]) -> tuple[Measured, ...]:
+    cells = []
+    for row in rows:
+        made = artifacts.get(row.id, {})
+        perf, model, answers = made.get("perf"), made.get("download"), made.get("accuracy") or made.get("score")
+        if perf is not None and row.levels and _measured_s(perf) != row.conditions.measured_s:
+            perf = None  # measured again since: what is there now is not what this row was made of
+        events = None if perf is None or model is None else (perf / EVENTS, model)
+        cells.append(Measured.of(row, perf=perf, events=events, answers=answers))
+    return tuple(cells)
+
+
+def _measured_s(perf: Path) -> float | None:
+    """When what a perf artifact holds was measured."""
+    return Conditions.read(read_object(perf / PERF_FILE)).measured_s
+
+
+def _file(path: Path, tokenizer: Path | None) -> Side:
+    """A report, or what a load run left."""
+    if path.suffix == ".jsonl":
+        return _perf_side(path, _analyzed(path, tokenizer), tokenizer)
+    data = read_json(path)
+    if isinstance(data, dict) and "cells" in data:
+        rows, about = read_report(path)
+        return Side(str(about.get("id") or path), _cells(rows, {}))
+    if isinstance(data, dict) and "levels" in data:
+        return _perf_side(path, _checked(path, data), tokenizer)
+    raise UsageError(
+        f"{path} is neither a report nor the result of a load run",
+        hint="`pipeline bench load` and the perf stage write perf.json",
+    )
+
+
+def _analyzed(path: Path, tokenizer: Path | None) -> LoadResult:
+    from trtllm_pipeline.measure import analyze
+
+    beside = path.with_name(PERF_FILE)
+    if tokenizer is None and path.name == EVENTS and beside.is_file():
+        return _checked(beside, read_mapping(beside))
+    found = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
+    if found.tokens_counted_by == "events":
+        raise UsageError(
+            f"{path}: the server did not count its tokens", hint="--tokenizer PATH of that model counts them"
+        )
+    return found
+
+
+def _checked(path: Path, data: Mapping[str, Any]) -> LoadResult:
+    """The perf.json in `path`, if its parts are of the types they are read as. Raises MatrixError."""
+    findings = data.get("findings", [])
+    if not isinstance(data.get("levels"), list):
+        fail(str(path), None, "levels: a list was expected")
+    if not isinstance(findings, list) or not all(isinstance(each, dict) for each in findings):
+        fail(str(path), None, "findings: a list of objects was expected")
+    if not isinstance(data.get("token_count", {}), dict):
+        fail(str(path), None, "token_count: an object was expected")
+    return LoadResult.read(data)
+
+
+def _perf_side(path: Path, found: LoadResult, tokenizer: Path | None) -> Side:
+    events = path if path.suffix == ".jsonl" else path.with_name(EVENTS)
+    # Where the tokenizer counted, the events alone would be another measurement.
+    whole = tokenizer is not None or found.tokens_counted_by == "server"
+    invalid = "; ".join(each.message for each in found.invalid)
+    cell = Measured(
+        CellId(str(path)),
+        {},
+        CellStatus.DONE if found.valid else CellStatus.FAILED,
+        reason=None if found.valid else f"the measurement is not valid: {invalid}",
+        levels=found.levels if found.valid else (),
+        conditions=found.conditions,
+        perf=path.absolute(),
+        events=(events, tokenizer) if whole and events.is_file() else None,
+    )
+    return Side(str(path), (cell,))
+
+
+def together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
+    """Several measurements of the same cells as one, each of them repeats; metrics are the medians of theirs.
+
+    A cell or level that one of them lacks is left out of the result with a word about it. Raises ComparisonError.
+    """
+    one_each = all(len(side.cells) == 1 for side in sides)
+    by_id = [{"" if one_each else cell.id: cell for cell in side.cells} for side in sides]
+    names = [side.name for side in sides]
+    cells = []
+    left_out: list[str] = []
+    for id_ in dict.fromkeys(id_ for cells_of in by_id for id_ in cells_of):
+        lacking = [side for side, cells_of in zip(names, by_id, strict=True) if id_ not in cells_of]
+        if lacking:
+            left_out.append(f"{id_}: not in {lacking[0]}")
+        else:
+            cells.append(_one([cells_of[id_] for cells_of in by_id], names, allow, left_out))
+    return Side(name, tuple(cells), tuple(left_out))
+
+
+def _one(same: Sequence[Measured], sides: Sequence[str], allow: Collection[str], left_out: list[str]) -> Measured:
+    """One cell from the repeats of it in `sides`; levels that one of them lacks go to `left_out`."""
+    first = same[0]
+    unfit = next((cell.unfit for cell in same if cell.unfit is not None), None)
+    if unfit is not None:
+        status = CellStatus.FAILED if first.unfit is None else first.status
+        return replace(first, status=status, failed_stage=None, reason=unfit, levels=())
+    keys = []
+    for key in dict.fromkeys(level.key for cell in same for level in cell.levels):
+        lacking = [side for side, cell in zip(sides, same, strict=True) if cell.level(key) is None]
+        if lacking:
+            left_out.append(f"{first.id} at {load_words(key)}: not in {lacking[0]}")
+        else:
+            keys.append(key)
+    if not keys:
+        why = next((cell.why for cell in same if not cell.levels), "the repeats have no level in common")
+        return replace(first, why=why, levels=())
+    shared = [(each.concurrency, each.request_rate, each.key) for each in first.levels if each.key in keys]
+    for other, side in zip(same[1:], sides[1:], strict=True):
+        apart = deciding(differences(other.conditions, first.conditions, shared), allow)
+        if apart and (other.perf is None or other.perf != first.perf):
+            raise ComparisonError(
+                f"{side} is not a repeat of {sides[0]}: {apart[0]}",
+                hint=f"give repeats of one thing, or --allow {apart[0].field.about}",
+            )
+    levels = tuple(_pooled([level for cell in same if (level := cell.level(key))]) for key in keys)
+    return replace(first, levels=levels, perf=None, events=None)
+
+
+def _pooled(levels: Sequence[LevelResult]) -> LevelResult:
+    """One level from several measurements of it."""
+    latencies = {
+        name: {
+            key: median(values)
+            for key in levels[0].latencies.get(name, {})
+            if (values := [value for level in levels if (value := level.latency(name, key)) is not None])
+        }
+        for name in LATENCIES
+    }
+    rates: dict[str, Any] = {}
+    for name in (*RATES.values(), "tokens_per_joule"):
+        values = [getattr(level, name) for level in levels]
+        rates[name] = None if None in values else median(values)
+    alone = [(RepeatResult(**level.rates(), latencies=level.latencies),) for level in levels]
+    repeats = [each for level, whole in zip(levels, alone, strict=True) for each in level.repeats or whole]
+    return replace(levels[0], repeats=tuple(repeats), latencies=latencies, **rates)
+
+
+@cache
+def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[RequestSample, ...]]:
+    """Level -> its measured requests. An event file is read once."""
+    from trtllm_pipeline.measure import read_run
+
+    try:
+        run = read_run(events, None if tokenizer is None else tokenizer_at(tokenizer))
+    except (OSError, StageError, UsageError):
+        return {}
+    found: dict[str, list[RequestSample]] = {}
+    for each in run.requests:
+        if each.measured and each.answered:
+            key = load_key(each.record.get("concurrency"), each.record.get("request_rate"))
+            times = (each.ttft_ms, each.e2e_ms, each.tpot_ms)
+            sample = RequestSample(
+                each.record["prompt"], run.records.prompts[each.record["prompt"]], *times, each.output_tokens
+            )
+            found.setdefault(key, []).append(sample)
+    return {key: tuple(samples) for key, samples in found.items()}

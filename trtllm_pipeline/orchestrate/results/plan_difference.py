@@ -1,0 +1,217 @@
+"""What is different between two plans of one matrix, such as for another release: `pipeline plan --compare`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from trtllm_pipeline.base import Block, Grid, Heading, Items, Json, StageRunId, TextLine, changes, count
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.plan.planner import plan_of
+from trtllm_pipeline.orchestrate.plan.reasons import in_words
+from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.run.plan_commands import commands_of
+from trtllm_pipeline.orchestrate.store.store import Store
+
+Commands = Callable[[StageRun], Sequence[Sequence[str]]]
+"""The command lines of a stage run, with the same words for directories that differ by nature, such as those of inputs."""
+_FOLDED: Final = 10
+"""Markdown shows a list of more cells by its title."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellChange:
+    """A cell that can work on one side alone, or that another toolchain makes."""
+
+    cell: str
+    change: str
+    """`lost`, `gained` or `toolchain`."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageCount:
+    """Stage runs of one stage."""
+
+    stage: str
+    same: int
+    changed: int
+    """Of cells that have the stage on both sides, with another fingerprint: made again."""
+    only_new: int
+    only_base: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandChange:
+    """Words that the command lines of a stage lose and gain, an option with its value."""
+
+    stage: str
+    stage_runs: int
+    removed: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDifference:
+    """Two plans compared."""
+
+    new: str
+    base: str
+    feasible: tuple[int, int]
+    """Cells that can work, of the new plan and of the base."""
+    cells: tuple[CellChange, ...]
+    stages: tuple[StageCount, ...]
+    reasons: tuple[tuple[str, int], ...]
+    """Why fingerprints differ, and in how many stage runs; the most frequent first."""
+    commands: tuple[CommandChange, ...]
+
+    def to_json(self) -> dict[str, Json]:
+        """As `pipeline plan --compare MACHINE --format json` prints it, see docs/formats.md."""
+        return {
+            "schema": 1,
+            "new": self.new,
+            "base": self.base,
+            "feasible": {"new": self.feasible[0], "base": self.feasible[1]},
+            "cells": [asdict(each) for each in self.cells],
+            "stages": [asdict(each) for each in self.stages],
+            "reasons": [{"reason": reason, "stage_runs": times} for reason, times in self.reasons],
+            "commands": [
+                {**asdict(each), "removed": [*each.removed], "added": [*each.added]} for each in self.commands
+            ],
+        }
+
+    def blocks(self) -> Iterator[Block]:
+        """For people."""
+        yield Heading(f"{self.new}, compared with {self.base}")
+        new, base = self.feasible
+        if not (self.cells or any(each.changed or each.only_new or each.only_base for each in self.stages)):
+            yield TextLine(f"{count(new, 'feasible cell')}; the same plan: no fingerprint differs")
+            return
+        yield TextLine(f"{count(new, 'feasible cell')}, {base} before")
+        rows = [
+            (each.stage, *map(str, (each.same, each.changed, each.only_new, each.only_base))) for each in self.stages
+        ]
+        yield Grid(["stage", "the same", "made again", "new", "gone"], rows)
+        for kind, title in (
+            ("lost", "can no longer work"),
+            ("gained", "can work now"),
+            ("toolchain", "made by another toolchain"),
+        ):
+            lines = [TextLine(f"{each.cell}: {each.reason}") for each in self.cells if each.change == kind]
+            yield Items(f"{title} ({len(lines)})", lines, folded=len(lines) > _FOLDED)
+        yield Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in self.reasons])
+        yield Items("command lines", list(map(_command_line, self.commands)))
+
+
+def _command_line(each: CommandChange) -> TextLine:
+    sides = (("without", each.removed), ("with", each.added))
+    words = "; ".join(f"{side} {' '.join(words)}" for side, words in sides if words)
+    return TextLine(f"{each.stage} ({count(each.stage_runs, 'stage run')}): {words}")
+
+
+def _keys_of_inputs(run: StageRun, plan: Plan) -> dict[str, str]:
+    return {name: plan.stage_runs[upstream].key for name, upstream in run.inputs.items()}
+
+
+def compare_plans(request: Request, base: str, store: Store | None) -> PlanDifference:
+    """The plan of `request` against that for the machine `base`, as `--assume` describes one. Raises as `plan_of`."""
+    new, old = (plan_of(each, store, guess=True) for each in (request, replace(request, assume=base)))
+    commands = commands_of(new, _input), commands_of(old, _input)
+    return difference(new, old, names=(request.assume or "this machine", base), commands=commands)
+
+
+def _input(run: StageRun) -> str:
+    return f"{{{run.stage.name}}}"
+
+
+def difference(new: Plan, base: Plan, *, names: tuple[str, str], commands: tuple[Commands, Commands]) -> PlanDifference:
+    """`new` against `base`, two plans of one matrix; `names` and `commands` are of both, in this order."""
+    changed = {
+        run: other
+        for cell, before in base.by_cell.items()
+        for run, other in _pairs(new, new.by_cell.get(cell, ()), base, before)
+        if run not in base.stage_runs
+    }
+    why = Counter(
+        in_words(new, run, changes(other.key, run.key), _keys_of_inputs(other, base))
+        for run, other in ((new.stage_runs[run], base.stage_runs[other]) for run, other in changed.items())
+    )
+    return PlanDifference(
+        *names,
+        (len(new.feasible), len(base.feasible)),
+        tuple(_cells(new, base)),
+        tuple(_stages(new, base, changed)),
+        tuple(why.most_common()),
+        tuple(_commands(new, base, changed, commands)),
+    )
+
+
+def _pairs(
+    new: Plan, now: Sequence[StageRunId], base: Plan, before: Sequence[StageRunId]
+) -> Iterator[tuple[StageRunId, StageRunId]]:
+    """The stage runs of one cell that both plans have, by stage."""
+    by_stage = {_what(base.stage_runs[run]): run for run in before}
+    for run in now:
+        if (other := by_stage.get(_what(new.stage_runs[run]))) is not None:
+            yield run, other
+
+
+def _what(run: StageRun) -> tuple[str, str]:
+    """A cell may have two of a stage: its own, and one for its draft model."""
+    return run.stage.name, run.first_cell.model
+
+
+def _cells(new: Plan, base: Plan) -> Iterator[CellChange]:
+    before = {cell.id: cell for cell in base.cells}
+    for cell in new.cells:
+        old = before.pop(cell.id, None)
+        worked = old is not None and old.reason is None
+        if cell.reason is None and not worked:
+            yield CellChange(cell.id, "gained", f"before: {'no such cell' if old is None else old.reason}")
+        elif cell.reason is not None and worked:
+            yield CellChange(cell.id, "lost", cell.reason)
+        elif worked and old is not None and cell.toolchain != old.toolchain:
+            yield CellChange(cell.id, "toolchain", f"{cell.toolchain}, before {old.toolchain}")
+    yield from (CellChange(cell.id, "lost", "no such cell") for cell in before.values() if cell.reason is None)
+
+
+def _stages(new: Plan, base: Plan, changed: Mapping[StageRunId, StageRunId]) -> Iterator[StageCount]:
+    replaced = {*changed.values()}
+    for stage in dict.fromkeys(run.stage.name for plan in (base, new) for run in plan.stage_runs.values()):
+        now, before = ({run.id for run in plan.stage_runs.values() if run.stage.name == stage} for plan in (new, base))
+        yield StageCount(
+            stage,
+            len(now & before),
+            len(now & changed.keys()),
+            len(now - before - changed.keys()),
+            len(before - now - replaced),
+        )
+
+
+def _commands(
+    new: Plan, base: Plan, changed: Mapping[StageRunId, StageRunId], commands: tuple[Commands, Commands]
+) -> Iterator[CommandChange]:
+    """Alike for many stage runs, so told once."""
+    found: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
+    for run, other in changed.items():
+        now, before = (
+            Counter(item for words in of(plan.stage_runs[each]) for item in _items(words))
+            for of, plan, each in zip(commands, (new, base), (run, other), strict=True)
+        )
+        if now != before:
+            found[new.stage_runs[run].stage.name, tuple(before - now), tuple(now - before)] += 1
+    for (stage, removed, added), times in found.items():
+        yield CommandChange(stage, times, removed, added)
+
+
+def _items(words: Sequence[str]) -> Iterator[str]:
+    """A command line as words, an option together with its values."""
+    item: list[str] = []
+    for word in words:
+        if item and (word.startswith("-") or not item[0].startswith("-")):
+            yield " ".join(item)
+            item = []
+        item.append(word)
+    yield from [" ".join(item)] * bool(item)

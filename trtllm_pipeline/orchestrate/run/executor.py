@@ -1,0 +1,373 @@
+"""The job file, and its executor: stage runs as child processes of a guardian, which outlives us just long enough to end them.
+
+A job holds all that one attempt needs: commands, environment without secrets, inputs, limits. Whoever runs it, here or
+months later with `pipeline stage replay job.json`, runs the same commands.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from trtllm_pipeline.base import (
+    Exclusive,
+    Exited,
+    FailureClass,
+    GpuPeaks,
+    Guardian,
+    Json,
+    Refused,
+    Resources,
+    Scope,
+    Spawned,
+    StageError,
+    StageRunId,
+    UsageError,
+    decode_mapping,
+    hub_tokens,
+    object_text,
+    reading,
+    write_once,
+)
+from trtllm_pipeline.orchestrate.run.scheduler import NodeCame, NodeGone
+from trtllm_pipeline.orchestrate.store.store import LOG
+from trtllm_pipeline.tensorrt import (
+    SERVICE_FILE,
+    LogText,
+    failure,
+    first_cause,
+    first_error,
+    out_of_memory,
+    telling_lines,
+)
+
+SCHEMA: Final = 3
+_READY_POLL_S: Final = 0.02
+_DOWNLOAD: Final = "download"
+_COUNTS_S: Final = 0.1
+_TIMEOUT_GRACE_S: Final = 10.0
+_FORCED_GRACE_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One attempt at a stage run, as written to job.json; `trtllm_pipeline.tensorrt.worker` reads its own part of it."""
+
+    id: StageRunId
+    stage: str
+    toolchain: str
+    fingerprint: str
+    scope: Scope
+    commands: tuple[tuple[str, ...], ...]
+    """Run one after another; the first that fails ends the job."""
+    environment: Mapping[str, str]
+    """Set on top of the environment the pipeline itself was started with. Never secrets."""
+    program: str | None
+    """Our own "module:function", which the last command runs on this very file."""
+    params_class: str
+    """"module:class" of `params`."""
+    params: Mapping[str, Json]
+    inputs: Mapping[str, str]
+    files: Mapping[str, str]
+    out: str
+    """Where the result is written."""
+    attempt: str
+    """The attempt's directory around it."""
+    timeout_s: float
+    section: str
+    """Settings section where the limit can be changed."""
+    gpus: tuple[str, ...] = ()
+    cpus: tuple[int, ...] = ()
+    """Those that its program and all that it starts run on; () for any."""
+    resources: Resources = field(default_factory=Resources)
+    node: str = ""
+    """Where a cluster is to run it; empty for this machine."""
+    viewed: Mapping[str, str] = field(default_factory=dict)
+    """Input name -> the artifact of which `inputs` has a directory with some files, there as long as the attempt runs."""
+    schema: int = field(default=SCHEMA)
+
+    def write(self, path: str | Path) -> None:
+        """Write the job file."""
+        data = {each: getattr(self, each) for each in self.__slots__}
+        data |= {"scope": self.scope.value, "resources": _table(self.resources)}
+        write_once(path, object_text(data))
+
+
+def _table(resources: Resources) -> dict[str, Json]:
+    """As `asdict`, which copies all that it finds and takes ten times as long."""
+    return {name: getattr(resources, name) for name in resources.__slots__}
+
+
+def read_job(path: Path) -> Job:
+    """The job in a job file. Raises UsageError when it is not one."""
+    try:
+        data = decode_mapping(reading.read_bytes(path))
+        if data["schema"] != SCHEMA:
+            raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
+        data["commands"] = tuple(tuple(command) for command in data["commands"])
+        data["scope"] = Scope(data["scope"])
+        data |= {name: tuple(data.get(name, ())) for name in ("gpus", "cpus")}
+        resources = data.get("resources", {})
+        data["resources"] = Resources(**{**resources, "exclusive": Exclusive(resources.get("exclusive", "none"))})
+        return Job(**data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else f"not a job file: {error}"
+        raise UsageError(
+            f"{path}: {why}", hint="every attempt's directory and every artifact has a job.json"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an attempt took."""
+
+    wall_s: float
+    cpu_s: float
+    max_rss_bytes: int
+    """Of its largest process, as the kernel counts."""
+    peak_bytes: int = 0
+    """The most memory that all of its processes had in use together."""
+    shared_bytes: int = 0
+    """By how much /dev/shm grew at most, while it ran."""
+    written_bytes: int = 0
+    """What its processes had written to disks, what is removed again included."""
+    gpu_bytes: int | None = None
+    """The most memory in use on the fullest of its GPUs, beyond what was in use when it started; None without GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A service is ready; its service.json is written."""
+
+    id: StageRunId
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt is over and none of its processes is left. `error` is None when all commands succeeded."""
+
+    id: StageRunId
+    error: StageError | None
+    usage: Usage
+    system: Mapping[str, Json] | None = None
+    """The machine where it ran, as `machine.probe.here` says it; None for this one."""
+
+
+ExecutorEvent: TypeAlias = Ready | Ended | NodeGone | NodeCame
+
+
+def failure_of(
+    job: Job,
+    returncode: int,
+    *,
+    timed_out: bool,
+    before: out_of_memory.Counts | None = None,
+    said: LogText | None = None,
+) -> StageError:
+    """Why a job's command ended with `returncode` (negative: the signal), in words, from what the job left behind.
+
+    `before` is what the kernel had counted when the command was started. `said` is what it wrote, where its log is
+    not its alone.
+    """
+    attempt = Path(job.attempt)
+    log = attempt / LOG
+    if timed_out:
+        return StageError(
+            f"{job.stage}: took longer than its limit of {job.timeout_s:g} s",
+            failure=FailureClass.TIMEOUT,
+            hint=f"raise it with --set settings.{job.section}.timeout_s=SECONDS",
+            log=log,
+        )
+    told = failure.read(attempt, log)
+    if told is not None:
+        return told
+    logs = [LogText(log) if said is None else said]
+    how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
+    cause = first_cause(logs)
+    if (cause and cause.killed) or (returncode == -signal.SIGKILL and not (cause and cause.certain)):
+        kind, words, hint = out_of_memory.verdict(before)
+        line = cause.line if cause else next(iter(logs[0].last(1)), None)
+        quote = "" if line is None else f"; its {'log says' if cause else 'last line'}: {line.said}"
+        number = cause.line.number if cause else None
+        return StageError(f"{job.stage}: {how}; {words}{quote}", failure=kind, hint=hint, log=log, line=number)
+    if cause is not None:
+        return StageError(
+            f"{job.stage}: {how}; {cause.quote}",
+            failure=cause.failure,
+            hint=cause.hint,
+            log=log,
+            line=cause.line.number,
+            setting=cause.setting(job.stage, job.params),
+            telling=() if cause.certain else tuple(map(str, telling_lines(logs))),
+        )
+    lines = telling_lines(logs)
+    error = first_error(logs)
+    quote = f"; its log says: {error.said}" if error else f"; its last line: {lines[-1].said}" if lines else ""
+    return StageError(
+        f"{job.stage}: {how}{quote}",
+        log=log,
+        line=error.number if error else None,
+        telling=tuple(map(str, lines)),
+    )
+
+
+@dataclass(slots=True)
+class _Active:
+    """A job in progress: which of its commands runs, since when, and whether it was told to end."""
+
+    job: Job
+    claims: Sequence[int]
+    before: out_of_memory.Counts
+    deadline: float
+    started: float
+    command: int = 0
+    ready: bool = False
+    timed_out: bool = False
+    force_at: float = math.inf
+    """When a service that was asked to stop is made to."""
+    stopping: bool = False
+    took: Usage = Usage(0.0, 0.0, 0)
+    """Until the last command ended that has."""
+
+
+class Executor:
+    """Runs jobs on this machine."""
+
+    def __init__(self) -> None:
+        self._guardian = Guardian()
+        self._poll = select.poll()
+        self._poll.register(self._guardian, select.POLLIN)
+        self._active: dict[StageRunId, _Active] = {}
+        self._gpus = GpuPeaks()
+        self._counts: out_of_memory.Counts | None = None
+
+    def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it
+        """Whether `submit` only has to wait for this attempt of an earlier invocation. On this machine these are gone."""
+        return False
+
+    def submit(self, job: Job, claims: Sequence[int]) -> None:
+        """Start a job. Its processes inherit the file descriptors `claims` and so hold them while they live."""
+        now = time.monotonic()
+        active = _Active(job, claims, self._killed_before(now), now + job.timeout_s, now)
+        self._active[job.id] = active
+        self._gpus.begin(job.id, job.gpus)
+        self._spawn(active)
+
+    def _killed_before(self, now: float) -> out_of_memory.Counts:
+        """What the kernel had counted a moment ago, since when nothing of ours has failed: of short jobs, reading it is a part."""
+        if self._counts is None or now - self._counts.at_s > _COUNTS_S:
+            self._counts = out_of_memory.counts()
+        return self._counts
+
+    def _spawn(self, active: _Active) -> None:
+        job = active.job
+        self._guardian.spawn(
+            job.id,
+            job.commands[active.command],
+            also={**job.environment, **(hub_tokens() if job.stage == _DOWNLOAD else {})},
+            cwd=job.attempt,
+            log=f"{job.attempt}/{LOG}",
+            claim_fds=active.claims,
+            measure=True,
+            tell=False,
+        )
+
+    def stop(self, job: StageRunId, grace_s: float) -> None:
+        """Interrupt, terminate, kill; a service is asked first to stop its server itself, and has `grace_s` for it.
+
+        `Ended` follows.
+        """
+        active = self._active.get(job)
+        if active is None:
+            return
+        active.stopping = True
+        if active.job.scope is Scope.SERVICE and grace_s > 0:
+            self._guardian.signal(job, signal.SIGTERM)
+            active.force_at = time.monotonic() + grace_s
+        else:
+            self._guardian.end(job, grace_s)
+
+    def wait(self, timeout_s: float) -> list[ExecutorEvent]:
+        """What happened, after at most `timeout_s` seconds."""
+        until = time.monotonic() + timeout_s
+        while True:
+            starting = any(a.job.scope is Scope.SERVICE and not a.ready for a in self._active.values())
+            remaining = max(0.0, until - time.monotonic())
+            self._poll.poll((min(remaining, _READY_POLL_S) if starting else remaining) * 1e3)
+            events: list[ExecutorEvent] = []
+            for event in self._guardian.read_events():
+                if not isinstance(event, Spawned):  # which was not asked for
+                    events += self._over(event)
+            events += self._newly_ready()
+            self._gpus.look()
+            self._enforce_limits()
+            if events or time.monotonic() >= until:
+                return events
+
+    def _over(self, event: Exited | Refused) -> list[ExecutorEvent]:
+        """A command has ended, or could not begin: start the next, or end the job."""
+        active = self._active[StageRunId(event.id)]
+        job = active.job
+        error: StageError | None = None
+        if isinstance(event, Refused):
+            error = StageError(f"{job.stage}: cannot be started: {event.message}")
+        else:
+            active.took = _added(active.took, event, time.monotonic() - active.started)
+            if event.returncode != 0 or active.timed_out:
+                error = failure_of(job, event.returncode, timed_out=active.timed_out, before=active.before)
+            elif active.command + 1 < len(job.commands):
+                if not active.stopping:
+                    active.command += 1
+                    self._spawn(active)
+                    return []
+                error = StageError(f"{job.stage}: stopped between two commands")
+            if error is not None:
+                self._counts = None
+                with suppress(OSError):  # it is kept in the index as well
+                    failure.write(Path(job.attempt), error)
+        del self._active[job.id]
+        gpu_bytes = self._gpus.end(job.id)
+        return [Ended(job.id, error, active.took if gpu_bytes is None else replace(active.took, gpu_bytes=gpu_bytes))]
+
+    def _newly_ready(self) -> list[ExecutorEvent]:
+        events: list[ExecutorEvent] = []
+        for active in self._active.values():
+            if active.job.scope is Scope.SERVICE and not active.ready:
+                active.ready = (Path(active.job.attempt) / SERVICE_FILE).exists()
+                if active.ready:
+                    events.append(Ready(active.job.id))
+        return events
+
+    def _enforce_limits(self) -> None:
+        now = time.monotonic()
+        for active in self._active.values():
+            if now > active.deadline and not active.timed_out:
+                active.timed_out = True
+                self._guardian.end(active.job.id, _TIMEOUT_GRACE_S)
+            if now > active.force_at:
+                active.force_at = math.inf
+                self._guardian.end(active.job.id, _FORCED_GRACE_S)
+
+    def close(self) -> None:
+        """End everything that still runs, and wait for it."""
+        self._guardian.close()
+        self._gpus.close()
+
+
+def _added(took: Usage, event: Exited, wall_s: float) -> Usage:
+    """What all commands of a job took, one after another, with the one that has just ended, `wall_s` after the first started."""
+    return Usage(
+        wall_s,
+        took.cpu_s + event.user_s + event.sys_s,
+        max(took.max_rss_bytes, event.max_rss_bytes),
+        max(took.peak_bytes, event.peak_bytes),
+        max(took.shared_bytes, event.shared_bytes),
+        took.written_bytes + event.written_bytes,
+    )

@@ -1,0 +1,822 @@
+"""Runs a plan: the loop that joins scheduler, store and executor.
+
+The scheduler decides, the executor runs, the store keeps; this module carries words between them and knows what a
+claim, a lease and an attempt directory are. Everything waits in one place, `_collect`.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import starmap
+from pathlib import Path
+from types import FrameType
+from typing import Final, TypeAlias
+
+from trtllm_pipeline.base import (
+    Cell,
+    Exclusive,
+    FailureClass,
+    Fingerprint,
+    Json,
+    Scope,
+    StageError,
+    StageRunId,
+    StageStatus,
+    StateError,
+    cpus_near,
+    disk,
+    made_by,
+    maker,
+    read_object,
+)
+from trtllm_pipeline.orchestrate.memory import estimates
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, to_run
+from trtllm_pipeline.orchestrate.run import file_views
+from trtllm_pipeline.orchestrate.run import scheduler as scheduling
+from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
+from trtllm_pipeline.orchestrate.run.forecast import Durations, guess_s, section, tasks
+from trtllm_pipeline.orchestrate.run.order import favourable
+from trtllm_pipeline.orchestrate.run.plan_commands import command_lines
+from trtllm_pipeline.orchestrate.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
+from trtllm_pipeline.orchestrate.store.index import Artifact, Peak, Published
+from trtllm_pipeline.orchestrate.store.manifest import Manifest, read
+from trtllm_pipeline.orchestrate.store.store import Attempt, Store
+from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, class_name, to_json
+
+_POLL_S: Final = 0.2
+"""How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""
+_SEAL_IN_THREAD_BYTES: Final = 32 << 20
+_GROUP_S: Final = 0.05
+"""What is published within so long is synced to the disk together."""
+_GROUP: Final = 100
+"""Stage runs of a group, at most: the claim of each is an open file, and there may be two groups."""
+_SYNC_POLL_S: Final = 0.01
+_WAITING: Final = (StageStatus.PENDING, StageStatus.ELSEWHERE)
+_CAUSE_PATIENCE_S: Final = 1.0
+"""How long a failure inside a service is held back, in case the service's own end, its cause, is about to show."""
+
+
+Nodes: TypeAlias = Callable[[], Sequence[scheduling.Capacity]]
+"""Those that there are when it is asked; none stand for the plan's machine."""
+
+
+_Lease: TypeAlias = tuple[Exclusive, bool, int]
+"""Kind of a lease of the machine: what may run beside it, and how many GPUs."""
+
+
+class Observer:
+    """Whoever shows a run while it continues. This one says nothing."""
+
+    def enter(self, folder: Path) -> None:
+        """All that follows is of the run with this directory, until `leave`."""
+
+    def leave(self, forecast: Mapping[str, Json] | None) -> None:
+        """That run is over; `forecast` is what was expected of it beside what it took, as in its report, where anything ran."""
+
+    def begin(
+        self,
+        plan: Plan,
+        statuses: Mapping[StageRunId, StageStatus],
+        durations: Mapping[str, float],
+        nodes: Nodes = tuple,
+    ) -> None:
+        """The run starts from here, on `nodes`; `durations` are seconds learnt from earlier runs, by prefixes of `StageRun.label`."""
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        """A stage run's status changed; `seconds` is what it took, where it ended."""
+
+    def waiting(self, run: StageRun, why: str) -> None:
+        """A stage run waits for a retry or for another invocation."""
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
+        """A moment later; `progress` of those that told any: done, total, unit."""
+
+    def pulling(self, message: str, *, wrong: bool = False) -> None:
+        """What is pulled from a remote store before the run starts; `wrong` is what cannot be, and is made instead."""
+
+    def node(self, name: str, *, gone: bool) -> None:
+        """A node of the cluster has gone, or has come."""
+
+    def retrying(self, cells: Sequence[Cell]) -> None:
+        """Cells that ran out of memory are planned anew, with changed settings; `begin` follows."""
+
+    def end(self) -> None:
+        """What was begun is over."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a run of a plan ended."""
+
+    statuses: dict[StageRunId, StageStatus]
+    artifacts: Mapping[Fingerprint, Artifact]
+    """All that are there now."""
+    errors: dict[StageRunId, StageError] = field(default_factory=dict)
+    blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
+    interrupted: bool = False
+    waited: bool = False
+    """Whether any of it waited for another invocation, or for a managed server."""
+
+    def then(self, later: Outcome, plan: Plan) -> Outcome:
+        """How both ended together, of what `plan` has: the other started where this one had ended."""
+        statuses = {**self.statuses, **later.statuses}
+        for run, status in self.statuses.items():  # done in the first, there in the other
+            if status is StageStatus.SUCCEEDED and statuses[run] is StageStatus.UP_TO_DATE:
+                statuses[run] = status
+        statuses = {run: statuses[run] for run in plan.stage_runs}
+        errors, blocked = ({**self.errors, **later.errors}, {**self.blocked_by, **later.blocked_by})
+        return Outcome(
+            statuses,
+            {**self.artifacts, **later.artifacts},
+            {run: error for run, error in errors.items() if statuses.get(run) is StageStatus.FAILED},
+            {run: cause for run, cause in blocked.items() if statuses.get(run) is StageStatus.BLOCKED},
+            interrupted=later.interrupted,
+            waited=self.waited or later.waited,
+        )
+
+    @property
+    def comparable(self) -> bool:
+        """Whether what it took can be held against a forecast: all was done, and nothing waited for others."""
+        return self.exit_code == 0 and not self.waited
+
+    @property
+    def exit_code(self) -> int:
+        """0 all done, 1 something failed, 130 interrupted."""
+        if self.interrupted:
+            return 130
+        bad = {StageStatus.FAILED, StageStatus.BLOCKED, StageStatus.CANCELLED}
+        return 1 if bad.intersection(self.statuses.values()) else 0
+
+
+@dataclass(slots=True)
+class _Running:
+    """An attempt in progress, and what it holds."""
+
+    run: StageRun
+    attempt: Attempt
+    claim: Claim
+    leases: list[Claim]
+    """Of the machine, then of its GPUs."""
+    gpus: tuple[str, ...]
+    """Those it has: where another invocation holds what the scheduler named, others."""
+    cpus: tuple[int, ...]
+    """Those it is kept on; () where it may use any."""
+    started_s: float
+    ready_s: float | None = None
+    """Seconds that a service took to be ready; None where it is not, or none."""
+    stop_asked: bool = False
+    peak: Peak | None = None
+    """What it took, once it has ended well."""
+
+
+def execute(
+    plan: Plan,
+    store: Store,
+    executor: Executor,
+    observer: Observer,
+    *,
+    run_id: str,
+    nodes: Sequence[scheduling.Capacity],
+    present: Mapping[Fingerprint, Artifact],
+    keep_going: bool = True,
+    expected_s: Mapping[StageRunId, float] | None = None,
+) -> Outcome:
+    """Bring every stage run of `plan` up to date. Returns when all of them have ended, one way or another.
+
+    `present` are the artifacts that are there already, `expected_s` what a forecast of this plan said, where there is one.
+    """
+    return _Execution(
+        plan, store, executor, observer, run_id, nodes, dict(present), keep_going, expected_s or {}
+    ).loop()
+
+
+@dataclass(slots=True)
+class _Execution:
+    """One run of a plan."""
+
+    _plan: Plan
+    _store: Store
+    _executor: Executor
+    _observer: Observer
+    _run_id: str
+    _nodes: Sequence[scheduling.Capacity]
+    _present: dict[Fingerprint, Artifact]
+    _keep_going: bool
+    _expected: Mapping[StageRunId, float]
+    _running: dict[StageRunId, _Running] = field(default_factory=dict)
+    _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
+    _unleased: dict[_Lease, dict[StageRunId, None]] = field(default_factory=dict)
+    """Those that wait for leases: of each kind one asks for all."""
+    _refused: dict[_Lease, str] = field(default_factory=dict)
+    """Why, since we looked last."""
+    _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
+    _enter: SharedEntry = field(default_factory=SharedEntry)
+    _place: WaitingPlace = field(default_factory=WaitingPlace)
+    _unsealed: dict[StageRunId, Callable[[], Manifest]] = field(default_factory=dict)
+    """How to digest what little has just been left: after what can have its place has started."""
+    _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
+    """What is being digested in a thread."""
+    _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _unsynced: dict[StageRunId, tuple[_Running, Published]] = field(default_factory=dict)
+    """What is published, and may not have reached the disk: nobody has been told of it."""
+    _syncing: tuple[Future[None], list[tuple[_Running, Published]]] | None = None
+    _syncer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _synced_s: float = 0.0
+    _took: dict[StageRunId, float] = field(default_factory=dict)
+    _interrupts: int = 0
+    _told: dict[StageRunId, Mapping[str, Json]] = field(default_factory=dict)
+    _told_s: float = 0.0
+    _queued: list[scheduling.Event] = field(default_factory=list)
+    _begun: bool = False
+    _system: dict[str, Json] | None = None
+    _made_by: dict[str, Json] = field(default_factory=made_by)
+    _trees: dict[Fingerprint, str] = field(default_factory=dict)
+    _known_infeasible: dict[Fingerprint, str] = field(init=False)
+    _tried: dict[Fingerprint, int] = field(init=False)
+    """Number of the latest attempt at each stage run."""
+    _durations: dict[str, float] = field(init=False)
+    _to_run: set[StageRunId] = field(init=False)
+    """All that the scheduler knows of."""
+    _scheduler: scheduling.Scheduler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._known_infeasible = self._store.index.infeasible()
+        self._durations = self._store.index.durations()
+        self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
+        self._tried = self._store.tried(self._plan.stage_runs[run].fingerprint for run in self._to_run)
+        corrections = estimates.Corrections(self._store.index.peaks(), self._plan.machine)
+        # A forecast knows what was to run: not what has to now that something was not pulled, or is gone.
+        if untold := self._to_run - self._expected.keys():
+            durations = Durations(self._durations, self._plan.machine, corrections)
+            more = {run: durations.expected(self._plan.stage_runs[run]) for run in untold}
+            self._expected = {**self._expected, **more}
+        known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id], corrections, self._nodes))
+        self._scheduler = scheduling.Scheduler(
+            known,
+            *self._nodes,
+            keep_going=self._keep_going,
+            observe=self._changed,
+            # By wrong guesses, what seems best in advance is no better than the longest path first.
+            favour=favourable(known, self._nodes) if self._knows_durations() else None,
+        )
+
+    def _knows_durations(self) -> bool:
+        """Whether each stage that is to run and leaves something has run in this workspace before."""
+        stages = (self._plan.stage_runs[run].stage for run in self._to_run)
+        return all(stage.scope is Scope.SERVICE or stage.name in self._durations for stage in stages)
+
+    # The loop.
+
+    def loop(self) -> Outcome:
+        """Run until everything has ended."""
+        scheduler = self._scheduler
+        statuses = self._statuses()
+        self._observer.begin(self._plan, statuses, self._durations, lambda: scheduler.nodes)
+        self._begun = True
+        for run, status in statuses.items():
+            if status is StageStatus.FAILED:  # more than this machine has: known before anything starts
+                self._changed(run, StageStatus.PENDING, status)
+        events: list[scheduling.Event] = []
+        interrupts_obeyed = 0
+        try:
+            with self._catching_signals():
+                while True:
+                    for instruction in scheduler.advance(time.monotonic(), *events):
+                        self._obey(instruction)
+                    if scheduler.finished and not self._running:
+                        break
+                    events = self._collect()
+                    if self._interrupts > interrupts_obeyed:
+                        interrupts_obeyed = self._interrupts
+                        events.append(scheduling.Interrupt())
+                        if interrupts_obeyed > 1:
+                            for run in self._running:
+                                self._executor.stop(run, grace_s=0.0)
+        finally:
+            with ExitStack() as ending:  # from the last to the first, each whatever becomes of the others
+                ending.callback(self._observer.end)
+                ending.callback(self._let_go)
+                ending.callback(self._settle, all_of_it=True)
+                ending.callback(self._give_up)
+                ending.callback(self._sealer.shutdown)
+                ending.callback(self._executor.close)
+        self._remember_latest()
+        statuses = self._statuses()
+        failed = (run for run, status in statuses.items() if status is StageStatus.FAILED)
+        return Outcome(
+            statuses,
+            self._present,
+            {run: failure for run in failed if (failure := scheduler.failure(run)) is not None},
+            {run: cause for run in self._to_run if (cause := scheduler.blocked_by(run)) is not None},
+            interrupted=self._interrupts > 0,
+            waited=bool(self._waits),
+        )
+
+    def _give_up(self) -> None:
+        """Record what still runs as interrupted."""
+        for held in self._running.values():
+            self._store.fail(held.attempt, "interrupted", None)
+            _release(held)
+
+    def _let_go(self) -> None:
+        """Release all that is held: where the disk is full, nobody has come to it."""
+        self._syncer.shutdown()
+        published = [*(self._syncing[1] if self._syncing else ()), *self._unsynced.values()]
+        for held in (*self._running.values(), *(held for held, _ in published)):
+            _release(held)
+        self._enter.let_go()
+        self._place.leave()
+
+    def _statuses(self) -> dict[StageRunId, StageStatus]:
+        """Of all stage runs of the plan; what is not to run is there, or nobody needs it."""
+        status, there = self._scheduler.status, self._present
+        return {
+            run.id: status(run.id)
+            if run.id in self._to_run
+            else StageStatus.UP_TO_DATE
+            if run.fingerprint in there
+            else StageStatus.SKIPPED
+            for run in self._plan.stage_runs.values()
+        }
+
+    def _collect(self) -> list[scheduling.Event]:
+        """What happened, waiting a moment if nothing has."""
+        if self._queued or self._unsealed:
+            events, self._queued = self._queued, []
+            unsealed, self._unsealed = self._unsealed, {}
+            return [*events, *starmap(self._publish, unsealed.items())]
+        self._settle()
+        due = self._scheduler.wake_at
+        patience = _POLL_S if due is None else min(_POLL_S, max(0.0, due - time.monotonic()))
+        if self._sealing or self._syncing:
+            patience = min(patience, _SYNC_POLL_S)
+        elif self._unsynced:
+            patience = min(patience, _GROUP_S)
+        self._enter.let_go()
+        if (waits := self._place.by) and self._scheduler.status(StageRunId(waits)) not in _WAITING:
+            self._place.leave()  # it is done elsewhere, or was cancelled
+        events = []
+        for event in self._with_causes(self._executor.wait(patience)):
+            if isinstance(event, Ready):
+                if event.id in self._running:
+                    self._running[event.id].ready_s = time.monotonic() - self._running[event.id].started_s
+                events.append(scheduling.ServiceReady(event.id))
+            elif isinstance(event, Ended):
+                events += self._ended(event)
+            else:
+                gone = isinstance(event, scheduling.NodeGone)
+                self._observer.node(
+                    event.node if isinstance(event, scheduling.NodeGone) else event.node.node, gone=gone
+                )
+                events.append(event)
+        events += self._sealed()
+        events += self._freed()
+        self._observer.tick(self._progress())
+        return events
+
+    def _with_causes(self, events: list[ExecutorEvent]) -> list[ExecutorEvent]:
+        """`events` with the ends of services before the failures they caused, waiting a moment for such an end."""
+        deadline = time.monotonic() + _CAUSE_PATIENCE_S
+        while time.monotonic() < deadline:
+            over = {event.id for event in events if isinstance(event, Ended)}
+            services = {
+                self._plan.stage_runs[event.id].inputs.get("service")
+                for event in events
+                if isinstance(event, Ended) and event.error is not None and not self._running[event.id].stop_asked
+            }
+            if not (services - {None}) - over:
+                break
+            events = events + self._executor.wait(_POLL_S)
+
+        def is_effect(event: ExecutorEvent) -> bool:
+            return isinstance(event, (Ready, Ended)) and self._plan.stage_runs[event.id].stage.scope is Scope.IN_SERVICE
+
+        return sorted(events, key=is_effect)
+
+    @contextmanager
+    def _catching_signals(self) -> Iterator[None]:
+        def interrupt(_signal: int, _frame: FrameType | None) -> None:
+            self._interrupts += 1
+
+        before = {}
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's & leave it
+                before[number] = signal.signal(number, interrupt)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # Instructions.
+
+    def _obey(self, instruction: scheduling.Instruction) -> None:
+        if isinstance(instruction, scheduling.Start):
+            self._queued += self._start(self._plan.stage_runs[instruction.id], instruction)
+        elif isinstance(instruction, scheduling.RetryAt):
+            wait = max(0.0, instruction.when - time.monotonic())
+            run = self._plan.stage_runs[instruction.id]
+            self._observer.waiting(run, f"{instruction.failure.message}; attempt {instruction.attempt} in {wait:.0f} s")
+        else:
+            held = self._running.get(instruction.id)
+            if held is not None and instruction.id not in self._sealing:
+                held.stop_asked = True
+                stopping_s = _seconds(held.run, "stop_timeout_s", 0.0)  # a service stops its server first
+                self._executor.stop(instruction.id, grace_s=5.0 + stopping_s)
+
+    def _start(self, run: StageRun, start: scheduling.Start) -> list[scheduling.Event]:
+        """Start an attempt, unless somebody else has it, has done it, or it is known never to work."""
+        known = self._known_infeasible.get(run.fingerprint)
+        if known is not None:
+            remembered = StageError(
+                f"{known} (remembered from an earlier try)",
+                failure=FailureClass.INFEASIBLE,
+                hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
+            )
+            return [_ended_event(run, remembered)]
+        need = self._plan.resources(run)
+        kind = need.exclusive, need.beside_standing, len(start.gpus)
+        leases_here = not start.node and run.stage.scope is not Scope.IN_SERVICE
+        if leases_here and kind in self._refused and kind in self._unleased:
+            return self._busy(run, self._refused[kind], self._unleased[kind])
+        claim = self._store.claim(run.fingerprint)
+        if claim is None:
+            who = " and ".join(self._store.claimants(run.fingerprint)) or "another invocation"
+            return self._busy(run, f"{who} works on it", self._elsewhere)
+        leases, gpus = list[Claim](), start.gpus
+        done = self._done_elsewhere(run)
+        if done:
+            claim.release()
+            return [*done, *self._may_ask(kind)]
+        cpus: tuple[int, ...] = ()
+        if start.node:  # a node of a cluster leases, and names, its own
+            gpus = ()
+        elif run.stage.scope is Scope.IN_SERVICE:
+            service = self._running[StageRunId(run.inputs["service"])]
+            gpus, cpus = service.gpus, service.cpus
+        else:
+            machine = self._plan.machine
+            exclusive, beside_standing, _ = kind
+            others = [gpu.uuid for gpu in machine.gpus]
+            leased = lease_machine(
+                gpus,
+                exclusive=exclusive,
+                others=others,
+                enter=self._enter.beside_standing if beside_standing else self._enter,
+                beside_standing=beside_standing,
+                place=self._place,
+                by=run.id,
+            )
+            if leased is None:
+                claim.release()
+                users = machine_users(
+                    others if gpus else (), exclusive=exclusive, beside_standing=beside_standing, place=self._place
+                )
+                who = " and ".join(users) or "another invocation or a managed server"
+                what = "GPUs are" if gpus and exclusive is Exclusive.NONE else "this machine is"
+                self._refused[kind] = f"{what} in use by {who}"
+                return self._busy(run, self._refused[kind], self._unleased.setdefault(kind, {}))
+            leases, gpus = leased
+            if exclusive.pinned:
+                cpus = cpus_near(gpus)
+        left = self._store.unended(run.fingerprint) if start.node else None
+        if left is not None and self._executor.adopt(left):
+            attempt = self._store.join(self._run_id, run.stage.name, run.fingerprint, left)
+            job = replace(read_job(attempt.folder / JOB), node=start.node)
+        else:
+            last = self._tried.get(run.fingerprint, 0)
+            attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint, last)
+            self._tried[run.fingerprint] = attempt.number
+            job = self._job(run, attempt, gpus, cpus, start.node)
+            job.write(f"{attempt.path}/{JOB}")
+        if start.node:  # a cluster continues with it when this process is gone, and the next must know of it
+            self._store.index.commit()
+        self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())
+        self._executor.submit(job, [each.fd for each in (claim, *leases)])
+        return self._may_ask(kind) if leases_here else []
+
+    def _may_ask(self, kind: _Lease) -> list[scheduling.Event]:
+        """All that wait for such a lease, when one of them does not any more."""
+        return [scheduling.Freed(each, done=False) for each in self._unleased.pop(kind, ())]
+
+    def _done_elsewhere(self, run: StageRun) -> list[scheduling.Event]:
+        """What another invocation published since we looked."""
+        if run.stage.scope is not Scope.SERVICE:
+            return [scheduling.Freed(run.id, done=True)] if self._look(run) else []
+        done = self._done_inside(run)
+        return [scheduling.Busy(run.id), *done, scheduling.Freed(run.id, done=False)] if done else []
+
+    def _done_inside(self, service: StageRun) -> list[scheduling.Event]:
+        inside = [
+            run
+            for run in map(self._plan.stage_runs.__getitem__, self._to_run)
+            if run.inputs.get("service") == service.id and self._scheduler.status(run.id) is StageStatus.PENDING
+        ]
+        return [scheduling.Freed(run.id, done=True) for run in inside if self._look(run)]
+
+    def _look(self, run: StageRun) -> bool:
+        found = self._store.get(run.stage.name, run.fingerprint)
+        if found is None:
+            return False
+        self._present[run.fingerprint] = found
+        return True
+
+    def _busy(self, run: StageRun, why: str, among: dict[StageRunId, None]) -> list[scheduling.Event]:
+        if (run.id, why) not in self._waits:
+            self._waits.add((run.id, why))
+            self._observer.waiting(run, why)
+        among[run.id] = None
+        return [scheduling.Busy(run.id)]
+
+    def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
+        inputs = {name: self._input(self._plan.stage_runs[upstream]) for name, upstream in run.inputs.items()}
+        seen = {
+            name: str(file_views.make(attempt.folder, name, Path(inputs[name]), files))
+            for name, files in run.reads.items()
+        }
+        viewed = {name: inputs[name] for name, folder in seen.items() if folder != inputs[name]}
+        inputs |= seen
+        folder = attempt.path
+        # Lines of a Python program are in its log as soon as they are said, and in their order.
+        environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+        return Job(
+            id=run.id,
+            stage=run.stage.name,
+            toolchain=run.toolchain,
+            fingerprint=run.fingerprint,
+            scope=run.stage.scope,
+            commands=command_lines(run, inputs, folder, self._plan.machine),
+            environment=environment,
+            program=run.stage.program,
+            params_class=class_name(run.params),
+            params=to_json(run.params),
+            inputs=inputs,
+            viewed=viewed,
+            files=run.files,
+            out=f"{folder}/{OUT}",
+            attempt=folder,
+            timeout_s=_seconds(run, "timeout_s", run.stage.timeout_s),
+            section=run.stage.section or run.stage.name,
+            gpus=gpus,
+            cpus=cpus,
+            resources=self._plan.resources(run),
+            node=node,
+        )
+
+    def _input(self, upstream: StageRun) -> str:
+        if upstream.stage.scope is Scope.SERVICE:
+            return f"{self._running[upstream.id].attempt.path}/{SERVICE_FILE}"
+        return f"{self._present[upstream.fingerprint].path}/{OUT}"
+
+    # Events.
+
+    def _ended(self, event: Ended) -> list[scheduling.Event]:
+        held = self._running[event.id]
+        run, attempt = held.run, held.attempt
+        self._took[run.id] = event.usage.wall_s
+        if run.reads:
+            file_views.remove(attempt.folder)
+        if event.error is None and run.stage.scope is not Scope.SERVICE:
+            written = self._store.written(attempt)
+            held.peak = self._peak(held, event.usage, written.size_bytes)
+            seal = partial(self._store.seal, attempt, run.key, run.label, self._provenance(held, event), written)
+            if written.size_bytes > _SEAL_IN_THREAD_BYTES:
+                self._sealing[run.id] = self._sealer.submit(seal)
+            elif run.stage.scope is Scope.IN_SERVICE:
+                return [self._publish(run.id, seal)]
+            else:
+                self._unsealed[run.id] = seal
+            return self._vacated(held)
+        del self._running[run.id]
+        error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
+        if (
+            error is None and held.ready_s is not None
+        ):  # what was stopped while it loaded has not taken all that it takes
+            self._store.index.add_peak(attempt.id, self._peak(held, event.usage, 0))
+        stopped = held.stop_asked and error is not None
+        self._store.fail(attempt, "stopped" if stopped or error is None else "failed", error)
+        _release(held)
+        if error is None:
+            return [_ended_event(run, None)]
+        return [self._failure(run, error)]
+
+    def _vacated(self, held: _Running) -> list[scheduling.Event]:
+        """What others may have of a stage run whose processes have ended; its service keeps that of one inside it."""
+        if held.run.stage.scope is Scope.IN_SERVICE:
+            return []
+        for lease in held.leases[len(held.leases) - len(held.gpus) :]:  # the machine's keeps measurements away
+            lease.release()
+        return [scheduling.Vacated(held.run.id)]
+
+    def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
+        """What a stage run took beside what was expected of it: kept, so that later plans know better."""
+        machine, run = self._plan.machine, held.run
+        told = estimates.expected(run.stage, run.first_cell, machine)
+        expected = {} if told is None else estimates.expected_by_kind(told)
+        seconds = held.ready_s if run.stage.scope is Scope.SERVICE else usage.wall_s
+        taken = {
+            "host": usage.peak_bytes,
+            "gpu": usage.gpu_bytes or 0,
+            "shared": usage.shared_bytes,
+            "leaves": left,
+            "written": usage.written_bytes,
+            "ms": round(1000 * (seconds or 0.0)),
+        }
+        system = estimates.system(machine.of(run.first_cell.gpu))
+        return Peak(run.label, system, {**expected, "ms": round(1000 * guess_s(run, machine))}, taken)
+
+    def _failure(self, run: StageRun, error: StageError) -> scheduling.Event:
+        if error.failure is FailureClass.INFEASIBLE:
+            self._store.index.add_infeasible(run.fingerprint, error.message)
+        return _ended_event(run, error)
+
+    def _provenance(self, held: _Running, event: Ended) -> dict[str, Json]:
+        run, usage, system = held.run, event.usage, event.system or self._system
+        if system is None:  # a run looks at its machine once, and only if it makes something
+            system = self._system = maker()
+        return {
+            "run": self._run_id,
+            "attempt": held.attempt.number,
+            "finished_s": round(time.time(), 3),
+            "duration_s": round(usage.wall_s, 3),
+            "expected_s": round(self._expected[run.id], 3),
+            "cpu_s": round(usage.cpu_s, 3),
+            **_peaks(usage),
+            "system": dict(system),
+            "inputs": dict(self._read_by(run)),
+            **({"made_from": made_from} if (made_from := self._made_from(run)) else {}),
+            **({"made_by": self._made_by} if self._made_by else {}),
+            **({"changes": changes} if (changes := _changes(run)) else {}),
+        }
+
+    def _made_from(self, run: StageRun) -> dict[str, Json]:
+        """Fingerprints of the inputs of which its key has the selected files alone, by input name."""
+        return {name: self._plan.stage_runs[run.inputs[name]].fingerprint for name in run.reads}
+
+    def _read_by(self, run: StageRun) -> Iterator[tuple[str, str]]:
+        """Digests of what a stage run read, by input name: the same fingerprint may come out as other bytes another time."""
+        for name, upstream in run.inputs.items():
+            fingerprint = self._plan.stage_runs[upstream].fingerprint
+            if fingerprint not in self._trees and fingerprint in self._present:
+                with suppress(StateError):  # removed or damaged since; what was read is not known any more
+                    self._trees[fingerprint] = read(self._present[fingerprint].folder).tree
+            if fingerprint in self._trees:
+                yield name, self._trees[fingerprint]
+
+    def _sealed(self) -> list[scheduling.Event]:
+        """Publish what a thread has digested."""
+        done = [run_id for run_id, future in self._sealing.items() if future.done()]
+        return [self._publish(run_id, self._sealing.pop(run_id).result) for run_id in done]
+
+    def _publish(self, run_id: StageRunId, seal: Callable[[], Manifest]) -> scheduling.Event:
+        held = self._running.pop(run_id)
+        try:
+            sealed = seal()
+            published = self._store.publish(held.attempt, sealed, held.peak)
+        except (StageError, OSError) as error:
+            failed = error if isinstance(error, StageError) else _disk_error(held, error)
+            self._store.fail(held.attempt, "failed", failed)
+            _release(held)
+            return self._failure(held.run, failed)
+        self._present[held.run.fingerprint] = published.artifact
+        self._trees[held.run.fingerprint] = sealed.tree
+        self._unsynced[run_id] = held, published
+        for lease in held.leases:
+            lease.release()
+        return _ended_event(held.run, None)
+
+    def _settle(self, *, all_of_it: bool = False) -> None:
+        """Sync what was published to the disk, a group at a time; then record it, let go of it, and tell of it.
+
+        Until then it may be read, also by what runs next: a power cut would take both. Raises OSError where the disk is full.
+        """
+        full = len(self._unsynced) >= _GROUP
+        if self._syncing is not None and (all_of_it or full or self._syncing[0].done()):
+            (synced, group), self._syncing = self._syncing, None
+            try:
+                synced.result()
+                self._store.index.record([published for _, published in group])
+            finally:
+                for held, _ in group:
+                    held.claim.release()
+            for held, _ in group:
+                self._observer.changed(held.run, StageStatus.SUCCEEDED, None, self._took[held.run.id])
+        due = (now := time.monotonic()) - self._synced_s >= _GROUP_S
+        if self._syncing is None and self._unsynced and (due or full or all_of_it or not self._running):
+            group, self._unsynced = [*self._unsynced.values()], {}
+            artifacts = [published.artifact for _, published in group]
+            self._syncing, self._synced_s = (self._syncer.submit(self._store.sync, artifacts), group), now
+            if all_of_it:
+                self._settle(all_of_it=True)
+        elif due:
+            self._synced_s = now
+            self._store.index.commit()
+
+    def _freed(self) -> list[scheduling.Event]:
+        """Whether others let go of what we wait for."""
+        events: list[scheduling.Event] = []
+        for run_id in list(self._elsewhere):
+            run = self._plan.stage_runs[run_id]
+            claim = self._store.claim(run.fingerprint)
+            if claim is None:
+                continue
+            claim.release()
+            del self._elsewhere[run_id]
+            if run.stage.scope is Scope.SERVICE:
+                events += self._done_inside(run)
+                events.append(scheduling.Freed(run_id, done=False))
+            else:
+                events.append(scheduling.Freed(run_id, done=self._look(run)))
+        self._refused.clear()
+        for waiting in filter(None, self._unleased.values()):
+            del waiting[asks := next(iter(waiting))]
+            events.append(scheduling.Freed(asks, done=False))
+        return events
+
+    # Telling.
+
+    def _changed(self, run_id: StageRunId, _old: StageStatus, new: StageStatus) -> None:
+        if not self._begun or run_id in self._unsynced:  # told when it has reached the disk
+            return
+        error = self._scheduler.failure(run_id) if new is StageStatus.FAILED else None
+        self._observer.changed(self._plan.stage_runs[run_id], new, error, self._took.get(run_id))
+
+    def _progress(self) -> dict[StageRunId, Mapping[str, Json]]:
+        """What stages told of their progress, as read a moment ago."""
+        now = time.monotonic()
+        if now - self._told_s >= _POLL_S:
+            self._told, self._told_s = {}, now
+            for run_id, held in self._running.items():
+                told = read_object(held.attempt.folder / PROGRESS_FILE)
+                if told is not None:
+                    self._told[run_id] = told
+        return self._told
+
+    def _remember_latest(self) -> None:
+        """Keep what each cell now has, so that the next plan can say what changed."""
+        known = self._store.index.latest_fingerprints()
+        runs, there = self._plan.stage_runs, self._present
+        used = {up for run in runs.values() if run.fingerprint in there for up in run.inputs.values()}
+        rows: list[tuple[str, str, Fingerprint]] = []
+        services: list[tuple[str, str, Fingerprint, str]] = []
+        for cell, of_cell in self._plan.by_cell.items():
+            # Of two of the same stage the cell's own is the last; the other was made for its draft model.
+            for stage, run in {runs[each].stage.name: runs[each] for each in of_cell}.items():
+                row = cell, stage, run.fingerprint
+                if row in known:
+                    continue
+                if run.fingerprint in there:
+                    rows.append(row)
+                elif run.stage.scope is Scope.SERVICE and run.id in used:
+                    services.append((*row, run.key))
+        if rows or services:
+            self._store.index.set_latest(rows, services)
+
+
+def _changes(run: StageRun) -> list[Json]:
+    """Settings that a retry has changed and that a stage run takes."""
+    return [asdict(each) for each in run.first_cell.changes if hasattr(run.params, each.setting.rpartition(".")[2])]
+
+
+def _seconds(run: StageRun, name: str, default: float) -> float:
+    """A time limit that the matrix sets, or else the stage's own."""
+    value = section(run).get(name)
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def _ended_event(run: StageRun, failure: StageError | None) -> scheduling.Event:
+    if run.stage.scope is Scope.SERVICE:
+        return scheduling.ServiceEnded(run.id, failure)
+    return scheduling.Finished(run.id, failure)
+
+
+def _disk_error(held: _Running, error: OSError) -> StageError:
+    return StageError(
+        f"{held.run.stage.name}: cannot be published: "
+        f"{disk.no_room(error, held.attempt.folder) or error.strerror or error}",
+        failure=FailureClass.USER,
+        hint=disk.hint(error),
+        log=held.attempt.log,
+    )
+
+
+def _peaks(usage: Usage) -> dict[str, Json]:
+    """What a manifest says of memory and disk."""
+    told: dict[str, Json] = {
+        "max_rss_bytes": usage.max_rss_bytes,
+        "peak_bytes": usage.peak_bytes,
+        "shared_bytes": usage.shared_bytes,
+        "written_bytes": usage.written_bytes,
+    }
+    return told if usage.gpu_bytes is None else {**told, "gpu_bytes": usage.gpu_bytes}
+
+
+def _release(held: _Running) -> None:
+    for claim in (held.claim, *held.leases):
+        claim.release()

@@ -1,0 +1,1137 @@
+"""Decides what runs when: events in, instructions out; no clock, disk, thread or process.
+
+    scheduler = Scheduler(tasks, machine)
+    todo = scheduler.advance(now)                        the first starts
+    todo = scheduler.advance(now, Finished(task_id))     and again for every event, until scheduler.finished
+
+Ready work is ordered by longest remaining path. What has the same demand shares a queue, so a decision looks at the
+heads of a few queues and never at all that is ready. Whatever fits starts, until the best that does not fit has a
+remaining path as long as all the work that is left: for each second that it waits the run ends later. It gets a
+reservation, and what comes after it starts only if that does not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP
+scheduling system", 1995). What is overdue is expected to run as long again as it has: the longer it does, the more starts
+meanwhile. A reservation for everything that does not fit would leave GPUs idle for durations that were wrongly expected
+(`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits does not.
+
+What only remains to be kept gives its place to others, but to no measurement (`Vacated`).
+
+There may be several nodes, which come and go. A task runs on one of them, of the type of GPU that it asks for: where the fewest GPUs, then CPUs, are left free, so
+that whole nodes stay free for what needs one. A reservation holds a place on one node. What no node that is left could run
+waits `NODE_PATIENCE_S` for another one, then it has failed.
+
+A task that must be alone takes every slot of its node (`Exclusive.alone`). Those of `Exclusive.GPU` run beside each
+other and beside nothing else: there are slots for work and slots for measurements, and while any of one kind is taken,
+none of the other is free. What runs is joined by its own kind as long as that fits, so a node changes seldom from
+one to the other. Among services of `Exclusive.GPU`, loading and measuring exclude each other on a node: a measurement
+starts when no other service loads there, and no service starts there while one is measured.
+
+A service and the tasks inside it are one unit of work: it starts when every artifact that any of them needs is there,
+they run in it one after another, then it is stopped. Only the service occupies resources.
+
+Where the tasks inside a service that is alone have measured all that they measure, the next such service starts beside it, while it does
+the rest and is stopped: if that one is what would start next anyway, on GPUs and in memory that are free. So at most two are there, and never while
+anything is measured: neither of them, loading or idle or being stopped, is beside a measurement of the other, which waits until it has ended.
+
+What failed is tried again, `Task.retries` times at most:
+
+    LOST                   as TRANSIENT, but at least `LOST_RETRIES` times: its node was lost, and there are others
+    TRANSIENT              after a growing, jittered wait
+    OUT_OF_MEMORY          once and alone on the machine, if it failed while something else ran; otherwise the same
+                           inputs in the same memory would only fail again
+    TIMEOUT                never: a limit of an hour would cost two (a slow transfer is TRANSIENT to its stage)
+    INFEASIBLE, USER, BUG  never
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final, TypeAlias
+
+from trtllm_pipeline.base import Exclusive, FailureClass, Resources, Scope, StageError, StageRunId, StageStatus
+
+BACKOFF_S: Final = 2.0
+"""Mean wait before the first retry; doubles with each further one."""
+BACKOFF_LIMIT_S: Final = 120.0
+LOST_RETRIES: Final = 3
+NODE_PATIENCE_S: Final = 600.0
+"""For a node to come on which a task can run, once the last one has gone."""
+_LATE: Final = 1.25
+"""Overdue is what has run so many times as long as expected. With less, what is just a little late would cost the place of what waits
+for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What one node has to hand out: CPU slots, GPUs by name (UUID), downloads at a time."""
+
+    cpus: int
+    gpus: tuple[str, ...] = ()
+    downloads: int = 4
+    node: str = ""
+    """Its name; empty for the machine on which this runs."""
+    accelerator: str | None = None
+    """Type of its GPUs, in lower case, where nodes differ in it."""
+    memory: tuple[int, ...] | None = None
+    """Bytes of each kind of memory that all of it shares; None: no service is started beside one that is alone."""
+
+    def suits(self, accelerator: str | None) -> bool:
+        """Whether what asks for this type of GPU, or for none, can run on it."""
+        return accelerator is None or accelerator == self.accelerator
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One stage run, as far as deciding when to run it goes.
+
+    `service` names the service a task IN_SERVICE runs in; it measures where its own resources are exclusive. `expected_s` of a service
+    is the time until it is ready. Equal priorities go by `order`, then by place in the list.
+    """
+
+    id: StageRunId
+    needs: tuple[StageRunId, ...] = ()
+    scope: Scope = Scope.ARTIFACT
+    service: StageRunId | None = None
+    resources: Resources = field(default_factory=Resources)
+    expected_s: float = 1.0
+    retries: int = 0
+    order: int = 0
+    memory: tuple[int, ...] | None = None
+    """Bytes that a service takes at the most, of each kind in `Capacity.memory`; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OfTask:
+    id: StageRunId
+
+
+@dataclass(frozen=True, slots=True)
+class _End(_OfTask):
+    failure: StageError | None = None
+
+
+class Finished(_End):
+    """An ARTIFACT or IN_SERVICE task came to its end; also the answer to `Cancel`."""
+
+
+class Vacated(_OfTask):
+    """The processes of an ARTIFACT task have ended, and what they left is being digested: `Finished` follows.
+
+    Others may have its CPUs and GPUs. Nothing is measured meanwhile.
+    """
+
+
+class ServiceReady(_OfTask):
+    """A service answers."""
+
+
+class ServiceEnded(_End):
+    """A service is gone, asked for or not; what it occupied is free. Report it before what failed because of it."""
+
+
+class Busy(_OfTask):
+    """What was to start is held by another invocation: its claim, or the machine it would need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed(_OfTask):
+    """The other invocation let go. `done`: the artifact is there now; it may also be said of a task not begun here.
+
+    A service has no artifact: say first which of the tasks inside it are done.
+    """
+
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A node has gone: nothing is started there. What ran there has still to be said to have ended."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCame:
+    """A node has come: one that was gone, as it was, or another."""
+
+    node: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Start nothing more and cancel what runs."""
+
+
+Event: TypeAlias = Finished | Vacated | ServiceReady | ServiceEnded | Busy | Freed | NodeGone | NodeCame | Interrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Start(_OfTask):
+    """Start this task on these GPUs of this node. `attempt` counts from 1."""
+
+    gpus: tuple[str, ...]
+    attempt: int
+    node: str = ""
+
+
+class Stop(_OfTask):
+    """Ask this service to end, and report `ServiceEnded`."""
+
+
+class Cancel(_OfTask):
+    """End this task, and report `Finished`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt(_OfTask):
+    """This task failed and will be tried again; call `advance` at `when`."""
+
+    when: float
+    attempt: int
+    failure: StageError
+
+
+Instruction: TypeAlias = Start | Stop | Cancel | RetryAt
+
+_S = StageStatus
+TRANSITIONS: Final[dict[StageStatus, frozenset[StageStatus]]] = {
+    _S.PENDING: frozenset({_S.RUNNING, _S.UP_TO_DATE, _S.SKIPPED, _S.FAILED, _S.BLOCKED, _S.CANCELLED}),
+    _S.RUNNING: frozenset({_S.SUCCEEDED, _S.UP_TO_DATE, _S.FAILED, _S.CANCELLED, _S.PENDING, _S.ELSEWHERE}),
+    _S.ELSEWHERE: frozenset({_S.PENDING, _S.UP_TO_DATE, _S.SKIPPED, _S.CANCELLED}),
+    _S.SUCCEEDED: frozenset(),
+    _S.UP_TO_DATE: frozenset(),
+    _S.SKIPPED: frozenset(),
+    _S.FAILED: frozenset(),
+    _S.BLOCKED: frozenset(),
+    _S.CANCELLED: frozenset(),
+}
+"""Every move there is. PENDING -> FAILED: more than the machine has. RUNNING -> PENDING: a retry. To UP_TO_DATE from
+RUNNING or ELSEWHERE: another invocation published it first."""
+ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if not following)
+"""The statuses nothing leaves."""
+_THERE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
+_NO_SHARE: Final = (0.0, 0.0, 0.0)
+
+# Slots for work, CPUs, GPUs, downloads, slots for measurements. One slot each; all of a node for one that must be alone.
+_Amounts: TypeAlias = tuple[int, int, int, int, int]
+_Demand: TypeAlias = tuple[_Amounts, "str | None"]
+"""What must be free on a node, and the type of GPU that it must have."""
+_WORK: Final = 0
+_MEASURING: Final = 4
+_NOTHING: Final[_Amounts] = (0, 0, 0, 0, 0)
+
+
+class _Phase(Enum):
+    OFF = 0
+    STARTING = 1
+    READY = 2
+    STOPPING = 3
+    DEAD = 4  # ended by itself; what ran inside it is still being cancelled
+
+
+@dataclass(slots=True, eq=False)
+class _TaskNode:
+    """A task and where it stands."""
+
+    index: int
+    task: Task
+    duration: float  # of a service: with all that will run inside it
+    alone: bool
+    apart: bool = False  # it ran out of memory beside something; then it is beside nothing again
+    status: StageStatus = _S.PENDING
+    waiting: int = 0  # needs not there yet; of a service, also those of the tasks inside it
+    dependents: list[_TaskNode] = field(default_factory=list)
+    service: _Service | None = None
+    priority: float = 0.0  # the longest path that it starts
+    rank: float = 0.0  # the same, as it is favoured
+    failures: int = 0
+    failure: StageError | None = None
+    cause: _TaskNode | None = None  # the failed node that blocks this one; itself if it failed
+    amounts: _Amounts = _NOTHING  # held while it runs
+    node: int = 0
+    gpus: tuple[int, ...] = ()  # of that node
+    end: float = 0.0  # when it is expected to end
+
+
+@dataclass(slots=True, eq=False)
+class _Service(_TaskNode):
+    """A service: `left` counts the tasks inside it that have not ended, `ready` those that could run now."""
+
+    phase: _Phase = _Phase.OFF
+    members: list[_TaskNode] = field(default_factory=list)
+    left: int = 0
+    to_measure: int = 0  # those of `left` that measure
+    measured_s: float = 0.0  # the part of its duration that they take
+    ready: list[_Entry] = field(default_factory=list)
+    current: _TaskNode | None = None
+    ended: StageError | None = None
+
+
+# Heap entries compare by their first three fields; `index` is unique.
+_Entry: TypeAlias = tuple[float, int, int, _TaskNode]
+
+
+def _entry(node: _TaskNode) -> _Entry:
+    return (-node.rank, node.task.order, node.index, node)
+
+
+def _fits(amounts: _Amounts, free: Sequence[int]) -> bool:
+    work, cpus, gpus, downloads, measuring = amounts
+    return work <= free[0] and cpus <= free[1] and gpus <= free[2] and downloads <= free[3] and measuring <= free[4]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    """A place on a node from `start` on, when `after` ends; `held` is what is held there from then on, by it too."""
+
+    node: int
+    start: float
+    held: list[int]
+    after: _TaskNode
+
+
+def _measures(node: _TaskNode) -> bool:
+    """Whether it runs beside measurements, and beside nothing else."""
+    return node.task.resources.exclusive is Exclusive.GPU and not node.alone
+
+
+def _is_measurement(node: _TaskNode) -> bool:
+    """Whether a task inside a service measures, beside nothing."""
+    return node.service is not None and all(each.task.resources.exclusive.alone for each in (node, node.service))
+
+
+def _measures_beside(node: _TaskNode) -> bool:
+    """Whether a task inside a service measures while others may do so too. No service may load meanwhile."""
+    return node.service is not None and node.task.resources.exclusive is Exclusive.GPU
+
+
+def _most_retries(node: _TaskNode, failure: StageError) -> int:
+    return max(node.task.retries, LOST_RETRIES if failure.failure is FailureClass.LOST else 0)
+
+
+def _share(need: Resources, seconds: float, total: Sequence[int], alone: float) -> tuple[float, ...]:
+    """Seconds for which this takes all that there is, as far as CPUs, GPUs and downloads go; as work, then as measurement.
+
+    `alone` is the share of all that it takes at the least, where it must be alone on its node; else 0.
+    """
+    asked = zip((need.cpus, need.gpus, need.downloads), total, strict=True)
+    taken = tuple(seconds * max(alone, amount / (have or 1)) for amount, have in asked)
+    return (*_NO_SHARE, *taken) if need.exclusive is Exclusive.GPU and not alone else (*taken, *_NO_SHARE)
+
+
+def _whole_s(shares: Sequence[float]) -> float:
+    """Seconds for which work takes all there is. Work and measurements are never done at the same time."""
+    return max(shares[:3]) + max(shares[3:])
+
+
+def work_s(work: Mapping[Resources, float], places: Sequence[Capacity]) -> float:
+    """The same for seconds of `work` by what it occupies."""
+    total = [sum(each) for each in zip(*((one.cpus, len(one.gpus), one.downloads) for one in places), strict=True)]
+    shares = (
+        _share(need, seconds, total, 1.0 / len(places) if need.exclusive.alone else 0.0)
+        for need, seconds in work.items()
+    )
+    return _whole_s([math.fsum(column) for column in zip(*shares, strict=True)])
+
+
+def may_overlap(need: Resources, places: Iterable[Capacity]) -> bool:
+    """Whether what is alone may share a node with the one after it while neither measures."""
+    return need.exclusive.alone and any(
+        place.memory is not None and (not need.gpus or need.gpus < len(place.gpus)) for place in places
+    )
+
+
+def backoff_s(task_id: str, failures: int) -> float:
+    """Seconds to wait after the n-th failure: doubling from `BACKOFF_S` to a limit, times 0.5 to 1.5.
+
+    The factor depends on the id, so that what failed together is not tried again together, and on nothing random.
+    """
+    jitter = 0.5 + zlib.crc32(f"{task_id}:{failures}".encode()) / 2**32
+    return min(BACKOFF_S * 2.0 ** min(failures - 1, 32), BACKOFF_LIMIT_S) * jitter
+
+
+def overdue(so_far_s: float, expected_s: float) -> bool:
+    """Whether what has run for so long is expected to run as long again, and no longer to end when it was."""
+    return so_far_s >= _LATE * expected_s
+
+
+class Scheduler:
+    """The state machine over one plan.
+
+    All tasks are run, but services in which none is. `keep_going` False starts nothing new after the first failure; what
+    runs then is left to finish. `observe` is called with (id, old, new) at every change of status. `favour` has factors by which
+    the paths of some count more, or less, when the best is chosen (`order.py`). Raises ValueError for a list that is no plan: ids twice or missing,
+    needs in a circle.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        *nodes: Capacity,
+        keep_going: bool = True,
+        observe: Callable[[StageRunId, StageStatus, StageStatus], None] | None = None,
+        favour: Mapping[StageRunId, float] | None = None,
+    ) -> None:
+        self._keep_going = keep_going
+        self._observe = observe
+        self._halted = self._interrupted = False
+        self._now = 0.0
+        self._nodes: dict[StageRunId, _TaskNode] = {}
+        for index, task in enumerate(tasks):
+            if task.id in self._nodes:
+                raise ValueError(f"{task.id} is in the plan twice")
+            node_type = _Service if task.scope is Scope.SERVICE else _TaskNode
+            self._nodes[task.id] = node_type(index, task, task.expected_s, task.resources.exclusive.alone)
+        self._places: list[Capacity] = []
+        self._capacity: list[_Amounts] = []
+        """Of a node that has gone: nothing."""
+        self._held: list[list[int]] = []
+        self._free: list[list[int]] = []
+        self._free_gpus: list[list[int]] = []
+        self._measuring: list[int] = []
+        """How many services of each node are measured now, other than alone."""
+        for each in nodes:
+            self._add(each)
+        self._stranded_at = math.inf  # when what no node can run has waited long enough for one
+        self._running: dict[_TaskNode, None] = {}  # tasks that hold resources: artifacts and services
+        self._queues: dict[_Demand, list[_Entry]] = {}  # what is ready, by what must be free for it
+        self._room = False  # whether something has come or gone, so that something may fit
+        self._look_at = math.inf  # when something may fit before a reservation because what that waits for is overdue
+        self._retries: list[tuple[float, int, _TaskNode]] = []
+        self._shares: dict[_TaskNode, tuple[float, ...]] = {}
+        self._work: list[float] = []  # what is left to do: the sums of the shares
+        self._ended: list[_TaskNode] = []  # whose dependents have not been told yet
+        self._stirred: dict[_Service, None] = {}  # where something has changed, so that `_steer` has to look
+        self._instructions: list[Instruction] = []
+        self._counts: Counter[StageStatus] = Counter({_S.PENDING: len(self._nodes)})
+
+        self._link_services()
+        required = self._link()
+        self._rank(required)
+        for node in required:
+            factor = 1.0 if favour is None else favour.get(node.task.id, 1.0)
+            # What is measured goes first in its service: the next service starts when that is done.
+            node.rank = math.inf if _is_measurement(node) else node.priority * factor
+        self._count_work(node for node in required if node.service is None)
+        for node in required:
+            if node.service is None and (reason := self._excess(node.task.resources)):
+                self._fail_for_good(node, StageError(reason, failure=FailureClass.INFEASIBLE))
+        for node in required:
+            if node.waiting == 0 and node.status is _S.PENDING:
+                self._enqueue(node)
+        self._settle()
+        self._steer()
+
+    # Questions.
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that no schedule undercuts: the longest path, or all work and then all measurements without a gap."""
+        longest = max((node.priority for node in self._shares), default=0.0)
+        return max(longest, _whole_s(self._work)) if self._work else longest
+
+    @property
+    def nodes(self) -> list[Capacity]:
+        """The nodes that have not gone."""
+        return [place for place, size in zip(self._places, self._capacity, strict=True) if size != _NOTHING]
+
+    @property
+    def finished(self) -> bool:
+        """Whether every task has ended."""
+        return not (self._counts[_S.PENDING] or self._counts[_S.RUNNING] or self._counts[_S.ELSEWHERE])
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `advance` is due next without any event: for a retry, what no node can run, or what is overdue."""
+        when = min(self._retries[0][0] if self._retries else math.inf, self._stranded_at, self._look_at)
+        return None if when == math.inf else when
+
+    def status(self, task_id: StageRunId) -> StageStatus:
+        """Where this task stands."""
+        return self._nodes[task_id].status
+
+    def failure(self, task_id: StageRunId) -> StageError | None:
+        """The last failure of this task, also of one that is tried again."""
+        return self._nodes[task_id].failure
+
+    def blocked_by(self, task_id: StageRunId) -> StageRunId | None:
+        """The failed task at the root of this one being blocked; None if it is not."""
+        node = self._nodes[task_id]
+        return node.cause.task.id if node.cause and node.status is _S.BLOCKED else None
+
+    # The way in.
+
+    def advance(self, now: float, *events: Event) -> list[Instruction]:
+        """What to do after these events. `now` is seconds on any clock that does not go back."""
+        self._now = now
+        for event in events:
+            self._take(event)
+            self._settle()
+        while self._retries and self._retries[0][0] <= now:
+            node = heappop(self._retries)[2]
+            if node.status is _S.PENDING:
+                self._enqueue(node)
+        if self._stranded_at <= now:
+            self._give_up()
+        if self._look_at <= now:
+            self._look_at, self._room = math.inf, True
+        if not (self._open or self._halted):
+            self._halt()
+        self._steer()
+        if self._open:
+            # None is free while a task is alone.
+            if self._room and any(free[_WORK] or free[_MEASURING] for free in self._free):
+                self._dispatch()
+            self._preload()
+        instructions, self._instructions = self._instructions, []
+        return [one for one in instructions if not isinstance(one, Cancel) or self.status(one.id) is _S.RUNNING]
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Interrupt):
+            if not self._interrupted:
+                self._interrupt()
+            return
+        if isinstance(event, NodeGone | NodeCame):
+            self._change_nodes(event)
+            return
+        node = self._nodes[event.id]
+        if isinstance(event, Freed):
+            self._freed(node, done=event.done)
+        elif node.status is not _S.RUNNING:
+            raise ValueError(f"{event} for a task that is {node.status.value}")
+        elif isinstance(event, Busy):
+            self._leave(node)
+            self._move(node, _S.ELSEWHERE if self._open else _S.CANCELLED)
+        elif isinstance(event, Finished):
+            self._finished(node, event.failure)
+        elif isinstance(event, Vacated):
+            self._vacate(node)
+        elif not isinstance(node, _Service):
+            raise TypeError(f"{event} for a task that is no service")
+        elif isinstance(event, ServiceEnded):
+            self._service_ended(node, event.failure)
+        elif node.phase is _Phase.STARTING:  # or it was asked to stop before it was ready
+            node.phase = _Phase.READY
+            self._stir_services()
+        if node.service and node.service.current is None:
+            self._stirred[node.service] = None
+            if node.service.phase is _Phase.DEAD:
+                self._settle()
+                self._close(node.service)
+
+    # The beginning: who is needed, who waits for whom, who comes first.
+
+    def _link_services(self) -> None:
+        for node in self._nodes.values():
+            if (node.task.scope is Scope.IN_SERVICE) != (node.task.service is not None):
+                raise ValueError(f"{node.task.id}: an inside task, and no other, names its service")
+            if node.task.service is not None:
+                service = self._nodes.get(node.task.service)
+                if not isinstance(service, _Service):
+                    raise ValueError(f"{node.task.id}: {node.task.service} is not a service of this plan")
+                node.service = service
+
+    def _needs(self, node: _TaskNode) -> list[_TaskNode]:
+        """The nodes of `needs`; a task inside a service may or may not list that service."""
+        needs = []
+        for need in node.task.needs:
+            if (upstream := self._nodes.get(need)) is None:
+                raise ValueError(f"{node.task.id} needs {need}, which is not in the plan")
+            if upstream is not node.service:
+                if isinstance(upstream, _Service):
+                    raise ValueError(f"{node.task.id} needs the service {need} but does not run inside it")
+                needs.append(upstream)
+        return needs
+
+    def _link(self) -> list[_TaskNode]:
+        """Tie what has to run to what it waits for; return it. A service with no task inside ends here as skipped."""
+        used = {node.service for node in self._nodes.values()}
+        required = []
+        for node in self._nodes.values():
+            if isinstance(node, _Service) and node not in used:
+                self._move(node, _S.SKIPPED)
+            else:
+                required.append(node)
+        self._ended.clear()  # nobody waits for these
+        for node in required:
+            service = node.service
+            if service:
+                service.members.append(node)
+                service.left += 1
+                service.to_measure += _is_measurement(node)
+                service.duration += node.duration
+                service.measured_s += node.duration if _is_measurement(node) else 0.0
+            for upstream in self._needs(node):
+                upstream.dependents.append(node)
+                node.waiting += 1
+                if service and upstream.service is not service:
+                    service.waiting += 1
+        return required
+
+    def _rank(self, required: list[_TaskNode]) -> None:
+        """Set priorities: the expected seconds of the longest path from the start of a task to the end of the run."""
+        waiting = {node: node.waiting + (node.service is not None) for node in required}
+        order = [node for node, count in waiting.items() if not count]
+        for node in order:  # grows meanwhile
+            # A service comes before all inside it; what they need from outside comes before the service.
+            following: list[_TaskNode] = node.dependents
+            if isinstance(node, _Service):
+                following = node.members
+            else:
+                services = [d.service for d in following if d.service and d.service is not node.service]
+                following = [*following, *services]
+            for later in following:
+                waiting[later] -= 1
+                if not waiting[later]:
+                    order.append(later)
+        if len(order) < len(required):
+            circle = sorted(node.task.id for node in required if waiting[node])
+            raise ValueError(f"needs in a circle among {', '.join(circle[:5])}{', ...' if circle[5:] else ''}")
+
+        def after(node: _TaskNode, service: _Service | None) -> float:
+            """The longest path that starts when `node` ends, outside `service`."""
+            later = ((d.service or d).priority for d in node.dependents if not d.service or d.service is not service)
+            return max(later, default=0.0)
+
+        for node in reversed(order):
+            if isinstance(node, _Service):
+                node.priority = node.duration + max(after(member, node) for member in node.members)
+            elif node.service:
+                beside = (d.priority for d in node.dependents if d.service is node.service)
+                node.priority = node.duration + max(after(node, node.service), max(beside, default=0.0))
+            else:
+                node.priority = node.duration + after(node, None)
+
+    def _count_work(self, nodes: Iterable[_TaskNode]) -> None:
+        """Sum up what is left to do: these, which have not ended."""
+        total = [sum(column) for column in zip(*self._capacity, strict=True)][1:4]
+        self._shares = {
+            node: _share(node.task.resources, self._least_s(node), total, 1.0 / self._there if node.alone else 0.0)
+            for node in nodes
+        }
+        self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
+
+    def _least_s(self, node: _TaskNode) -> float:
+        """Seconds for which `node` keeps what it takes from others: of two services at a time, half as many each."""
+        if (
+            isinstance(node, _Service)
+            and node.task.memory is not None
+            and may_overlap(node.task.resources, self._places)
+        ):
+            return (node.duration + node.measured_s) / 2
+        return node.duration
+
+    def _excess(self, resources: Resources) -> str | None:
+        """What this asks for beyond every node, in words."""
+        asked = (resources.cpus, resources.gpus, resources.downloads)
+        sizes = zip(self._capacity, self._places, strict=True)
+        those = (size for size, place in sizes if place.suits(resources.accelerator))
+        least, capacities = (1, *asked, 0), [_NOTHING]
+        for size in those:
+            if _fits(least, size):
+                return None
+            capacities.append(size)
+        who = "this machine" if len(self._places) == 1 else "no node"
+        those_of = "" if resources.accelerator is None else f" with {resources.accelerator}"
+        names = ("CPUs", "GPUs", "downloads at a time")
+        excess = [
+            f"needs {amount} {name}, {who}{those_of} offers {'more than ' * (who == 'no node')}{limit}"
+            for amount, name, *limits in zip(asked, names, *(each[1:4] for each in capacities), strict=True)
+            if amount > (limit := max(limits))
+        ]
+        wanted = ", ".join(f"{amount} {name}" for amount, name in zip(asked, names, strict=True) if amount)
+        return "; ".join(excess) or f"needs {wanted or 'a node'}; no node{those_of} offers all of these"
+
+    # Statuses.
+
+    @property
+    def _open(self) -> bool:
+        """Whether anything may still be started."""
+        return not self._interrupted and (self._keep_going or not self._counts[_S.FAILED])
+
+    def _move(self, node: _TaskNode, status: StageStatus) -> None:
+        """The one way from a status to another."""
+        old = node.status
+        if status not in TRANSITIONS[old]:
+            raise ValueError(f"{node.task.id} cannot go from {old.value} to {status.value}")
+        node.status = status
+        self._counts[old] -= 1
+        self._counts[status] += 1
+        if status in ENDED:
+            self._ended.append(node)
+            if share := self._shares.pop(node, None):
+                self._work = [left - each for left, each in zip(self._work, share, strict=True)]
+        if self._observe:
+            self._observe(node.task.id, old, status)
+
+    def _block(self, node: _TaskNode, cause: _TaskNode) -> None:
+        if node.status is _S.PENDING:
+            node.cause = cause
+            self._move(node, _S.BLOCKED)
+
+    def _settle(self) -> None:
+        """Tell all that waits for what has just ended, and all that waits for that in turn."""
+        while self._ended:
+            node = self._ended.pop()
+            there = node.status in _THERE
+            for dependent in node.dependents:
+                if there:
+                    dependent.waiting -= 1
+                    if dependent.waiting == 0 and dependent.status is _S.PENDING:
+                        self._enqueue(dependent)
+                elif node.cause:  # or it was cancelled, and so is all that waits for it
+                    self._block(dependent, node.cause)
+                service = dependent.service
+                if service and service is not node.service:
+                    service.waiting -= 1
+                    if service.waiting == 0 and service.status is _S.PENDING:
+                        self._enqueue(service)
+            if isinstance(node, _Service) and node.cause:
+                for member in node.members:
+                    self._block(member, node.cause)
+            elif node.service:
+                node.service.left -= 1
+                node.service.to_measure -= _is_measurement(node)
+                self._stirred[node.service] = None
+
+    def _fail_for_good(self, node: _TaskNode, failure: StageError) -> None:
+        node.failure, node.cause = failure, node
+        self._move(node, _S.FAILED)
+
+    def _may_retry(self, node: _TaskNode, failure: StageError) -> bool:
+        """Whether to try again; asked while `node` still counts as running."""
+        if not self._open or node.failures >= _most_retries(node, failure):
+            return False
+        if failure.failure is FailureClass.OUT_OF_MEMORY:
+            holder = node.service or node
+            return holder in self._running and not (node.apart or holder.apart) and self._beside_others(holder)
+        return failure.failure in (FailureClass.TRANSIENT, FailureClass.LOST)
+
+    def _retry(self, node: _TaskNode, failure: StageError) -> None:
+        node.failures += 1
+        node.failure = failure
+        node.apart = node.apart or failure.failure is FailureClass.OUT_OF_MEMORY
+        node.alone = node.alone or node.apart
+        when = self._now + backoff_s(node.task.id, node.failures)
+        heappush(self._retries, (when, node.index, node))
+        self._move(node, _S.PENDING)
+        self._instructions.append(RetryAt(node.task.id, when, node.failures + 1, failure))
+
+    # Events.
+
+    def _finished(self, node: _TaskNode, failure: StageError | None) -> None:
+        if isinstance(node, _Service):
+            raise TypeError(f"{node.task.id} is a service: it ends with ServiceEnded")
+        again = failure is not None and self._may_retry(node, failure)
+        if failure is not None and node.service and (ended := node.service.ended):
+            # Its server went away under it: that is the cause, and both must have another try for this to have one.
+            failure = StageError(
+                f"{node.service.task.id} failed while this ran", failure=ended.failure, log=failure.log
+            )
+            again = node.failures < _most_retries(node, ended) and self._may_retry(node.service, ended)
+        self._leave(node)
+        if failure is None:
+            self._move(node, _S.SUCCEEDED)
+        elif self._interrupted:
+            self._move(node, _S.CANCELLED)
+        elif again:
+            self._retry(node, failure)
+        else:
+            self._fail_for_good(node, failure)
+
+    def _service_ended(self, service: _Service, failure: StageError | None) -> None:
+        if failure is None and service.phase is not _Phase.STOPPING:
+            before = "it was ready" if service.phase is _Phase.STARTING else "it was asked to"
+            failure = StageError(f"ended before {before}")
+        service.ended = failure
+        if service.current:
+            service.phase = _Phase.DEAD
+            if not self._interrupted:  # then it has been told already
+                self._instructions.append(Cancel(service.current.task.id))
+        else:
+            self._close(service)
+
+    def _close(self, service: _Service) -> None:
+        """A service has ended and nothing runs inside it any more."""
+        failure, service.ended = service.ended, None
+        again = failure is not None and service.left > 0 and self._may_retry(service, failure)
+        self._leave(service)
+        if self._interrupted:
+            self._move(service, _S.CANCELLED)
+        elif failure is None:
+            self._move(service, _S.SUCCEEDED)
+        elif again:
+            self._retry(service, failure)
+        else:
+            self._fail_for_good(service, failure)
+
+    def _freed(self, node: _TaskNode, *, done: bool) -> None:
+        if node.status in ENDED:
+            return  # cancelled while it was elsewhere, or said twice
+        if done and not isinstance(node, _Service):
+            if node.status is _S.RUNNING:
+                self._leave(node)
+            self._move(node, _S.UP_TO_DATE)
+        elif node.status is _S.ELSEWHERE:
+            self._move(node, _S.PENDING)
+            if node.service and node.service.cause:  # it failed meanwhile
+                self._block(node, node.service.cause)
+            else:
+                self._enqueue(node)
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._halt()
+        for node in self._running:
+            if isinstance(node, _Service):
+                if node.current and node.phase is not _Phase.DEAD:  # nor a second time
+                    self._instructions.append(Cancel(node.current.task.id))
+            else:
+                self._instructions.append(Cancel(node.task.id))
+
+    def _halt(self) -> None:
+        """Start nothing more: what has not begun is cancelled, and services end when nothing runs inside them."""
+        self._halted = True
+        waiting = (_S.PENDING, _S.ELSEWHERE)
+        for node in self._nodes.values():
+            if node.status in waiting:
+                self._move(node, _S.CANCELLED)
+        self._queues.clear()
+        self._retries.clear()
+        self._settle()
+
+    # Nodes.
+
+    def _add(self, node: Capacity) -> None:
+        slots = len(self._nodes)
+        self._places.append(node)
+        self._capacity.append((slots, node.cpus, len(node.gpus), node.downloads, slots))
+        self._held.append(list(_NOTHING))
+        self._measuring.append(0)
+        self._free.append(self._beside(len(self._places) - 1, _NOTHING))
+        self._free_gpus.append(list(range(len(node.gpus))))
+
+    @property
+    def _there(self) -> int:
+        """How many nodes there are."""
+        return max(1, sum(size != _NOTHING for size in self._capacity))
+
+    def _change_nodes(self, event: NodeGone | NodeCame) -> None:
+        name = event.node if isinstance(event, NodeGone) else event.node.node
+        number = next((number for number, each in enumerate(self._places) if each.node == name), None)
+        if isinstance(event, NodeGone):
+            if number is None:
+                return
+            self._capacity[number] = _NOTHING
+        elif number is None:
+            self._add(event.node)
+        else:
+            slots, back = len(self._nodes), self._places[number]
+            self._capacity[number] = slots, back.cpus, len(back.gpus), back.downloads, slots
+        if number is not None:
+            self._count_free(number)
+        self._count_work(list(self._shares))
+        # What must be alone waits for all of a node, and there are others now.
+        entries = [entry for queue in self._queues.values() for entry in queue]
+        self._queues.clear()
+        for entry in entries:
+            if entry[3].status is _S.PENDING:
+                self._enqueue(entry[3])
+        self._stranded_at = min(self._stranded_at, self._now + NODE_PATIENCE_S) if self._stranded() else math.inf
+
+    def _stranded(self) -> list[tuple[_TaskNode, str]]:
+        """What no node could run that has not ended, with the reason. What ran on a node that has gone may still be told so."""
+        found = ((node, self._excess(node.task.resources)) for node in self._shares)
+        return [(node, reason) for node, reason in found if reason is not None]
+
+    def _give_up(self) -> None:
+        hint = "`pipeline resume` continues when there are such nodes"
+        for node, reason in self._stranded():
+            if node.status is _S.PENDING:
+                failure = StageError(f"{reason}, since nodes have gone", failure=FailureClass.LOST, hint=hint)
+                self._fail_for_good(node, failure)
+        self._settle()
+        self._stranded_at = self._now + NODE_PATIENCE_S if self._stranded() else math.inf
+
+    # Resources.
+
+    def _enqueue(self, node: _TaskNode) -> None:
+        """`node` has all it needs: it may start as soon as there is room for it."""
+        if node.service:
+            heappush(node.service.ready, _entry(node))
+            self._stirred[node.service] = None
+            return
+        demand = self._demand(node)
+        heappush(self._queues.setdefault(demand, []), _entry(node))
+        self._room = self._room or self._place(demand) is not None
+
+    def _demand(self, node: _TaskNode) -> _Demand:
+        """What must be free for `node` to start: all there is on the smallest node with enough where it must be alone."""
+        need = node.task.resources
+        work, measuring = (0, 1) if _measures(node) else (1, 0)
+        demand = (work, need.cpus, need.gpus, need.downloads, measuring)
+        if node.alone:
+            sizes = zip(self._capacity, self._places, strict=True)
+            those = (size for size, place in sizes if _fits(demand, size) and place.suits(need.accelerator))
+            demand = min(those, default=demand)
+        return demand, need.accelerator
+
+    def _place(self, demand: _Demand, end: float = 0.0, reserved: _Reservation | None = None) -> int | None:
+        """The node where what takes this until `end` can start now: where the fewest GPUs, then CPUs, stay free.
+
+        What still runs when a reserved place is due must fit beside it.
+        """
+        amounts, accelerator = demand
+        best: tuple[int, int, int] | None = None
+        for number, free in enumerate(self._free):
+            if (
+                _fits(amounts, free)
+                and (accelerator is None or self._places[number].suits(accelerator))
+                and (best is None or (free[2], free[1]) < best[:2])
+                and (
+                    reserved is None
+                    or number != reserved.node
+                    or end <= reserved.start
+                    or _fits(amounts, self._beside(number, reserved.held))
+                )
+            ):
+                best = free[2], free[1], number
+        return None if best is None else best[2]
+
+    def _dispatch(self) -> None:
+        """Start all that fits, best first; hold a place for the first that does not and that the end of the run waits for."""
+        self._look_at, self._room = math.inf, False
+        heads: list[tuple[_Entry, _Demand]] = []
+        waiting: tuple[_Entry, _Demand] | None = None  # the best that does not fit
+        for demand, queue in self._waiting():
+            if self._place(demand) is not None:
+                heads.append((queue[0], demand))
+            elif waiting is None or queue[0] < waiting[0]:
+                waiting = queue[0], demand
+        heapify(heads)
+        reserved: _Reservation | None = None
+        while heads:
+            entry, demand = heads[0]
+            node = entry[3]
+            if self._place(demand) is None:
+                if waiting is None or entry < waiting[0]:
+                    waiting = entry, demand
+                heappop(heads)
+                continue
+            if reserved is None and waiting and waiting[0] < entry and self._is_critical(waiting[0][3]):
+                reserved = self._reservation(waiting[1])
+            end = self._now + node.duration
+            place = self._place(demand, end, reserved)
+            if place is None:
+                if reserved:
+                    self._look_at = min(self._look_at, self._fits_before(reserved, node))
+                heappop(heads)
+                continue
+            if reserved and place == reserved.node and end > reserved.start:  # it will still run then
+                held = [taken + more for taken, more in zip(reserved.held, demand[0], strict=True)]
+                reserved = replace(reserved, held=held)
+            queue = self._queues[demand]
+            heappop(queue)
+            self._start(node, place)
+            while queue and queue[0][3].status is not _S.PENDING:
+                heappop(queue)
+            if queue:
+                heapreplace(heads, (queue[0], demand))
+            else:
+                heappop(heads)
+
+    def _preload(self) -> None:
+        """Start the service that comes next beside one that is alone and has measured all that it measures."""
+        for place, capacity in enumerate(self._places):
+            free = self._free[place]
+            if capacity.memory is None or free[_WORK] > 0 or free[_MEASURING] > 0:
+                continue  # nothing is alone there
+            there = [node for node in self._running if node.node == place]
+            if len(there) != 1 or not self._winds_down(there[0]):
+                continue
+            queue = min((queue for _, queue in self._waiting()), default=[], key=lambda queue: queue[0])
+            node = queue[0][3] if queue else None
+            if isinstance(node, _Service) and node.alone and not node.apart and self._has_room(node, there[0], place):
+                heappop(queue)
+                self._start(node, place)
+
+    def _has_room(self, node: _Service, other: _TaskNode, place: int) -> bool:
+        """Whether a service can be on a node beside this other one."""
+        capacity, need = self._places[place], node.task.resources
+        if capacity.memory is None or node.task.memory is None or other.task.memory is None:
+            return False
+        enough = all(
+            a + b <= have for a, b, have in zip(node.task.memory, other.task.memory, capacity.memory, strict=True)
+        )
+        suits = _fits((1, need.cpus, need.gpus, need.downloads, 0), self._capacity[place])
+        return suits and enough and need.gpus <= len(self._free_gpus[place]) and capacity.suits(need.accelerator)
+
+    def _waiting(self) -> Iterator[tuple[_Demand, list[_Entry]]]:
+        """What waits for room, by what must be free for it; the best of each first."""
+        for demand, queue in list(self._queues.items()):
+            while queue and queue[0][3].status is not _S.PENDING:
+                heappop(queue)  # ended while it waited: done elsewhere, or a service nobody needs any more
+            if queue:
+                yield demand, queue
+            else:
+                del self._queues[demand]
+
+    @staticmethod
+    def _winds_down(node: _TaskNode) -> bool:
+        """Whether this is a service in which nothing is measured any more."""
+        return (
+            isinstance(node, _Service)
+            and node.alone
+            and not (node.apart or node.to_measure)
+            and node.phase in (_Phase.READY, _Phase.STOPPING)
+        )
+
+    def _beside_others(self, node: _TaskNode) -> bool:
+        """Whether something else runs on the node on which this does."""
+        return any(other is not node and other.node == node.node for other in self._running)
+
+    def _must_wait(self, node: _TaskNode, service: _Service) -> bool:
+        """Whether a task inside a service measures, and something runs that may not run beside that."""
+        if _measures_beside(node):
+            loading = (other for other in self._running if isinstance(other, _Service) and other is not service)
+            return any(other.phase is _Phase.STARTING and other.node == service.node for other in loading)
+        return _is_measurement(node) and self._beside_others(service)
+
+    def _is_critical(self, node: _TaskNode) -> bool:
+        """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left.
+
+        What is favoured counts as such sooner.
+        """
+        return node.rank >= _whole_s(self._work)
+
+    def _reservation(self, head: _Demand) -> _Reservation | None:
+        """Where and when `head` can start first if all that runs ends as expected."""
+        amounts, accelerator = head
+        held = [list(each) for each in self._held]
+        for node in sorted(self._running, key=self._ends):
+            there = held[node.node] = [taken - back for taken, back in zip(held[node.node], node.amounts, strict=True)]
+            suits = self._places[node.node].suits(accelerator)
+            if suits and _fits(amounts, self._beside(node.node, there)):
+                taken = [before + more for before, more in zip(there, amounts, strict=True)]
+                return _Reservation(node.node, self._ends(node), taken, node)
+        return None
+
+    def _ends(self, node: _TaskNode) -> float:
+        """When what runs is expected to end: what is overdue, when it has run as long again."""
+        so_far = self._now - (node.end - node.duration)
+        return self._now + so_far if overdue(so_far, node.duration) else node.end
+
+    @staticmethod
+    def _fits_before(reserved: _Reservation, node: _TaskNode) -> float:
+        """When `node` fits before this reservation because what that waits for has run long enough; a second more for rounding."""
+        begun = reserved.after.end - reserved.after.duration
+        return begun + max(_LATE * reserved.after.duration, node.duration) + 1.0
+
+    def _beside(self, node: int, held: Sequence[int]) -> list[int]:
+        """What is free on a node beside these amounts."""
+        free = [have - taken for have, taken in zip(self._capacity[node], held, strict=True)]
+        if held[_WORK]:
+            free[_MEASURING] = 0
+        if held[_MEASURING]:
+            free[_WORK] = 0
+        return free
+
+    def _start(self, node: _TaskNode, place: int) -> None:
+        amounts, _ = self._demand(node)
+        node.end = self._now + node.duration
+        node.node = place
+        node.gpus = tuple(heappop(self._free_gpus[place]) for _ in range(node.task.resources.gpus))
+        self._hold(node, amounts)
+        self._running[node] = None
+        if isinstance(node, _Service):
+            node.phase = _Phase.STARTING
+        self._begin(node, node)
+
+    def _begin(self, node: _TaskNode, holder: _TaskNode) -> None:
+        """Start `node` with what `holder` holds: itself, or the service around it."""
+        self._move(node, _S.RUNNING)
+        if _measures_beside(node):
+            self._measuring[holder.node] += 1
+            self._count_free(holder.node)
+        place = self._places[holder.node]
+        names = tuple(place.gpus[gpu] for gpu in holder.gpus)
+        self._instructions.append(Start(node.task.id, names, node.failures + 1, place.node))
+
+    def _leave(self, node: _TaskNode) -> None:
+        """`node` runs no more: give back what it occupied."""
+        if node.service:
+            node.service.current = None
+            if _measures_beside(node):
+                self._measuring[node.service.node] -= 1
+                self._count_free(node.service.node)
+                self._room = True
+            return
+        if isinstance(node, _Service):
+            node.phase = _Phase.OFF
+        del self._running[node]
+        self._stir_services()
+        self._give_back(node)
+
+    def _stir_services(self) -> None:
+        """Look at all services again: a measurement may have waited for one of them to be ready, or to end."""
+        self._stirred |= {node: None for node in self._running if isinstance(node, _Service)}
+
+    def _vacate(self, node: _TaskNode) -> None:
+        """Give back all that `node` occupied but its slots, which keep measurements away."""
+        if node.task.scope is not Scope.ARTIFACT:
+            raise TypeError(f"{node.task.id} occupies nothing itself, or until it ends")
+        self._give_back(node, (node.amounts[_WORK], 0, 0, 0, node.amounts[_MEASURING]))
+
+    def _give_back(self, node: _TaskNode, kept: _Amounts = _NOTHING) -> None:
+        for gpu in node.gpus:
+            heappush(self._free_gpus[node.node], gpu)
+        node.gpus = ()
+        self._hold(node, kept)
+        self._room = True
+
+    def _hold(self, node: _TaskNode, amounts: _Amounts) -> None:
+        """Let `node` occupy these, whatever it did before."""
+        held = self._held[node.node]
+        for which, (before, now) in enumerate(zip(node.amounts, amounts, strict=True)):
+            held[which] += now - before
+        node.amounts = amounts
+        self._count_free(node.node)
+
+    def _count_free(self, node: int) -> None:
+        """Count what is free on a node now: while one service is measured, no other may load."""
+        self._free[node] = self._beside(node, self._held[node])
+        if self._measuring[node]:
+            self._free[node][_MEASURING] = 0
+
+    def _steer(self) -> None:
+        """Start the next task inside each service where something has changed, or stop it when none is left.
+
+        Once after all events of a step: a service of which it is known that it died gets nothing more to do.
+        """
+        for service in self._stirred:
+            if service.left == 0 and service.status in (_S.PENDING, _S.ELSEWHERE):
+                self._move(service, _S.SKIPPED)
+            if service.current or service.phase not in (_Phase.STARTING, _Phase.READY):
+                continue
+            if service.left == 0:
+                service.phase = _Phase.STOPPING
+                self._instructions.append(Stop(service.task.id))
+            elif service.phase is _Phase.READY and self._open:
+                later: list[_Entry] = []
+                while service.ready and service.current is None:
+                    entry = heappop(service.ready)
+                    node = entry[3]
+                    if node.status is not _S.PENDING:
+                        continue
+                    if self._must_wait(node, service):
+                        later.append(entry)
+                        continue
+                    service.current = node
+                    self._begin(node, service)
+                for entry in later:
+                    heappush(service.ready, entry)
+        self._stirred.clear()

@@ -1,0 +1,138 @@
+"""One cell that stages have built in a workspace, with all that its server needs."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtllm_pipeline.base import Cell, Scope, UsageError
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.plan.planner import check_feasible, plan_cells
+from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request, read_request
+from trtllm_pipeline.orchestrate.plan.runs import run_folders
+from trtllm_pipeline.orchestrate.plan.selection import load, machine_of, select_cells
+from trtllm_pipeline.orchestrate.store.index import Artifact
+from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.tensorrt import catalog as toolchains
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate.results.rows import CellResult
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCell:
+    """One cell with all that its server needs, as its stages left it in a workspace."""
+
+    cell: Cell
+    plan: Plan
+    """Of this cell alone."""
+    launch: StageRun
+    """The stage run that serves it."""
+    artifacts: Mapping[str, Artifact]
+    """By stage, all that are there: also what was measured on it."""
+    request: Request
+    """What the cell is of."""
+    drafter: Artifact | None = None
+    """The engine of its draft model."""
+
+    @property
+    def inputs(self) -> dict[str, Path]:
+        """What its server is started from, by the names of the launch stage: `repository`, and `engine` or `model`."""
+        runs, own = self.plan.stage_runs, {} if self.drafter is None else {toolchains.DRAFTER: self.drafter}
+        made = {name: own.get(name) or self.artifacts[runs[run].stage.name] for name, run in self.launch.inputs.items()}
+        return {name: artifact.out for name, artifact in made.items()}
+
+    @property
+    def all_artifacts(self) -> dict[str, Artifact]:
+        """Those by stage, and the engine of its draft model as DRAFTER."""
+        own = {} if self.drafter is None else {toolchains.DRAFTER: self.drafter}
+        return {**self.artifacts, **own}
+
+    @property
+    def repository(self) -> Path:
+        """The Triton repository; for trtllm-serve, the directory with its command line."""
+        return self.inputs["repository"]
+
+    @property
+    def engine(self) -> Path | None:
+        """The engine; None where the weights are served as they are."""
+        return self.artifacts["build"].out if "build" in self.artifacts else None
+
+    @property
+    def model_folder(self) -> Path:
+        """A directory with tokenizer, chat template and generation_config.json."""
+        return self.artifacts["download"].out if "download" in self.artifacts else self.inputs["model"]
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens of prompt and answer together."""
+        return self.cell.isl + self.cell.osl
+
+    def result(self, store: Store) -> CellResult:
+        """What was measured on it."""
+        from trtllm_pipeline.orchestrate.results.rows import rows
+
+        return rows(self.plan, store)[0]
+
+
+def latest_request(store: Store) -> Request:
+    """What the workspace's latest run was asked for; from its lock where its matrix is gone. Raises UsageError."""
+    folder = run_folders(store)[0]
+    latest = read_request(folder / REQUEST_FILE)
+    locked = folder / "lock" / "matrix.yaml"
+    if not latest.matrix.exists() and locked.exists():
+        logger.warning("%s is gone; what the latest run recorded of it is taken: %s", latest.matrix, locked)
+        return replace(latest, matrix=locked, sets=())  # the lock has what was set
+    return latest
+
+
+def served_cell(request: Request, store: Store) -> ServedCell:
+    """The one cell that the request selects, built already. Reads only; asks no hub for what is pinned.
+
+    Raises UsageError when it selects several or the cell is not built yet, with what to type; PlanError when the cell can
+    never work here; MatrixError.
+    """
+    machine = machine_of(request)
+    cells = select_cells(request, load(request), machine, store)
+    able = [cell for cell in cells if cell.reason is None]
+    if len(able) > 1:
+        ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
+        raise UsageError(f"{len(able)} cells are selected, one is served", hint=f"name one of {ids}")
+    plan = plan_cells(able or cells, store, machine, guess=True)
+    check_feasible(plan)
+    (cell,) = plan.feasible
+    runs = [plan.stage_runs[run] for run in plan.by_cell[cell.id]]
+    present = store.present({run.fingerprint: run.stage.name for run in runs if run.stage.scope is not Scope.SERVICE})
+    artifacts = {run.stage.name: present[run.fingerprint] for run in runs if run.fingerprint in present}
+    launch = next(run for run in runs if run.stage.scope is Scope.SERVICE)
+    needed = [plan.stage_runs[run] for run in launch.inputs.values()]
+    if missing := [run.stage.name for run in needed if run.fingerprint not in present]:
+        only = replace(request, cells=(cell.id,))
+        raise UsageError(
+            f"{cell.id} is not built in {store.workspace}: {missing[0]} is missing", hint=run_command(only, store)
+        )
+    drafter = launch.inputs.get(toolchains.DRAFTER)
+    of_drafter = None if drafter is None else present[plan.stage_runs[drafter].fingerprint]
+    if "download" not in artifacts and "model" not in launch.inputs:
+        raise UsageError(
+            f"{cell.id}: nothing with its tokenizer is left in {store.workspace}",
+            hint=run_command(replace(request, cells=(cell.id,)), store),
+        )
+    return ServedCell(cell, plan, launch, artifacts, request, of_drafter)
+
+
+def run_command(request: Request, store: Store) -> str:
+    """The command line that does what the request asks for."""
+    words = ["pipeline", "run", "--matrix", str(request.matrix)]
+    words += [word for value in request.sets for word in ("--set", value)]
+    words += [word for value in request.cells for word in ("--cells", value)]
+    words += [] if request.toolchain is None else ["--toolchain", request.toolchain]
+    words += [] if request.executor is None else ["--executor", request.executor]
+    words += [] if request.ray_address is None else ["--ray-address", request.ray_address]
+    return shlex.join([*words, "--workspace", str(store.workspace)])

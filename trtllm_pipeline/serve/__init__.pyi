@@ -1,0 +1,22 @@
+# Names that other houses may import from `trtllm_pipeline.serve`: its door. Loaded on first use by `doors.py`.
+from .export import deployment as deployment
+from .export import hub as hub
+from .export.cell_export import TARGETS as TARGETS
+from .export.cell_export import export_targets as export_targets
+from .export.cell_export import next_steps as next_steps
+from .gateway import run as run
+from .gateway.dialects import dialect_for as dialect_for
+from .gateway.keys import read_keys as read_keys
+from .kept import control as control
+from .kept import serve_target as serve_target
+from .kept import shown as shown
+from .kept import systemd as systemd
+from .kept.prometheus_setup import write as write
+from .kept.serve_target import ServeTarget as ServeTarget
+from .kept.servers import GATEWAY_CONFIG as GATEWAY_CONFIG
+from .kept.servers import UNRESPONSIVE_S as UNRESPONSIVE_S
+from .kept.servers import KeptServer as KeptServer
+from .kept.servers import State as State
+from .kept.servers import api_keys_file as api_keys_file
+from .kept.servers import find as find
+from .kept.servers import look as look

@@ -1,0 +1,119 @@
+"""One verified cell -> files with which it is served elsewhere.
+
+All container targets serve the bundle: they mount it read-only at one place and run its `start`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.orchestrate import Store
+from trtllm_pipeline.serve.export import bundle, manifests
+from trtllm_pipeline.serve.export.deployment import Deployment
+
+TARGETS: Final = ("bundle", "compose", "kubernetes", "lws", "kserve", "hub")
+_WRITERS: Final[dict[str, Callable[[Deployment, Path], None]]] = {
+    "bundle": bundle.write,
+    "compose": manifests.write_compose,
+    "kubernetes": manifests.write_kubernetes,
+    "lws": manifests.write_lws,
+    "kserve": manifests.write_kserve,
+}
+
+_READY: Final = {
+    "kubernetes": "--for=condition=available {limit} deployment/{name}",
+    "lws": "--for=condition=available {limit} leaderworkerset/{name}",
+    "kserve": "--for=condition=ready {limit} inferenceservice/{name}",
+}
+"""Target in a cluster -> what `kubectl wait` waits for."""
+
+
+def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
+    """Raise UsageError for a target that cannot serve the cell, before anything is written."""
+    if deployment.nodes > 1:
+        one = next((each for each in ("compose", "kubernetes", "kserve") if each in targets), None)
+        if one is not None:
+            raise UsageError(
+                f"--to {one}: {deployment.world_size} GPUs are more than the {deployment.gpus_per_node} of a node",
+                hint="--to lws runs it on several nodes; --gpus-per-node N says how many GPUs yours have",
+            )
+        if deployment.kind == "llmapi":
+            raise UsageError(
+                f"Triton's llmapi model runs on one node, and {deployment.world_size} GPUs are more than the "
+                f"{deployment.gpus_per_node} of a node",
+                hint="settings.serve.frontend: trtllm_serve serves these weights on several",
+            )
+    elif "lws" in targets:
+        raise UsageError(
+            "--to lws is for several nodes, and one is enough for this cell",
+            hint="--to kubernetes, or --gpus-per-node N where yours have fewer than its GPUs",
+        )
+
+
+def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path) -> dict[str, Path]:
+    """Write each of `targets` into a directory of its name below the empty `directory`. Returns the directories.
+
+    What is not whole is removed: a full disk leaves nothing that looks finished. Raises UsageError, StateError, OSError.
+    """
+    check_targets(deployment, targets)
+    # What goes to a hub is a bundle, and both are the same when both are asked for.
+    wanted = list(dict.fromkeys("bundle" if each == "hub" else each for each in targets))
+    with _whole_or_nothing(folder):
+        for target in wanted:
+            part = folder / target
+            part.mkdir()
+            _WRITERS[target](deployment, part)
+    return {target: folder / target for target in wanted}
+
+
+def next_steps(deployment: Deployment, store: Store, folders: Mapping[str, Path]) -> dict[str, list[str]]:
+    """By target, the commands to type after the export to `directories`: each container target serves a bundle."""
+    targets = [target for target in folders if target == "compose" or target in _READY]
+    if not targets:
+        return {}
+    out = folders[targets[0]].parent
+    bundle = folders.get("bundle", out.with_name(f"{out.name}-bundle") / "bundle")
+    first = [] if "bundle" in folders else [_bundle_command(deployment, store, bundle.parent)]
+    steps = {}
+    for target in targets:
+        folder, name = folders[target], deployment.name
+        if target == "compose":
+            commands = [
+                f"BUNDLE={shlex.quote(str(bundle))} docker compose --file {shlex.quote(f'{folder}/compose.yaml')} up --detach --wait"
+            ]
+        else:
+            waited = _READY[target].format(name=name, limit=f"--timeout={deployment.start_limit_s}s")
+            keys = f'kubectl create secret generic {name}-api-keys --from-literal=keys="$(openssl rand -hex 24)"'
+            commands = [
+                *([keys] if deployment.openai and deployment.api_keys else []),
+                shlex.join(["kubectl", "apply", "-k", f"{folder}/overlay"]),
+                shlex.join(["sh", f"{folder}/fill/{manifests.FILL_SCRIPT}", str(bundle)]),
+                f"kubectl wait {waited}",
+            ]
+        steps[target] = [*first, *commands]
+    return steps
+
+
+def _bundle_command(deployment: Deployment, store: Store, folder: Path) -> str:
+    request = deployment.served.request
+    words = ["pipeline", "export", str(deployment.served.cell.id), "--to", "bundle", "--output-dir", str(folder)]
+    words += ["--matrix", str(request.matrix), *(word for value in request.sets for word in ("--set", value))]
+    words += [] if request.toolchain is None else ["--toolchain", request.toolchain]
+    return shlex.join([*words, "--workspace", str(store.workspace)])
+
+
+@contextmanager
+def _whole_or_nothing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        for each in os.listdir(folder):
+            shutil.rmtree(folder / each, ignore_errors=True)
+        raise

@@ -1,0 +1,324 @@
+"""What every target knows of the cell that it deploys: its server, what that needs, and what was measured."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.base import StateError, UsageError, count
+from trtllm_pipeline.models import BLS_MODEL, ENSEMBLE
+from trtllm_pipeline.orchestrate import (
+    HOST,
+    SHARED,
+    CellResult,
+    Corrections,
+    Kind,
+    Policy,
+    ServedCell,
+    StageRun,
+    Store,
+    manifest,
+    of_run,
+    provenance,
+    run_command,
+)
+from trtllm_pipeline.serve.export import container_images, kubernetes_names
+from trtllm_pipeline.serve.kept.serve_target import require_text
+from trtllm_pipeline.tensorrt import DRAFTER, EMBEDDED, SERVE_FILE, SERVERS, VISUAL, companions
+from trtllm_pipeline.tensorrt import MODEL as LLMAPI_MODEL
+
+DEFAULT_LOAD_S: Final = 200.0
+"""Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""
+VOLUME_BYTES_PER_S: Final = 100_000_000
+"""Assumed read rate of a volume. The machine that measured the load time may have read the weights from its page cache."""
+_GIB: Final = 1 << 30
+_LABEL_DOMAIN: Final = "app.kubernetes.io"
+BESIDE: Final = (*companions.NAMES, DRAFTER, VISUAL)
+"""What a server may be started from beside its engine or weights: a directory of the bundle for each, called the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One verified cell, as templates and the card read it."""
+
+    served: ServedCell
+    result: CellResult
+    name: str
+    """Of everything that is made for it: a DNS label."""
+    kind: str
+    """`embedded`, `engine` (Triton with an engine), `llmapi` (Triton with the LLM API) or `trtllm_serve`."""
+    release: str | None
+    """Of TensorRT-LLM."""
+    image: str
+    world_size: int
+    """GPUs; 0 for the embedded toolchain."""
+    gpus_per_node: int
+    gpu: str | None
+    """Name of the GPU that it was verified on."""
+    sm: int | None
+    load_s: float | None
+    """Seconds from the start of the server until it was ready, where that was measured."""
+    bundle_bytes: int
+    memory_bytes: int
+    memory_from: str
+    """What `memory_bytes` follows from, in words."""
+    cpus: int
+    openai: bool
+    """Whether a gateway stands in front."""
+    api_keys: bool
+    """Whether that gateway requires API keys in Kubernetes."""
+    storage_class: str | None
+
+    @property
+    def model(self) -> str:
+        """What clients of the server ask for."""
+        if self.kind == "trtllm_serve":  # the last part of the path that trtllm-serve is given
+            return "model" if self.served.engine is None else "engine"
+        if self.kind == "llmapi":
+            return LLMAPI_MODEL
+        return ENSEMBLE if self.served.drafter is None else BLS_MODEL
+
+    @property
+    def sees(self) -> bool:
+        """Whether each question to it has an image."""
+        return VISUAL in self.served.launch.inputs
+
+    @property
+    def nodes(self) -> int:
+        """Hosts that its ranks take."""
+        return max(1, -(-self.world_size // self.gpus_per_node))
+
+    @property
+    def gpus_of_pod(self) -> int:
+        """GPUs of each pod."""
+        return self.world_size // self.nodes
+
+    @property
+    def ready_path(self) -> str:
+        """Answers 200 when the server and its models are ready."""
+        return "/health" if self.kind == "trtllm_serve" else "/v2/health/ready"
+
+    @property
+    def live_path(self) -> str:
+        """Answers 200 as long as the server lives."""
+        return "/health" if self.kind == "trtllm_serve" else "/v2/health/live"
+
+    @property
+    def start_limit_s(self) -> int:
+        """How long it may take to start: three times the measured time, or a cold read of the bundle if that takes longer."""
+        cold_s = self.bundle_bytes / VOLUME_BYTES_PER_S
+        return max(60, math.ceil(max(3 * (self.load_s or DEFAULT_LOAD_S), cold_s) / 10) * 10)
+
+    @property
+    def start_limit_words(self) -> str:
+        """Where `start_limit_s` comes from."""
+        loaded = (
+            f"The load time was not measured; {DEFAULT_LOAD_S:.0f} s are assumed."
+            if self.load_s is None
+            else f"It took {self.load_s:.0f} s to load when it was verified, perhaps from the page cache."
+        )
+        return (
+            f"{loaded} Limit: three times that, or reading {self.bundle_bytes / 1e9:.1f} GB at "
+            f"{VOLUME_BYTES_PER_S // 1_000_000} MB/s if that takes longer."
+        )
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of every object."""
+        found = {
+            "name": "triton" if self.kind != "trtllm_serve" else "trtllm-serve",
+            "instance": self.name,
+            "version": self.release or self.served.artifacts["repository"].fingerprint[:12],
+            "component": "inference-server",
+            "part-of": kubernetes_names.label_value(self.served.cell.model),
+            "managed-by": "trtllm-pipeline",
+        }
+        return {label(key): kubernetes_names.label_value(value) for key, value in found.items()}
+
+    @property
+    def gpu_product(self) -> str | None:
+        """The node label that chooses the GPU."""
+        return None if self.gpu is None else kubernetes_names.gpu_product(self.gpu)
+
+    @property
+    def storage(self) -> str:
+        """Size of the volume: the bundle, and room for a tenth more."""
+        return f"{max(1, math.ceil(self.bundle_bytes * 1.1 / _GIB))}Gi"
+
+    @property
+    def cpus_of_pod(self) -> int:
+        """CPUs that each pod asks for."""
+        return max(1, self.cpus // self.nodes)
+
+    @property
+    def memory(self) -> str:
+        """`memory_bytes` as Kubernetes writes it."""
+        return f"{math.ceil(self.memory_bytes / _GIB)}Gi"
+
+    @property
+    def memory_limit(self) -> str:
+        """Twice that: where the kernel ends a server that grew without bounds."""
+        return f"{2 * math.ceil(self.memory_bytes / _GIB)}Gi"
+
+
+def label(name: str) -> str:
+    """The key of one of Kubernetes' recommended labels."""
+    return f"{_LABEL_DOMAIN}/{name}"
+
+
+def check(served: ServedCell, store: Store, policy: Policy) -> CellResult:
+    """What was measured on the cell. Raises UsageError unless its server was tested and nothing of it failed, StateError
+    for damaged artifacts and for signatures that `policy` does not accept.
+
+    Every byte of its artifacts is read. Nobody needs to have measured its speed: the card says so then.
+    """
+    if served.cell.toolchain in SERVERS:
+        raise UsageError(
+            f"{served.cell.id}: a server of others is not exported: {served.cell.toolchain} has images and charts of its own",
+            hint="pipeline plan --format json has its command line",
+        )
+    result = served.result(store)
+    problem = result.unfit if result.failed_stage is not None else None
+    run = next(run for run in _runs(served) if run.stage.name == "repository")
+    made_of = [served.plan.stage_runs[each].stage.name for each in run.inputs.values()]
+    if missing := [stage for stage in made_of if stage not in served.artifacts]:
+        problem = f"{missing[0]} is missing, which its repository was made of"
+    if problem is None and "smoke" not in served.artifacts:
+        problem = "its server was never tested (smoke)"
+    if problem is not None:
+        raise UsageError(f"{served.cell.id} is not verified: {problem}", hint=run_command(served.request, store))
+    for artifact in served.all_artifacts.values():
+        for found in manifest.inspect(artifact.folder, contents=True):
+            if found.kind is Kind.DAMAGED:
+                raise StateError(
+                    f"{found}: nothing is exported from damaged files",
+                    hint=f"pipeline store verify --workspace {store.workspace} sets them aside; then run again",
+                )
+    provenance.require((artifact.folder for artifact in served.artifacts.values()), policy)
+    return result
+
+
+def describe(
+    served: ServedCell,
+    result: CellResult,
+    store: Store,
+    *,
+    name: str | None = None,
+    image: str | None = None,
+    gpus_per_node: int = 8,
+    openai: bool = False,
+    api_keys: bool = True,
+    storage_class: str | None = None,
+) -> Deployment:
+    """The deployment of a checked cell. Raises UsageError for what cannot be deployed like that."""
+    cell, machine = served.cell, served.plan.machine
+    kind = _kind(served)
+    world_size = 0 if kind == EMBEDDED else cell.tp * cell.pp
+    release = machine.tensorrt_llm.release if kind != EMBEDDED and machine.tensorrt_llm else None
+    if cell.settings["serve"]["frontend"] == "triton_openai":
+        raise UsageError(
+            "what Triton's own OpenAI front end serves is not exported",
+            hint="--set settings.serve.frontend=triton; --openai puts the gateway in front of it",
+        )
+    if openai:
+        require_text(served.inputs)
+    if openai and kind == "trtllm_serve":
+        raise UsageError("--openai: trtllm-serve is an OpenAI server already", hint="leave it out")
+    if world_size > gpus_per_node and world_size % gpus_per_node:
+        raise UsageError(
+            f"{world_size} GPUs cannot be split evenly over nodes of {gpus_per_node}", hint="--gpus-per-node N"
+        )
+    bundle_bytes = sum(
+        disk_bytes(folder)
+        for folder in (served.engine, *(served.inputs.get(name) for name in ("model", *BESIDE)))
+        if folder is not None
+    )
+    memory_bytes, memory_from = _memory(served, store, bundle_bytes)
+    return Deployment(
+        served=served,
+        result=result,
+        name=kubernetes_names.dns_label(str(cell.id))
+        if name is None
+        else kubernetes_names.checked_name("--name", name),
+        kind=kind,
+        release=release,
+        image=_image(image, kind, release),
+        world_size=world_size,
+        gpus_per_node=gpus_per_node,
+        gpu=machine.gpus[0].name if world_size and machine.gpus else None,
+        sm=machine.sm if world_size else None,
+        load_s=_load_s(served, store),
+        bundle_bytes=bundle_bytes,
+        memory_bytes=memory_bytes,
+        memory_from=memory_from,
+        cpus=machine.cpus if kind == EMBEDDED else 4 + 2 * world_size,
+        openai=openai,
+        api_keys=api_keys,
+        storage_class=None if storage_class is None else kubernetes_names.checked_storage_class(storage_class),
+    )
+
+
+def _image(given: str | None, kind: str, release: str | None) -> str:
+    if given is not None:
+        container_images.parts(given)  # refuses what is not one
+        return given
+    return (
+        container_images.CPU if release is None else container_images.image_for(release, triton=kind != "trtllm_serve")
+    )
+
+
+def _kind(served: ServedCell) -> str:
+    if served.cell.toolchain == EMBEDDED:
+        return EMBEDDED
+    if (served.repository / SERVE_FILE).exists():
+        return "trtllm_serve"
+    return "engine" if "engine" in served.launch.inputs else "llmapi"
+
+
+def _memory(served: ServedCell, store: Store, bundle_bytes: int) -> tuple[int, str]:
+    """Host memory that the server takes, `/dev/shm` included, and what that follows from: as a plan has it."""
+    machine = served.plan.machine
+    needs = of_run(served.launch, machine, Corrections(store.index.peaks(), machine))
+    host = next((need.estimate for need in needs if need.resource == HOST), None)
+    if host is None:
+        return bundle_bytes + 8 * _GIB, "the size of the weights, and 8 GiB: the model's numbers are not known"
+    shared = sum(need.estimate.most for need in needs if need.resource == SHARED)
+    margin = f"and {host.error:.0%} more, which the estimate may be wrong by"
+    if host.measured:
+        return host.most + shared, f"what {count(host.measured, 'such server')} took, {margin}"
+    return host.most + shared, f"what the server is expected to take, {margin}; nobody measured it"
+
+
+def _load_s(served: ServedCell, store: Store) -> float | None:
+    """Seconds from the start of the launch stage to that of the smoke test, which waits for nothing else."""
+    smoke = next((run for run in _runs(served) if run.stage.name == "smoke"), None)
+    if smoke is None:
+        return None
+    asked = store.index.attempts((smoke.fingerprint,)).get(smoke.fingerprint)
+    if asked is None:
+        return None
+    launches = [
+        attempt.started_s
+        for attempt in store.index.attempts_of(asked.run)
+        if attempt.fingerprint == served.launch.fingerprint and attempt.started_s <= asked.started_s
+    ]
+    return asked.started_s - launches[-1] if launches else None
+
+
+def _runs(served: ServedCell) -> list[StageRun]:
+    runs = served.plan.stage_runs
+    return [runs[run] for run in served.plan.by_cell[served.cell.id]]
+
+
+def disk_bytes(folder: Path) -> int:
+    """Bytes of all regular files below `directory`, each inode counted once; symbolic links count nothing."""
+    sizes: dict[tuple[int, int], int] = {}
+    for base, _, files in os.walk(folder):
+        for name in files:
+            stat = os.lstat(os.path.join(base, name))
+            if not os.path.islink(os.path.join(base, name)):
+                sizes[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(sizes.values())

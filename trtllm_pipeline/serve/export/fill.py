@@ -1,0 +1,128 @@
+"""Fetches a bundle from a hub into a directory and checks every file. Needs Python 3.9 or newer and nothing else.
+
+It is copied into a ConfigMap, and run by a job beside the volume:  python3 fill.py FOLDER
+
+REPOSITORY   ORGANISATION/NAME of the bundle on the hub
+REVISION     branch, tag or commit (default: main, or master on ModelScope)
+HUB          huggingface (default) or modelscope
+HF_ENDPOINT, MODELSCOPE_ENDPOINT   another address of the hub, such as a mirror
+TOKEN        for a private repository
+
+What is there already and has the right digest is kept, so an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+CHUNK = 8 << 20
+TRIES = 5
+
+
+class FillError(Exception):
+    """The bundle cannot be fetched."""
+
+
+def address(name: str) -> str:
+    """Where the hub has the file."""
+    repository, revision = os.environ["REPOSITORY"], os.environ.get("REVISION")
+    if os.environ.get("HUB", "huggingface") == "modelscope":
+        endpoint = os.environ.get("MODELSCOPE_ENDPOINT", "https://www.modelscope.cn").rstrip("/")
+        query = urllib.parse.urlencode({"Revision": revision or "master", "FilePath": name})
+        return f"{endpoint}/api/v1/models/{repository}/repo?{query}"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    return f"{endpoint}/{repository}/resolve/{revision or 'main'}/{urllib.parse.quote(name)}"
+
+
+class SameHost(urllib.request.HTTPRedirectHandler):
+    """Sends the token to the hub alone, not to where its files lie."""
+
+    def redirect_request(self, req: urllib.request.Request, *more: Any) -> urllib.request.Request | None:
+        """The request that follows a redirect."""
+        request = super().redirect_request(req, *more)
+        if request is not None and request.host != req.host:
+            request.headers.pop("Authorization", None)
+        return request
+
+
+OPENER = urllib.request.build_opener(SameHost)
+
+
+def fetch(name: str, target: Path) -> str:
+    """Fetch one file; returns its SHA-256. Raises FillError."""
+    problem = ""
+    for attempt in range(TRIES):
+        time.sleep(2**attempt if attempt else 0)
+        try:
+            return fetch_once(name, target)
+        except urllib.error.HTTPError as error:
+            problem = f"{error.code} {error.reason}"
+            if error.code < 500 and error.code != 429:
+                break
+        except (OSError, ValueError) as error:
+            problem = str(error)
+    raise FillError(f"{address(name)}: {problem}")
+
+
+def fetch_once(name: str, target: Path) -> str:
+    """As `fetch`, without trying again. Raises OSError, ValueError."""
+    token = os.environ.get("TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(address(name), headers=headers)  # noqa: S310  the user's own hub
+    part, digest, received = target.with_name(f"{target.name}.part"), hashlib.sha256(), 0
+    with OPENER.open(request, timeout=60) as answer, part.open("wb") as file:
+        expected = answer.headers.get("Content-Length")
+        for chunk in iter(lambda: answer.read(CHUNK), b""):
+            file.write(chunk)
+            digest.update(chunk)
+            received += len(chunk)
+    if expected is not None and received != int(expected):
+        raise ValueError(f"{received} of {expected} bytes came")
+    part.replace(target)
+    return digest.hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for chunk in iter(lambda: file.read(CHUNK), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def main(folder: Path) -> None:
+    """Fill `directory`. Raises FillError, KeyError for a variable that is not set."""
+    sums = folder / ".SHA256SUMS"  # put in place last: with it the bundle is whole
+    fetch("SHA256SUMS", sums)
+    for line in sums.read_text(encoding="utf-8").splitlines():
+        wanted, _, name = line.partition("  ")
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise FillError(f"SHA256SUMS names {name}, which is outside the bundle")
+        if path.is_file() and sha256(path) == wanted:
+            print(f"there already: {name}", flush=True)  # noqa: T201  the log of the job
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = fetch(name, path)
+        if found != wanted:
+            path.unlink()
+            raise FillError(f"{name}: its SHA-256 is {found}, expected {wanted}")
+        print(f"fetched: {name}", flush=True)  # noqa: T201
+    (folder / "start").chmod(0o755)  # hubs know no modes
+    sums.replace(folder / "SHA256SUMS")
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except (FillError, KeyError) as error:
+        sys.exit(f"error: {error}")

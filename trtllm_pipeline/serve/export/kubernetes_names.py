@@ -1,0 +1,61 @@
+"""Names and labels that Kubernetes takes, from whatever cells and models are called."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from trtllm_pipeline.base import UsageError
+
+LONGEST: Final = 40
+"""Of a name that we put together: what is derived from it (pods, their host names) has to stay below 63."""
+_DNS_SUBDOMAIN: Final = re.compile(
+    r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
+)
+_DNS_LABEL: Final = re.compile(r"[a-z](?:[a-z0-9-]*[a-z0-9])?")
+_LABEL_VALUE: Final = 63
+
+
+def dns_label(text: str) -> str:
+    """`text` as a DNS label (RFC 1035): lower-case letters, digits and dashes, starting with a letter, at most 40.
+
+    What has to be cut ends with six digits of its digest, so that different texts stay different.
+    """
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not label or not label[0].isalpha():
+        label = f"m-{label}".rstrip("-")
+    if len(label) <= LONGEST:
+        return label
+    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
+    return f"{label[: LONGEST - 7].rstrip('-')}-{digest}"
+
+
+def checked_name(option: str, name: str) -> str:
+    """`name`, if it can name Kubernetes objects as it is. Raises UsageError."""
+    if len(name) > LONGEST or not _DNS_LABEL.fullmatch(name):
+        raise UsageError(
+            f"{option} {name!r}: expected at most {LONGEST} lower-case letters, digits and dashes, a letter first",
+            hint=f"{option} {dns_label(name)}",
+        )
+    return name
+
+
+def checked_storage_class(name: str) -> str:
+    """`name`, if a storage class can have it. Raises UsageError."""
+    if not _DNS_SUBDOMAIN.fullmatch(name):
+        raise UsageError(
+            f"--storage-class {name!r}: expected lower-case letters, digits, dashes and dots",
+            hint="kubectl get storageclass lists those of the cluster",
+        )
+    return name
+
+
+def label_value(text: str) -> str:
+    """`text` as the value of a label: letters, digits, `-`, `_` and `.`, at most 63, empty where nothing is left."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:_LABEL_VALUE].strip("-_.")
+
+
+def gpu_product(name: str) -> str:
+    """The label nvidia.com/gpu.product of a GPU: its name with dashes, as NVIDIA's GPU feature discovery writes it."""
+    return label_value("-".join(name.split()))

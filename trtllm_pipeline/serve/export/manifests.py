@@ -1,0 +1,153 @@
+"""The files of containers: Docker Compose, Kubernetes, LeaderWorkerSet and KServe, from the templates beside this module.
+
+A template is the file as its reader sees it, comments and all; every value goes through `yaml`, which quotes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.orchestrate import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.serve.export import container_images
+from trtllm_pipeline.serve.export.deployment import Deployment, label
+from trtllm_pipeline.tensorrt import EMBEDDED, companions, load
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES: Final = Path(__file__).with_name("templates")
+MODELS: Final = "/models"
+"""Where containers find the bundle."""
+KEYS: Final = "/etc/gateway-keys"
+"""Where a gateway in Kubernetes finds the Secret with its API keys."""
+GATEWAY_PORT: Final = 8080
+FILL_SCRIPT: Final = "fill-from-bundle.sh"
+_KUBERNETES: Final = ("volume.yaml", "deployment.yaml", "service.yaml", "networkpolicy.yaml")
+_LWS: Final = ("volume.yaml", "scripts.yaml", "leaderworkerset.yaml", "service.yaml", "networkpolicy.yaml")
+_KSERVE: Final = ("volume.yaml", "servingruntime.yaml", "inferenceservice.yaml", "networkpolicy.yaml")
+
+
+def write_compose(deployment: Deployment, folder: Path) -> None:
+    """Write compose.yaml and, with a gateway, its configuration."""
+    _render("compose.yaml", deployment, folder)
+    if deployment.openai:
+        gateway_config(deployment, "triton").write(folder / CONFIG_FILE)
+
+
+def write_kubernetes(deployment: Deployment, folder: Path) -> None:
+    """Write a kustomize base with a Deployment, an overlay to start from, and the jobs that fill the volume."""
+    _write_base(deployment, folder, _KUBERNETES)
+
+
+def write_lws(deployment: Deployment, folder: Path) -> None:
+    """As `write_kubernetes`, with a LeaderWorkerSet."""
+    _write_base(deployment, folder, _LWS)
+
+
+def write_kserve(deployment: Deployment, folder: Path) -> None:
+    """As `write_kubernetes`, with a ServingRuntime and an InferenceService."""
+    name = deployment.name
+    labels = {"serving.kserve.io/inferenceservice": name, "component": "predictor"}  # as KServe labels its pods
+    _write_base(deployment, folder, _KSERVE, service=f"{name}-predictor", server_labels=labels, kserve=True)
+
+
+def gateway_config(deployment: Deployment, host: str, keys: Path | None = None) -> GatewayConfig:
+    """The configuration of a gateway in front of the server at `host`; `keys` is the file with its API keys."""
+    served = deployment.served
+    model = OfferedModel(
+        name=served.cell.model,
+        url=f"grpc://{host}:8001",
+        server_model=deployment.model,
+        model_folder=Path(MODELS, "model"),
+        max_seq_len=served.max_seq_len,
+        max_input_len=served.cell.isl,
+        max_concurrency=served.cell.max_batch_size,
+        adapters={name: Path(MODELS, place) for place, (name, _) in companions.adapters(served.cell).items()},
+    )
+    settings = {name: value for name, value in served.cell.settings.get("gateway", {}).items() if value is not None}
+    params = load(GatewayParams, settings)
+    return GatewayConfig(
+        models=(model,),
+        host="0.0.0.0",  # noqa: S104  the container's
+        port=GATEWAY_PORT,
+        api_keys_file=keys,
+        params=params,
+    )
+
+
+def _write_base(
+    deployment: Deployment,
+    folder: Path,
+    resources: tuple[str, ...],
+    *,
+    service: str | None = None,
+    server_labels: Mapping[str, str] | None = None,
+    kserve: bool = False,
+) -> None:
+    """Write base, overlay and jobs. `service` is the address of the server for the gateway, `server_labels` select its pods."""
+    if deployment.openai:
+        resources = (*resources, "gateway.yaml")
+    for name in ("base", "overlay", "fill"):
+        (folder / name).mkdir()
+    chosen = ("instance", "name")
+    values: dict[str, Any] = {
+        "kserve": kserve,
+        "server_labels": server_labels or {label(each): deployment.labels[label(each)] for each in chosen},
+        "gateway_json": _gateway_json(deployment, service or deployment.name) if deployment.openai else None,
+        "keys": KEYS,
+    }
+    for name in resources:
+        _render(name, deployment, folder / "base", **values)
+    _render("kustomization.yaml", deployment, folder / "base", resources=resources)
+    used = [container_images.parts(deployment.image)]
+    if (
+        deployment.openai and container_images.parts(container_images.CPU).name != used[0].name
+    ):  # kustomize replaces an image by its name
+        used.append(container_images.parts(container_images.CPU))
+    _render("overlay.yaml", deployment, folder / "overlay", target="kustomization.yaml", images=used)
+    for name in ("fill-from-hub.yaml", "fill-from-bundle.yaml", FILL_SCRIPT):
+        _render(name, deployment, folder / "fill")
+
+
+def _render(name: str, deployment: Deployment, folder: Path, *, target: str | None = None, **values: Any) -> None:
+    known = {"d": deployment, "models": MODELS, "embedded": EMBEDDED, "gateway_image": container_images.CPU, **values}
+
+    def part(name: str, **more: Any) -> str:
+        return _environment().get_template(f"{name}.yaml.j2").render({**known, "part": part, **more}).rstrip("\n")
+
+    text = _environment().get_template(f"{name}.j2").render({**known, "part": part})
+    # A part that is empty for this cell leaves a line of blanks.
+    lines = [line.rstrip() for line in text.splitlines() if line.strip() or not line]
+    (folder / (target or name)).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    # YAML is no HTML: `yaml` quotes what is inserted.
+    environment = Environment(  # noqa: S701
+        loader=FileSystemLoader(TEMPLATES),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["yaml"] = _yaml
+    environment.filters["comment"] = lambda text: " ".join(str(text).split())
+    environment.globals["fill_program"] = TEMPLATES.with_name("fill.py").read_text(encoding="utf-8")
+    return environment
+
+
+def _yaml(value: Any) -> str:
+    """A value as JSON, which YAML takes."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _gateway_json(deployment: Deployment, host: str) -> str:
+    config = gateway_config(deployment, host, Path(KEYS, "keys") if deployment.api_keys else None)
+    return json.dumps({"schema": SCHEMA, **config.to_json()}, indent=2, ensure_ascii=False)

@@ -1,0 +1,57 @@
+"""Errors as OpenAI's API says them: a status, and an object with message, type, param and code."""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+CONTEXT_LENGTH: Final = "context_length_exceeded"
+RETRY_AFTER_S: Final = 1
+_TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """A request that is answered with an error. `reason` is one word for metrics."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+        reason: str = "invalid",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+        self.reason = reason
+
+    @property
+    def body(self) -> bytes:
+        """The JSON that a client gets, in a response or in an event of a stream that has started."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Header fields of the response."""
+        fields = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        if self.status == 401:
+            fields["WWW-Authenticate"] = "Bearer"
+        return fields
+
+
+def bad(param: str, message: str, *, code: str = "invalid_value") -> ApiError:
+    """400 for one field of a request."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(message: str) -> ApiError:
+    """503: the server behind the gateway is not there at the moment."""
+    return ApiError(503, message, code="server_unavailable", retry_after_s=RETRY_AFTER_S, reason="unavailable")

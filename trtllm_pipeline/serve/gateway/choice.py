@@ -1,0 +1,177 @@
+"""One answer of a request while it is generated: what the server sends becomes text without stop words, reasoning and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from trtllm_pipeline.measure import Answer
+from trtllm_pipeline.serve.gateway.api_error import ApiError
+from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.stops import StopWords
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.serve.gateway.dialects import AnswerParser
+
+_CUT: Final = "\ufffd"
+
+
+class Token(NamedTuple):
+    """What was generated at a time: its text, and log probabilities of its tokens."""
+
+    text: str
+    log_probs: list[float]
+
+
+class Choice(Answer):
+    """The answer as it arrives. `deltas` waits to be sent; whoever sends takes it. `changed` is called after each response with
+    its number of tokens and whether there is output in it, and at the end.
+
+    Texts that arrive while nobody sends are joined, so an answer that is not read takes the memory of its text.
+    """
+
+    __slots__ = (
+        "_accumulated",
+        "_accumulates",
+        "_changed",
+        "_count",
+        "_parser",
+        "_raw",
+        "_stops",
+        "calls",
+        "deltas",
+        "enough",
+        "failure",
+        "finish",
+        "index",
+        "max_tokens",
+        "responses",
+        "tokens",
+        "wants_tokens",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        stops: StopWords,
+        parser: AnswerParser | None,
+        *,
+        max_tokens: int,
+        accumulates: bool,
+        wants_tokens: bool,
+        changed: Callable[[Choice, int, bool], None],
+        enough: Callable[[Choice], None],
+        count: Callable[[str], int] | None = None,
+    ) -> None:
+        """`count`: tokens of a text, where a response has several and the server may not count them."""
+        super().__init__()
+        self.index = index
+        self.deltas: list[Delta] = []
+        self.tokens: list[Token] = []
+        self.finish: str | None = None
+        """Why it ended, in OpenAI's words; None while it is generated."""
+        self.failure: ApiError | None = None
+        self.calls = 0
+        """Tools that it calls."""
+        self.max_tokens = max_tokens
+        self.responses = 0
+        self.wants_tokens = wants_tokens
+        self.enough = enough
+        self._stops = stops
+        self._parser = parser
+        self._accumulates = accumulates
+        self._accumulated = ""
+        self._raw: list[str] = []
+        self._changed = changed
+        self._count = count
+
+    @property
+    def raw(self) -> str:
+        """All text that the server sent."""
+        return "".join(self._raw)
+
+    def received(self, now_ns: int, text: str, tokens: int | None, *, reasoning: bool = False) -> None:  # noqa: ARG002
+        """Take one response of the server."""
+        if self.finish is not None:
+            return
+        if self.first_event_ns is None:
+            self.first_event_ns = now_ns
+        self.responses += 1
+        if tokens is not None:
+            self.output_tokens = (self.output_tokens or 0) + tokens
+        if self._accumulates:
+            text = self._added(text)
+        if text:
+            self._take(text, tokens)
+        else:
+            self._changed(self, tokens or 0, False)
+
+    def whole(self) -> None:
+        """The server has ended it: what is sent next can have the end in it."""
+        if self.responses:  # an end without any response is a failure
+            self.end()
+
+    def _added(self, text: str) -> str:
+        """What a response adds that repeats all text so far. A character that is cut comes whole with a later one."""
+        whole = text.rstrip(_CUT)
+        seen = len(self._accumulated)
+        if len(whole) <= seen or not whole.startswith(self._accumulated):
+            return ""
+        self._accumulated = whole
+        return whole[seen:]
+
+    def _take(self, text: str, tokens: int | None) -> None:
+        self._raw.append(text)
+        shown = self._stops.feed(text)
+        stopped = self._stops.found is not None
+        if self.wants_tokens and (shown or not stopped):
+            # Some servers repeat those of earlier responses.
+            self.tokens.append(
+                Token(shown if stopped else text, self.log_probs[-tokens:] if tokens else self.log_probs)
+            )
+        self._changed(self, tokens or 0, self._put(shown))
+        if stopped or (self._parser is not None and self._parser.done):
+            self.end("stop")
+            self.enough(self)
+
+    def _put(self, text: str) -> bool:
+        """Add text without stop words. Returns whether that is output yet."""
+        if not text:
+            return False
+        return self._append((Content(text),) if self._parser is None else self._parser.feed(text))
+
+    def _append(self, deltas: Sequence[Delta]) -> bool:
+        for delta in deltas:
+            self.calls += isinstance(delta, CallStart)
+            last = self.deltas[-1] if self.deltas else None
+            if isinstance(last, Content) and isinstance(delta, Content):
+                self.deltas[-1] = Content(last.text + delta.text)
+            elif isinstance(last, Reasoning) and isinstance(delta, Reasoning):
+                self.deltas[-1] = Reasoning(last.text + delta.text)
+            elif isinstance(last, CallArguments) and isinstance(delta, CallArguments) and last.index == delta.index:
+                self.deltas[-1] = CallArguments(last.index, last.text + delta.text)
+            else:
+                self.deltas.append(delta)
+        return bool(deltas)
+
+    def end(self, reason: str | None = None) -> None:
+        """It has ended, by itself where no reason is given."""
+        if self.finish is not None:
+            return
+        output = self._put(self._stops.end())
+        if self._parser is not None:
+            output |= self._append(self._parser.end())
+        if reason is None:
+            made = self.output_tokens
+            if made is None:
+                made = self.responses if self._count is None else self._count(self.raw)
+            reason = "length" if made >= self.max_tokens else "stop"
+        called = self._parser is not None and self._parser.called
+        self.finish = "tool_calls" if called and reason == "stop" else reason
+        self._changed(self, 0, output)
+
+    def fail(self, failure: ApiError) -> None:
+        """It has failed; what came before stays."""
+        if self.finish is None:
+            self.finish, self.failure = "error", failure
+            self._changed(self, 0, False)

@@ -1,0 +1,127 @@
+"""Dialects: how each family of models is told of tools, and how it writes reasoning and tool calls. Pure: no I/O.
+
+    dialect = dialect_for("auto", template_source, config)
+    prepared = dialect.prepare(Turn(messages, tools, tool_choice))            # DialectError: a 400 in words
+    started = prepared.start(renderer.render(prepared.chat), stream=True)
+    for piece in answer_to(started.prompt):
+        for delta in started.parser.feed(piece):                              # Content, Reasoning, CallStart, CallArguments
+            ...
+    started.parser.end()
+
+A new family is a class in a file of its own, see `json_calls.Hermes`, and a row in `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.serve.gateway.dialects.deepseek import DeepSeek, DeepSeekV31
+from trtllm_pipeline.serve.gateway.dialects.dialect import (
+    PLAIN,
+    Dialect,
+    DialectError,
+    Prepared,
+    Started,
+    Turn,
+    special_markers,
+)
+from trtllm_pipeline.serve.gateway.dialects.harmony import Harmony
+from trtllm_pipeline.serve.gateway.dialects.json_calls import Granite, Hermes, Phi
+from trtllm_pipeline.serve.gateway.dialects.llama import Llama, Llama4
+from trtllm_pipeline.serve.gateway.dialects.mistral import Mistral, MistralByName
+from trtllm_pipeline.serve.gateway.dialects.parsing import (
+    AnswerParser,
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+)
+from trtllm_pipeline.serve.gateway.dialects.tag_calls import Glm, QwenCoder
+
+__all__ = [
+    "AUTO",
+    "FAMILIES",
+    "PLAIN",
+    "AnswerParser",
+    "CallArguments",
+    "CallStart",
+    "Content",
+    "Delta",
+    "Dialect",
+    "DialectError",
+    "Prepared",
+    "Reasoning",
+    "Started",
+    "Turn",
+    "dialect_for",
+    "names",
+    "special_markers",
+]
+
+AUTO: Final = "auto"
+
+
+class DialectFamily(NamedTuple):
+    """A dialect and how its models are known: all of `texts` stand in their chat template, and the configuration is of one
+    of `model_types` where any are named.
+    """
+
+    dialect: Dialect
+    texts: tuple[str, ...]
+    model_types: tuple[str, ...] = ()
+
+
+FAMILIES: Final = (
+    # The first that fits is taken.
+    DialectFamily(Harmony(), ("<|channel|>", "<|start|>")),
+    DialectFamily(DeepSeek(), ("<｜tool▁calls▁begin｜>", "```json")),
+    DialectFamily(DeepSeekV31(), ("<｜tool▁calls▁begin｜>",)),
+    DialectFamily(QwenCoder(), ("<function=", "<parameter=")),
+    DialectFamily(Glm(), ("<arg_key>",)),
+    DialectFamily(MistralByName(), ("[TOOL_CALLS]", "[ARGS]")),
+    DialectFamily(Mistral(), ("[TOOL_CALLS]",)),
+    DialectFamily(Llama4(), ("<|python_start|>",)),
+    DialectFamily(Llama(), ("<|python_tag|>",)),
+    DialectFamily(Llama(), ('"parameters": ', "ipython")),
+    DialectFamily(Phi(), ("<|tool|>", "message['tools']")),
+    DialectFamily(Phi(), ("functools",)),
+    DialectFamily(Granite(), ("<|tool_call|>",)),
+    DialectFamily(Granite(), ("<|start_of_role|>", "tools"), ("granite", "granitemoe")),
+    DialectFamily(Hermes(), ("<tool_call>",)),
+)
+_OFTEN_MEANT: Final = {
+    "qwen": ": Qwen2.5 and Qwen3 write as hermes, Qwen3-Coder as qwen3-coder",
+    "gpt": ": gpt-oss writes as harmony",
+    "llama": ": Llama 3 writes as llama3, Llama 4 as llama4",
+}
+"""Start of a name of models that is no dialect's -> the dialects of these models."""
+
+
+def names() -> list[str]:
+    """Every dialect's name, and `auto`."""
+    return [AUTO, PLAIN.name, *dict.fromkeys(family.dialect.name for family in FAMILIES)]
+
+
+def dialect_for(name: str, template: str | None, config: Mapping[str, Any] | None = None) -> Dialect:
+    """The dialect of that name, or for `auto` the one of a model with this chat template and config.json.
+
+    Raises UsageError for a name that is none.
+    """
+    if name == PLAIN.name:
+        return PLAIN
+    if name != AUTO:
+        found = next((family.dialect for family in FAMILIES if family.dialect.name == name), None)
+        if found is None:
+            meant = next((text for start, text in _OFTEN_MEANT.items() if name.lower().startswith(start)), "")
+            raise UsageError(f"there is no dialect {name!r}{meant}", hint=f"the dialects are {', '.join(names())}")
+        return found
+    kind = str((config or {}).get("model_type", ""))
+    for family in FAMILIES if template else ():
+        if all(text in str(template) for text in family.texts) and (
+            not family.model_types or kind.startswith(family.model_types)
+        ):
+            return family.dialect
+    return PLAIN

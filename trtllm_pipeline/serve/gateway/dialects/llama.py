@@ -1,0 +1,66 @@
+"""Llama 3.1 to 3.3 and Llama 4: a call is the whole answer, as bare JSON or as a call in Python."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trtllm_pipeline.serve.gateway.dialects.json_calls import JsonCalls
+from trtllm_pipeline.serve.gateway.dialects.parsing import BrokenError, Reader, Steps
+from trtllm_pipeline.serve.gateway.dialects.python_calls import python_calls
+
+
+class Llama(JsonCalls):
+    """Bare JSON with `name` and `parameters`, or after a marker, which is a special token.
+
+    An answer that starts as a call of a tool that was offered is one. Sources:
+    https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1, .../llama4
+    """
+
+    name = "llama3"
+    markers = ("<|python_tag|>",)
+    ends: ClassVar[tuple[str, ...]] = ("<|eom_id|>", "<|eot_id|>")
+    arguments_key = "parameters"
+
+    def grammar(self, reader: Reader) -> Steps[None]:
+        """Calls without a marker stand at the beginning, or after another call and a semicolon."""
+        if reader.expected.tools:
+            yield from reader.space()
+            while (yield from reader.ahead("{", "[")) and (yield from reader.attempt(self._bare(reader))):
+                yield from reader.space()
+                yield from reader.take(";")
+                yield from reader.space()
+                reader.settle()
+        yield from super().grammar(reader)
+
+    def _bare(self, reader: Reader) -> Steps[None]:
+        if (yield from reader.ahead("[")):
+            yield from python_calls(reader)
+        else:
+            yield from reader.calls_in_json(declared=True)
+
+    def calls(self, reader: Reader, marker: str) -> Steps[None]:
+        """JSON, or `name.call(key="value")`, as for the tools that Llama 3 knows by itself."""
+        while True:
+            yield from reader.space()
+            if (yield from reader.ahead("{")):
+                yield from reader.calls_in_json()
+            else:
+                yield from python_calls(reader)
+            yield from reader.space()
+            reader.settle()
+            if not (yield from reader.take(";")):
+                return
+
+
+class Llama4(Llama):
+    """Its template asks for JSON; the model was also trained on lists of calls in Python."""
+
+    name = "llama4"
+    markers = ("<|python_start|>",)
+    ends = ("<|python_end|>", "<|eom|>", "<|eot|>")
+
+    def calls(self, reader: Reader, marker: str) -> Steps[None]:
+        """A list of calls in Python, or JSON, up to the end marker."""
+        yield from super().calls(reader, marker)
+        if not reader.calls:
+            raise BrokenError

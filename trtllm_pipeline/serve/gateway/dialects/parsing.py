@@ -1,0 +1,500 @@
+"""Reads a model's answer while it is written: its content, its reasoning and its tool calls.
+
+A grammar is a generator that asks a `Reader` for text and yields where it has to wait for more. So a marker may be
+split over any pieces, and the pieces do not change what is found.
+
+    parser = AnswerParser(grammar, Expected(tools, stream=True))
+    deltas = parser.feed("Let me see.<tool_c")     # [Content("Let me see.")]
+    deltas = parser.end()
+
+Nothing is lost and nothing raises: what starts as a call and is none is given back as content. A streamed call is
+passed on as it is written, so one that is cut off stays unfinished, with `finish_reason` saying why. One that is not
+streamed is given back as content.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final, TypeVar, Union
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Yields where more text is needed, and returns what was read."""
+Emit = Callable[[str], None]
+
+_ALPHANUMERIC: Final = string.ascii_letters + string.digits
+_IN_STRING: Final = re.compile(r'["\\\x00-\x1f]')
+_AFTER_SCALAR: Final = re.compile(r"[\s,:\]}<]")
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_SCALARS: Final = {
+    "true": "true",
+    "false": "false",
+    "null": "null",
+    # as models write them that think of Python
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}
+_ESCAPES: Final = frozenset('"\\/bfnrtu')
+_DEEPEST: Final = 100
+"""Levels of nested arguments: `json`, too, recurses."""
+_SPACE: Final = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text that the model wrote before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A tool call starts. `index` counts the calls of an answer."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """The next part of a call's arguments. All parts of a finished call together are a JSON object."""
+
+    index: int
+    text: str
+
+
+Delta = Union[Content, Reasoning, CallStart, CallArguments]  # noqa: UP007 - evaluated
+
+
+class BrokenError(Exception):
+    """What started as a call is none."""
+
+
+class _EnoughError(Exception):
+    """The one call that may be is whole."""
+
+
+def call_id() -> str:
+    """A new call's id, as OpenAI's look."""
+    return "call_" + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(24))
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a parser looks for."""
+
+    tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Schema of the arguments by the tool's name. Without any, nothing is read as a call."""
+    stream: bool = False
+    """Whether parts of a call are passed on before it is whole."""
+    parallel: bool = True
+    """Whether there may be more than one call."""
+    new_id: Callable[[], str] = call_id
+
+
+class AnswerParser:
+    """Reads one answer. `done` says that no further text is wanted: the one call that may be is whole."""
+
+    def __init__(self, grammar: Callable[[Reader], Steps[None]], expected: Expected) -> None:
+        self._reader = Reader(expected)
+        self._steps = grammar(self._reader)
+        self.done = False
+
+    @property
+    def called(self) -> bool:
+        """Whether there was a tool call."""
+        return self._reader.calls > 0
+
+    def prime(self, text: str) -> None:
+        """Read the beginning of the answer that stands in the prompt. What it says comes with the next part."""
+        if text:
+            self._reader.add(text)
+            self._go_on()
+
+    def feed(self, text: str) -> list[Delta]:
+        """What the next part of the answer says."""
+        if text and not self.done:
+            self._reader.add(text)
+            self._go_on()
+        return self._reader.taken()
+
+    def end(self) -> list[Delta]:
+        """What was held back: the answer has ended."""
+        self._reader.ended = True
+        if not self.done:
+            self._go_on()
+        return self._reader.taken()
+
+    def _go_on(self) -> None:
+        try:
+            next(self._steps)
+        except (StopIteration, _EnoughError):
+            self.done = True
+
+
+class Reader:
+    """The text of an answer, and what was made of it.
+
+    Between `_mark` and `_position` is what was read but not yet decided on: `settle` drops it, because it was syntax;
+    `give_back` makes it content.
+    """
+
+    def __init__(self, expected: Expected) -> None:
+        self.expected = expected
+        self.ended = False
+        self.calls = 0
+        self._text = ""
+        self._mark = self._position = 0
+        self._deltas: list[Delta] = []
+
+    def add(self, text: str) -> None:
+        """More text."""
+        self._text = self._text[self._mark :] + text
+        self._position -= self._mark
+        self._mark = 0
+
+    def taken(self) -> list[Delta]:
+        """The deltas since the last time."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    # -------------------------------------------------------------------------------------------------------- deciding
+
+    def settle(self) -> None:
+        """What was read is syntax."""
+        self._mark = self._position
+
+    def give_back(self) -> None:
+        """What was read is content."""
+        self._send(self._position, Content)
+
+    def attempt(self, steps: Steps[None]) -> Steps[bool]:
+        """Follow `steps`. If what they read is no call, it is given back."""
+        try:
+            yield from steps
+        except BrokenError:
+            self.give_back()
+            return False
+        self.settle()
+        return True
+
+    def _send(self, end: int, kind: type[Content | Reasoning]) -> None:
+        if end > self._mark:
+            self._deltas.append(kind(self._text[self._mark : end]))
+            self._mark = end
+
+    # ------------------------------------------------------------------------------------------------------------ text
+
+    def more(self) -> Steps[bool]:
+        """Wait for more text; False at the end of the answer."""
+        length = len(self._text) - self._position
+        while len(self._text) - self._position == length:
+            if self.ended:
+                return False
+            yield
+        return True
+
+    def ahead(self, *texts: str) -> Steps[str | None]:
+        """Which of `texts` comes next."""
+        while True:
+            for text in texts:
+                if self._text.startswith(text, self._position):
+                    return text
+            left = len(self._text) - self._position
+            begun = any(left < len(text) and text.startswith(self._text[self._position :]) for text in texts)
+            if not begun or not (yield from self.more()):
+                return None
+
+    def take(self, *texts: str) -> Steps[str | None]:
+        """Read whichever of `texts` comes next."""
+        found = yield from self.ahead(*texts)
+        self._position += len(found or "")
+        return found
+
+    def need(self, *texts: str) -> Steps[str]:
+        """Read one of `texts`. Raises BrokenError if none comes next."""
+        found = yield from self.take(*texts)
+        if found is None:
+            raise BrokenError
+        return found
+
+    def space(self) -> Steps[str]:
+        """Read white space, up to the first other character."""
+        found = ""
+        while True:
+            start = self._position
+            while self._position < len(self._text) and self._text[self._position] in _SPACE:
+                self._position += 1
+            found += self._text[start : self._position]
+            if self._position < len(self._text) or not (yield from self.more()):
+                return found
+
+    def character(self) -> Steps[str]:
+        """One character. Raises BrokenError at the end of the answer."""
+        if (yield from self.at_end()):
+            raise BrokenError
+        self._position += 1
+        return self._text[self._position - 1]
+
+    def back(self, length: int) -> None:
+        """Read the last `length` characters again, which must have been read just now."""
+        self._position -= length
+
+    def until(self, *markers: str) -> Steps[str]:
+        """The text before the first of `markers`, which is read as well. Raises BrokenError if none comes."""
+        parts: list[str] = []
+        if (yield from self.copy(parts.append, *markers)) is None:
+            raise BrokenError
+        return "".join(parts)
+
+    def copy(self, emit: Emit, *markers: str) -> Steps[str | None]:
+        """Give `emit` the text before the first of `markers` as it comes; reads and returns the marker."""
+        return (yield from self._copy(emit, *_patterns(markers)))
+
+    def pass_on(self, *markers: str, kind: type[Content | Reasoning] = Content) -> Steps[str | None]:
+        """Make the text before the first of `markers` content; reads the marker, and returns it; None at the end.
+
+        White space before the marker is read with it, and left to be decided on.
+        """
+        if not markers:
+            self._position = len(self._text)
+            self._send(self._position, kind)
+            while (yield from self.more()):
+                self._position = len(self._text)
+                self._send(self._position, kind)
+            return None
+
+        def send(_piece: str) -> None:
+            self._send(self._mark + len(self._text[self._mark : self._position].rstrip(_SPACE)), kind)
+
+        found = yield from self.copy(send, *markers)
+        if found is None:
+            self._send(self._position, kind)
+        return found
+
+    def _copy(
+        self, emit: Emit, whole: re.Pattern[str], partial: re.Pattern[str] | None = None, longest: int = 1
+    ) -> Steps[str | None]:
+        while True:
+            found = whole.search(self._text, self._position)
+            stop = len(self._text)
+            if found is not None:
+                stop = found.start()
+            elif partial is not None:
+                # The beginning of a marker may stand at the end of what is here.
+                cut = partial.search(self._text, max(self._position, stop - longest + 1))
+                stop = stop if cut is None else cut.start()
+            self._emit(stop, emit)
+            if found is not None:
+                self._position = found.end()
+                return found[0]
+            if not (yield from self.more()):
+                self._emit(len(self._text), emit)
+                return None
+
+    def _emit(self, stop: int, emit: Emit) -> None:
+        if stop > self._position:
+            piece = self._text[self._position : stop]
+            self._position = stop
+            emit(piece)
+
+    # ------------------------------------------------------------------------------------------------------------ JSON
+
+    def string(self) -> Steps[str]:
+        """A JSON string. Raises BrokenError."""
+        parts: list[str] = []
+        yield from self._string(parts.append)
+        try:
+            text: str = json.loads("".join(parts))
+        except ValueError as error:
+            raise BrokenError from error
+        return text
+
+    def json(self, emit: Emit, depth: int = 0) -> Steps[None]:
+        """Give `emit` a JSON value as it comes, repaired where models err: control characters, escapes, Python's words.
+
+        Raises BrokenError where it is none.
+        """
+        first = yield from self.ahead('"', "{", "[")
+        if first == '"':
+            yield from self._string(emit)
+        elif first is None:
+            yield from self._scalar(emit)
+        elif depth == _DEEPEST:
+            raise BrokenError
+        else:
+            yield from self._compound(emit, first, depth)
+
+    def _compound(self, emit: Emit, first: str, depth: int) -> Steps[None]:
+        last = {"{": "}", "[": "]"}[first]
+        emit((yield from self.need(first)))
+        emit((yield from self.space()))
+        found = yield from self.take(last)
+        while found != last:
+            if first == "{":
+                yield from self._string(emit)
+                emit((yield from self.space()))
+                emit((yield from self.need(":")))
+                emit((yield from self.space()))
+            yield from self.json(emit, depth + 1)
+            emit((yield from self.space()))
+            found = yield from self.need(",", last)
+            if found == ",":
+                emit(found)
+                emit((yield from self.space()))
+        emit(last)
+
+    def _string(self, emit: Emit) -> Steps[None]:
+        emit((yield from self.need('"')))
+        while True:
+            found = yield from self._copy(emit, _IN_STRING)
+            if found is None:
+                raise BrokenError
+            if found == "\\":
+                escaped = yield from self.character()
+                emit(("\\" if escaped in _ESCAPES else "\\\\") + escaped)
+            else:
+                emit(found if found == '"' else json.dumps(found)[1:-1])
+            if found == '"':
+                return
+
+    def _scalar(self, emit: Emit) -> Steps[None]:
+        parts: list[str] = []
+        found = yield from self._copy(parts.append, _AFTER_SCALAR)
+        self._position -= len(found or "")
+        word = "".join(parts)
+        if word not in _SCALARS and not _NUMBER.fullmatch(word):
+            raise BrokenError
+        emit(_SCALARS.get(word, word))
+
+    def at_end(self) -> Steps[bool]:
+        """Whether nothing follows."""
+        return self._position == len(self._text) and not (yield from self.more())
+
+    # ----------------------------------------------------------------------------------------------------------- calls
+
+    def call(self, name: str, read: Callable[[Emit], Steps[None]]) -> Steps[None]:
+        """A call of `name`, whose arguments `read` gives its function as they come. Raises BrokenError."""
+        parts: list[str] = []
+        index = -1
+
+        def emit(piece: str) -> None:
+            nonlocal index
+            if not self.expected.stream:
+                parts.append(piece)
+            elif piece:
+                index = self._start(name) if index < 0 else index
+                self._deltas.append(CallArguments(index, piece))
+                self.settle()
+
+        yield from read(emit)
+        if not self.expected.stream:
+            self._deltas.append(CallArguments(self._start(name), "".join(parts)))
+        self.settle()
+        if not self.expected.parallel:
+            raise _EnoughError
+
+    def _start(self, name: str) -> int:
+        self._deltas.append(CallStart(self.calls, self.expected.new_id(), name))
+        self.calls += 1
+        return self.calls - 1
+
+    def arguments(self, emit: Emit) -> Steps[None]:
+        """Arguments as a JSON object, as a string that holds one, or as null. Raises BrokenError."""
+        if (yield from self.ahead("{")):
+            yield from self.json(emit)
+        elif (yield from self.ahead('"')):
+            text = yield from self.string()
+            try:
+                given = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise BrokenError from error
+            if not isinstance(given, dict):
+                raise BrokenError
+            emit(text)
+        else:
+            yield from self.need("null", "None")
+            emit("{}")
+
+    def calls_in_json(self, *, declared: bool = False) -> Steps[None]:
+        """One call as an object with `name` and `arguments` or `parameters`, or a list of such. Raises BrokenError.
+
+        A missing end does not matter after whole arguments. `declared`: names of other tools are no calls.
+        """
+        yield from self.space()
+        if not (yield from self.take("[")):
+            yield from self._call_in_json(declared=declared)
+            return
+        separator: str | None = ","
+        while separator == ",":
+            yield from self.space()
+            yield from self._call_in_json(declared=declared)
+            yield from self.space()
+            separator = yield from self.take(",", "]")
+        self.settle()
+
+    def _call_in_json(self, *, declared: bool) -> Steps[None]:
+        name: str | None = None
+        early: list[str] = []
+        called = False
+        yield from self.need("{")
+        while True:
+            yield from self.space()
+            if called and (yield from self.at_end()):
+                return
+            key = yield from self.string()
+            yield from self.space()
+            yield from self.need(":")
+            yield from self.space()
+            if key == "name" and name is None:
+                name = yield from self.string()
+                if not name or (declared and name not in self.expected.tools):
+                    raise BrokenError
+            elif key not in {"arguments", "parameters"} or called or early:
+                yield from self.json(lambda _piece: None)
+            elif name is None:
+                yield from self.arguments(early.append)
+            else:
+                yield from self.call(name, self.arguments)
+                called = True
+            yield from self.space()
+            separator = yield from self.take(",", "}")
+            if separator == ",":
+                continue
+            if separator is None and not called:
+                raise BrokenError
+            break
+        if name is None:
+            raise BrokenError
+        if not called:
+            yield from self.call(name, lambda emit: _given("".join(early) or "{}", emit))
+        self.settle()
+
+
+def _given(text: str, emit: Emit) -> Steps[None]:
+    yield from ()
+    emit(text)
+
+
+@lru_cache(maxsize=256)
+def _patterns(markers: Collection[str]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
+    """What finds one of `markers`, what finds the beginning of one at the end of a text, and the longest one's length."""
+    beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
+    ordered = sorted(beginnings, key=len, reverse=True) or ["\0"]
+    whole = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
+    return whole, re.compile(f"(?:{'|'.join(map(re.escape, ordered))})\\Z"), max(map(len, markers))

@@ -1,0 +1,116 @@
+"""Calls as Python writes them: `[get_weather(city="Berlin", days=2), now()]`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import Any, Final
+
+from trtllm_pipeline.serve.gateway.dialects.parsing import BrokenError, Emit, Reader, Steps
+
+_NAME: Final = re.compile(r"[A-Za-z_][\w.\-]*")
+_WORDS: Final = {"true": True, "false": False, "null": None}
+_ESCAPES: Final = frozenset("\\'\"abfnrtvxuUN01234567")
+_LONGEST: Final = 32_000
+"""Characters of one call: Python takes milliseconds for each thousand, in which no other stream continues."""
+
+
+def python_calls(reader: Reader) -> Steps[None]:
+    """One call or a list of them. Raises BrokenError. Each is passed on when it is whole."""
+    if not (yield from reader.take("[")):
+        yield from _call(reader, declared=False)
+        return
+    separator: str | None = ","
+    while separator == ",":
+        yield from reader.space()
+        yield from _call(reader, declared=True)
+        yield from reader.space()
+        separator = yield from reader.take(",", "]")
+    reader.settle()
+
+
+def _call(reader: Reader, *, declared: bool) -> Steps[None]:
+    name = yield from _name(reader)
+    known = name in reader.expected.tools
+    if not known and name.endswith(".call"):  # Llama's own tools
+        name, known = name.removesuffix(".call"), True
+    if declared and not known:
+        raise BrokenError
+    parts: list[str] = ["f("]
+    yield from _brackets(reader, parts.append)
+    arguments = _arguments("".join(parts))
+
+    def read(emit: Emit) -> Steps[None]:
+        yield from ()
+        emit(arguments)
+
+    yield from reader.call(name, read)
+
+
+def _name(reader: Reader) -> Steps[str]:
+    """A function's name, up to the bracket."""
+    text = ""
+    while not (yield from reader.take("(")):
+        text += yield from reader.character()
+        if not _NAME.fullmatch(text):
+            raise BrokenError
+    return text
+
+
+def _brackets(reader: Reader, emit: Emit) -> Steps[None]:
+    """The text up to the bracket that closes an open one."""
+    depth, length = 1, 0
+    while depth:
+        found = yield from reader.copy(emit, "(", ")", "[", "]", "{", "}", "'", '"')
+        if found is None:
+            raise BrokenError
+        emit(found)
+        if found in "'\"":
+            yield from _string(reader, found, emit)
+        else:
+            depth += 1 if found in "([{" else -1
+        length += 1
+        if length > _LONGEST:
+            raise BrokenError
+
+
+def _string(reader: Reader, quote: str, emit: Emit) -> Steps[None]:
+    while True:
+        found = yield from reader.copy(emit, quote, "\\", "\n")
+        if found is None:
+            raise BrokenError
+        if found == "\\":
+            escaped = yield from reader.character()
+            # Models write ends of lines and backslashes as they are, which Python does not take.
+            emit("\\n" if escaped == "\n" else f"\\{escaped}" if escaped in _ESCAPES else f"\\\\{escaped}")
+        else:
+            emit("\\n" if found == "\n" else found)
+        if found == quote:
+            return
+
+
+def _arguments(source: str) -> str:
+    """The arguments of a call in JSON. Raises BrokenError."""
+    try:
+        if len(source) > _LONGEST:
+            raise BrokenError
+        call = ast.parse(source, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
+            raise BrokenError
+        given = {str(each.arg): _value(each.value) for each in call.keywords}
+        return json.dumps(given, ensure_ascii=False, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise BrokenError from error
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Name(id=word) if word in _WORDS:
+            return _WORDS[word]
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {str(ast.literal_eval(key)): _value(value) for key, value in zip(keys, values, strict=True) if key}
+        case _:
+            return ast.literal_eval(node)

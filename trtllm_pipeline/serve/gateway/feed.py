@@ -1,0 +1,264 @@
+"""What a client is sent while its answers are made: a feed is filled by tasks and emptied by whoever sends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trtllm_pipeline.serve.gateway.api_error import ApiError
+from trtllm_pipeline.serve.gateway.choice import Choice
+from trtllm_pipeline.serve.gateway.dialects import Content
+from trtllm_pipeline.serve.gateway.openai_answers import DONE, Answers, TokenUsage
+from trtllm_pipeline.serve.gateway.openai_backend import Passed
+from trtllm_pipeline.tensorrt import MOST_TOKENS
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.serve.gateway.asked import Asked
+    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
+    from trtllm_pipeline.serve.gateway.prometheus_metrics import RequestMetrics
+    from trtllm_pipeline.serve.gateway.triton_backend import PreparedPrompt
+
+
+class Feed:
+    """An answer on its way to a client."""
+
+    def __init__(self, *, stream: bool) -> None:
+        self.stream = stream
+        self.gone = False
+        """The client has left."""
+        self.tasks: list[asyncio.Task[None]] = []
+        """Those that fill it; cancelled when nobody wants the rest."""
+        self._wake: asyncio.Future[None] | None = None
+        self._new = False
+
+    def changed(self) -> None:
+        """Wake whoever sends."""
+        self._new = True
+        wake = self._wake
+        if wake is not None:
+            self._wake = None
+            if not wake.done():
+                wake.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait for a change since the last call."""
+        if not self._new:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+        self._new = False
+
+    def leave(self) -> None:
+        """The client has left: end what fills it."""
+        self.gone = True
+        self.cancel()
+        self.changed()
+
+    def cancel(self) -> None:
+        """End what fills it."""
+        for task in self.tasks:
+            task.cancel()
+
+    @property
+    def failure(self) -> ApiError | None:
+        """Why it is not whole."""
+        raise NotImplementedError
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes."""
+        raise NotImplementedError
+
+    def take(self) -> bytes:
+        """What can be sent now."""
+        raise NotImplementedError
+
+    def fail(self, failure: ApiError) -> None:
+        """Give it up."""
+        raise NotImplementedError
+
+    def usage(self) -> TokenUsage:
+        """Counts, as far as they are known."""
+        raise NotImplementedError
+
+    @property
+    def calls(self) -> int:
+        """Tools that it calls, as far as that is known."""
+        return 0
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Tokens that were drafted and accepted by speculative decoding, as far as the server tells it."""
+        return 0, 0
+
+
+class PassedFeed(Feed):
+    """The answer of an OpenAI-compatible server."""
+
+    def __init__(self, metrics: RequestMetrics, *, stream: bool) -> None:
+        super().__init__(stream=stream)
+        self.passed = Passed(self._arrived, stream=stream)
+        self._metrics = metrics
+
+    def _arrived(self, output: bool) -> None:
+        if output:
+            self._metrics.output()
+        self.changed()
+
+    @property
+    def failure(self) -> ApiError | None:
+        """Why it is not whole."""
+        return self.passed.failure
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes."""
+        return self.passed.over
+
+    def take(self) -> bytes:
+        """What can be sent now; a whole answer only when it is whole."""
+        if not self.stream and (not self.passed.over or self.failure is not None):
+            return b""
+        return self.passed.take()
+
+    def fail(self, failure: ApiError) -> None:
+        """Give it up."""
+        self.passed.end(failure)
+        self.cancel()
+
+    def usage(self) -> TokenUsage:
+        """The server's counts, as far as it sent them."""
+        return TokenUsage(*(_count(self.passed.usage.get(name)) for name in ("prompt_tokens", "completion_tokens")))
+
+
+def _count(told: object) -> int | None:
+    return told if isinstance(told, int) and 0 <= told <= MOST_TOKENS else None
+
+
+class ChoicesFeed(Feed):
+    """The choices of a request that Triton answers."""
+
+    def __init__(
+        self, asked: Asked, prompts: Sequence[PreparedPrompt], texts: ModelTexts | None, metrics: RequestMetrics
+    ) -> None:
+        super().__init__(stream=asked.stream)
+        self.choices: list[Choice] = []
+        self._asked = asked
+        self._prompts = prompts
+        self._texts = texts
+        self._metrics = metrics
+        self._answers = Answers(asked, texts)
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
+        self._ended = False
+
+    def arrived(self, choice: Choice, tokens: int, output: bool) -> None:
+        """A choice has changed."""
+        self._metrics.tokens(tokens)
+        if output:
+            self._metrics.output(choice.index)
+        if self.stream or choice.finish is not None:
+            self.changed()
+
+    def enough(self, choice: Choice) -> None:
+        """A choice has ended before its server has: a stop word."""
+        self.tasks[choice.index].cancel()
+
+    @property
+    def failure(self) -> ApiError | None:
+        """The first choice's that failed."""
+        return next((choice.failure for choice in self.choices if choice.failure is not None), None)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more comes."""
+        return self._ended or self.failure is not None
+
+    @property
+    def calls(self) -> int:
+        """Tools that it calls."""
+        return sum(choice.calls for choice in self.choices)
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """Tokens that were drafted and accepted by speculative decoding, as far as the server tells it."""
+        told = [(choice.drafted_tokens or 0, choice.accepted_tokens or 0) for choice in self.choices]
+        return sum(drafted for drafted, _ in told), sum(accepted for _, accepted in told)
+
+    def fail(self, failure: ApiError) -> None:
+        """Give up what is not finished."""
+        for choice in self.choices:
+            choice.fail(failure)
+        self.cancel()
+
+    def take(self) -> bytes:
+        """What can be sent now."""
+        if self._ended or (not self.stream and self.failure is not None):
+            return b""
+        done = all(choice.finish is not None for choice in self.choices) and self._counted()
+        if not self.stream:
+            if not done:
+                return b""
+            self._ended = True
+            echoed = [prompt.text for prompt in self._prompts] if self._asked.echo else []
+            return self._answers.whole(self.choices, echoed, self.usage())
+        parts: list[str] = []
+        for choice in self.choices:
+            self._take(choice, parts)
+        if done and self.failure is None:
+            self._ended = True
+            if self._asked.include_usage:
+                parts.append(self._answers.usage(self.usage()))
+            return "".join(parts).encode() + DONE
+        return "".join(parts).encode()
+
+    def _counted(self) -> bool:
+        """Whether the counts of long prompts are there, which threads make."""
+        return all(prompt.tokens.when_counted(self.changed) for prompt in self._prompts)
+
+    def cancel(self) -> None:
+        """End what fills it, and the counting."""
+        super().cancel()
+        for prompt in self._prompts:
+            prompt.tokens.cancel()
+
+    def _take(self, choice: Choice, parts: list[str]) -> None:
+        index, answers = choice.index, self._answers
+        ended = choice.finish is not None and choice.failure is None and index not in self._finished
+        if not (choice.deltas or choice.tokens or ended):
+            return
+        if index not in self._begun:
+            self._begun.add(index)
+            parts.append(answers.role(index))
+            if self._asked.echo:
+                parts.append(answers.events(index, (Content(self._prompts[index].text),), ()))
+        if choice.deltas or choice.tokens:
+            parts.append(answers.events(index, choice.deltas, choice.tokens))
+            choice.deltas, choice.tokens = [], []
+        if ended:
+            self._finished.add(index)
+            parts.append(answers.finish(index, str(choice.finish)))
+
+    def usage(self) -> TokenUsage:
+        """Counts of the server; where it has none, of the model's tokenizer. A prompt of several choices counts once."""
+        n = self._asked.n
+        prompts: list[int | None] = []
+        for index in range(0, len(self._prompts), n):
+            counted = self._prompts[index].tokens.number
+            prompts.append(counted if counted is not None else self._of_server(self.choices[index : index + n]))
+        made = [self._made(choice) for choice in self.choices]
+        return TokenUsage(_sum(prompts), _sum(made))
+
+    def _of_server(self, choices: Sequence[Choice]) -> int | None:
+        return next((choice.input_tokens for choice in choices if choice.input_tokens is not None), None)
+
+    def _made(self, choice: Choice) -> int | None:
+        if choice.output_tokens is not None:
+            return choice.output_tokens
+        if self._texts is None:
+            return None
+        return self._texts.answer_tokens(choice.raw)
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    return None if any(count is None for count in counts) else sum(count or 0 for count in counts)

@@ -1,0 +1,157 @@
+"""Runs a gateway: listens, says where in gateway.json, and ends in order when told to."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp
+
+from trtllm_pipeline.base import UsageError, allow_open_files, write_json
+from trtllm_pipeline.orchestrate import GATEWAY_FILE, SCHEMA, GatewayConfig
+from trtllm_pipeline.serve.gateway.http_protocol import GatewayProtocol
+from trtllm_pipeline.serve.gateway.openai_app import GatewayApp
+from trtllm_pipeline.tensorrt import reachable
+
+_BACKLOG: Final = 2048
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+_PORT: Final = re.compile(r":\d+$")
+Announce = Callable[[Mapping[str, Any]], None]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that announces itself, and lets running answers end before it does."""
+
+    def __init__(self, config: uvicorn.Config, gateway: GatewayApp, announce: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # Python looks for garbage after 700 new objects, ten requests, and at times at all modules: a tenth of a request's
+        # time, and tens of milliseconds for every stream.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000)
+        self._announce()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        if not self.force_exit:
+            await self._gateway.drain(self._gateway.params.stop_timeout_s)
+        await super().shutdown(sockets)
+
+
+def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
+    """Serve until SIGTERM or SIGINT. `directory` gets gateway.json while it listens, and `announce` what stands in it.
+
+    Raises PipelineError for what cannot be read or listened on.
+    """
+    allow_open_files()
+    gateway = GatewayApp(config)
+    listener = _listen(config.host, config.port)
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    told = {
+        "schema": SCHEMA,
+        "url": f"http://{shown}:{port}",
+        "pid": os.getpid(),
+        "models": list(gateway.served),
+        "api_keys": gateway.keys is not None,
+    }
+    path = folder / GATEWAY_FILE
+
+    def listening() -> None:
+        write_json(path, told)
+        announce(told)
+
+    if warning := reachable(config.host):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # warns of each write to a client that has gone
+    server = _Server(
+        uvicorn.Config(
+            _for_trusted_hosts(gateway, config),
+            http=GatewayProtocol,
+            limit_concurrency=config.params.max_connections + 1,  # uvicorn refuses at the limit, not above it
+            # uvloop reports a reset connection to nobody where a socket is watched by add_reader (1 in 100), and is no quicker
+            # here: most of what an event costs is the system call that sends it.
+            loop="asyncio",
+            ws="none",
+            lifespan="on",
+            backlog=_BACKLOG,
+            access_log=False,
+            log_level="error",  # a line for each garbage that comes would fill disks
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=config.params.keep_alive_s,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=2,
+        ),
+        gateway,
+        listening,
+    )
+    # uvicorn raises the signals again that it has obeyed.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        server.run([listener])
+    finally:
+        path.unlink(missing_ok=True)
+        listener.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
+    """Return the gateway, behind a check of the header Host if it listens on loopback and needs no keys.
+
+    A web page can make a browser resolve the page's own name to 127.0.0.1 (DNS rebinding) and would then read the responses.
+    The browser still sends that name. Raises UsageError for a pattern that cannot be one.
+    """
+    if config.api_keys_file is not None or reachable(config.host) is not None:
+        return gateway
+    own = f"[{config.host}]" if ":" in config.host else config.host
+    allowed = [_PORT.sub("", name) for name in config.params.allowed_hosts]
+    for name in allowed:
+        if name != "*" and "*" in name.removeprefix("*."):
+            raise UsageError(f"--allowed-hosts {name}: expected a host name, *.DOMAIN or *")
+    return TrustedHostMiddleware(gateway, [*_LOOPBACK, own, *allowed], www_redirect=False)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket on which nobody else listens. Raises UsageError."""
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+    except (OSError, OverflowError, UnicodeError) as error:  # the last of a name that cannot be one
+        said = getattr(error, "strerror", None) or error
+        of_host = (
+            isinstance(error, socket.gaierror | UnicodeError) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+        )
+        hint = (
+            "--host 127.0.0.1, or another address of this machine"
+            if of_host
+            else "choose another --port, or 0 for a free one"
+        )
+        raise UsageError(f"cannot listen on {host} port {port}: {said}", hint=hint) from error

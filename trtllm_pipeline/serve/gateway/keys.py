@@ -1,0 +1,70 @@
+"""API keys: a file with one on each line. They are compared in constant time and never shown."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.base import PipelineError, UsageError, read_text
+
+_SHORTEST: Final = 8
+_LOG: Final = logging.getLogger(__name__)
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys in a file; empty lines and lines that start with # are left alone. Raises MatrixError or UsageError."""
+    lines = [line.strip() for line in read_text(path, limit=1 << 20).splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+class Keys:
+    """The keys that are accepted. Only their digests are kept."""
+
+    def __init__(self, path: Path) -> None:
+        """Read a file. Raises MatrixError or UsageError."""
+        self._path = path
+        self._version = _version(path)
+        self._digests = self._read()
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed. One that has no good keys now leaves those before, and the log says so."""
+        version = _version(self._path)
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self._digests = self._read()
+        except PipelineError as error:
+            _LOG.error("the API keys stay as they were: %s", error.message)
+
+    def _read(self) -> list[bytes]:
+        path, keys = self._path, read_keys(self._path)
+        if not keys:
+            raise UsageError(f"{path} has no key", hint="write one on each line: openssl rand -hex 24")
+        if any(len(key) < _SHORTEST for key in keys):
+            raise UsageError(f"{path} has a key of fewer than {_SHORTEST} characters")
+        return [_digest(key.encode()) for key in keys]
+
+    def accept(self, authorization: bytes) -> bool:
+        """Whether a header field `Authorization: Bearer KEY` has one of the keys."""
+        scheme, _, key = authorization.partition(b" ")
+        given = _digest(key.strip())
+        # All are compared, each in constant time: how long it takes says nothing about any.
+        found = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == b"bearer" and any(found)
+
+
+def _version(path: Path) -> tuple[int, ...] | None:
+    """Another one when the file is; None where there is none."""
+    try:
+        told = path.stat()
+    except OSError:
+        return None
+    return told.st_mtime_ns, told.st_ino, told.st_size
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

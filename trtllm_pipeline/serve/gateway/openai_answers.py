@@ -1,0 +1,167 @@
+"""Answers as OpenAI's API writes them: whole ones as an object, streamed ones as events whose fixed parts are written once."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from json.encoder import encode_basestring_ascii as quoted
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.serve.gateway.asked import Asked
+from trtllm_pipeline.serve.gateway.choice import Choice, Token
+from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class TokenUsage:
+    """Token counts of a request; those that nobody knows are None."""
+
+    def __init__(self, prompt: int | None, completion: int | None) -> None:
+        self.prompt = prompt
+        self.completion = completion
+
+    def to_json(self) -> dict[str, Any] | None:
+        """None where a count is not known: half of one would look whole."""
+        if self.prompt is None or self.completion is None:
+            return None
+        total = self.prompt + self.completion
+        return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
+
+
+class Answers:
+    """Writes the answers of one request."""
+
+    def __init__(self, asked: Asked, texts: ModelTexts | None) -> None:
+        self._chat = asked.endpoint == "chat"
+        self._texts = texts
+        self._log_probs = asked.logprobs
+        self._id = f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+        self._model = asked.model
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        model = quoted(asked.model)
+        self._head = f'{{"id":"{self._id}","object":"{kind}","created":{self._created},"model":{model},"choices":['
+        self._usage = ',"usage":null' if asked.include_usage else ""
+        self._offsets: dict[int, int] = {}
+
+    # ------------------------------------------------------------------------------------------------------ streamed
+
+    def role(self, index: int) -> str:
+        """The event that a chat's answer starts with; nothing for a completion."""
+        return self._event(index, '{"role":"assistant","content":""}', []) if self._chat else ""
+
+    def events(self, index: int, deltas: Sequence[Delta], tokens: Sequence[Token]) -> str:
+        """Events of what was added to a choice."""
+        if not deltas and tokens:
+            deltas = (Content(""),)
+        last = len(deltas) - 1
+        return "".join(
+            self._event(index, self._delta(delta), tokens if number == last else ())
+            for number, delta in enumerate(deltas)
+        )
+
+    def finish(self, index: int, reason: str) -> str:
+        """The event that ends a choice."""
+        return self._event(index, "{}" if self._chat else '""', (), f'"{reason}"')
+
+    def usage(self, usage: TokenUsage) -> str:
+        """The event with the counts, which has no choice."""
+        return f'data: {self._head}],"usage":{json.dumps(usage.to_json())}}}\n\n'
+
+    def _event(self, index: int, delta: str, tokens: Sequence[Token], reason: str = "null") -> str:
+        name = "delta" if self._chat else "text"
+        log_probs = json.dumps(self._log_probs_of(index, tokens)) if self._log_probs and tokens else "null"
+        return (
+            f'data: {self._head}{{"index":{index},"{name}":{delta},"logprobs":{log_probs},"finish_reason":{reason}}}]'
+            f"{self._usage}}}\n\n"
+        )
+
+    def _delta(self, delta: Delta) -> str:
+        if isinstance(delta, Content):
+            return f'{{"content":{quoted(delta.text)}}}' if self._chat else quoted(delta.text)
+        if isinstance(delta, Reasoning):
+            return f'{{"reasoning_content":{quoted(delta.text)}}}'
+        if isinstance(delta, CallStart):
+            function = f'{{"name":{quoted(delta.name)},"arguments":""}}'
+            return (
+                f'{{"tool_calls":[{{"index":{delta.index},"id":{quoted(delta.id)},"type":"function",'
+                f'"function":{function}}}]}}'
+            )
+        return f'{{"tool_calls":[{{"index":{delta.index},"function":{{"arguments":{quoted(delta.text)}}}}}]}}'
+
+    # --------------------------------------------------------------------------------------------------------- whole
+
+    def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:
+        """The answer as one object. `prompts` are put before the texts, one for each choice, where they are asked for."""
+        found = []
+        for choice in choices:
+            log_probs = self._log_probs_of(choice.index, choice.tokens) if self._log_probs else None
+            said: dict[str, Any]
+            if self._chat:
+                said = {"message": _message(choice.deltas)}
+            else:
+                text = "".join(delta.text for delta in choice.deltas if isinstance(delta, Content))
+                said = {"text": (prompts[choice.index] if prompts else "") + text}
+            found.append({"index": choice.index, **said, "logprobs": log_probs, "finish_reason": choice.finish})
+        kind = "chat.completion" if self._chat else "text_completion"
+        body = {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": found}
+        return json.dumps({**body, "usage": usage.to_json()}).encode()
+
+    def _log_probs_of(self, index: int, generated: Sequence[Token]) -> dict[str, Any]:
+        tokens = [pair for token in generated for pair in self._pairs(token)]
+        if self._chat:
+            return {
+                "content": [
+                    {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+                    for text, value in tokens
+                ],
+                "refusal": None,
+            }
+        offsets = []
+        at = self._offsets.get(index, 0)
+        for text, _ in tokens:
+            offsets.append(at)
+            at += len(text)
+        self._offsets[index] = at
+        return {
+            "tokens": [text for text, _ in tokens],
+            "token_logprobs": [value for _, value in tokens],
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
+
+    def _pairs(self, token: Token) -> list[tuple[str, float]]:
+        """Text and log probability of each token. The server sends no ids: several at once are cut by the tokenizer."""
+        count = len(token.log_probs)
+        if count == 0:
+            return []
+        pieces = [token.text] if count == 1 or self._texts is None else self._texts.pieces(token.text, count)
+        pieces += [""] * (count - len(pieces))
+        return list(zip(pieces, token.log_probs, strict=True))
+
+
+def _message(deltas: Iterable[Delta]) -> dict[str, Any]:
+    content, reasoning = [], []
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if isinstance(delta, Content):
+            content.append(delta.text)
+        elif isinstance(delta, Reasoning):
+            reasoning.append(delta.text)
+        elif isinstance(delta, CallStart):
+            calls[delta.index] = {"id": delta.id, "type": "function", "function": {"name": delta.name, "arguments": ""}}
+        elif isinstance(delta, CallArguments):
+            calls[delta.index]["function"]["arguments"] += delta.text
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(content) if content or not calls else None}
+    message["refusal"] = None
+    if reasoning:
+        message["reasoning_content"] = "".join(reasoning)
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message

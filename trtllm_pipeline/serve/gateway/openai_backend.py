@@ -1,0 +1,256 @@
+"""An OpenAI-compatible server behind the gateway: requests and answers pass through, only the model's name is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.measure import MAX_STREAM_BYTES, Connection, HttpError, fetch, server_url
+from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
+from trtllm_pipeline.serve.gateway.asked import PATHS, Endpoint
+from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter
+from trtllm_pipeline.tensorrt import lora_request, number_of
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.measure import Option, Service
+    from trtllm_pipeline.orchestrate import GatewayParams, OfferedModel
+
+IDLE_S: Final = 4.0
+"""Servers close a connection that has no request after some time, uvicorn's after 5 s."""
+_CONNECT_S: Final = 5.0
+_MOST_WAITING_BYTES: Final = 1 << 18
+"""Of an answer that its reader has not taken; then the server has to wait."""
+_MOST_ERROR_BYTES: Final = 1 << 16
+DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
+"""Of `GatewayParams`, those that OpenAI-compatible servers take by the same name."""
+
+
+class Passed:
+    """An answer that is passed on. `waiting` is what has not been taken.
+
+    `changed` is called after each addition to a stream, with whether there is output in it, and at the end.
+    """
+
+    def __init__(self, changed: Callable[[bool], None], *, stream: bool) -> None:
+        self.stream = stream
+        self.waiting = bytearray()
+        self.over = False
+        self.failure: ApiError | None = None
+        self.usage: Mapping[str, Any] = {}
+        """The server's counts, which in a stream it sends only to clients that ask for them."""
+        self.paused: Connection | None = None
+        self.changed = changed
+
+    def take(self) -> bytes:
+        """All that waits."""
+        data = bytes(self.waiting)
+        self.waiting.clear()
+        if self.paused is not None:
+            self.paused.resume()
+            self.paused = None
+        return data
+
+    def end(self, failure: ApiError | None = None) -> None:
+        """It is whole, or has failed."""
+        if not self.over:
+            self.over, self.failure = True, failure
+            self.changed(False)
+
+
+class OpenAiBackend:
+    """One model of a running server."""
+
+    def __init__(self, service: Service, served: OfferedModel, params: GatewayParams) -> None:
+        url = service.http if "://" in service.http else f"http://{service.http}"
+        self._url = server_url(url)
+        self._served = served
+        self._params = params
+        self._timeout_s = params.generation_timeout_s
+        self._model = served.server_model or service.model or served.name
+        self._idle: deque[tuple[Connection, float]] = deque()
+        self._closed = False
+        self.broken = False
+        """Nothing is known of the server that could be wrong when it comes back."""
+        self._adapters: dict[str, Mapping[str, Option]] = {
+            name: {} if folder is None else lora_request(name, number_of(folder), folder)
+            for name, folder in served.names.items()
+        }
+        """Name that clients ask for -> what a request says beside it."""
+
+    async def ready(self) -> bool:
+        """Whether the server answers."""
+        try:
+            return (await fetch(self._url, "/v1/models", timeout_s=_CONNECT_S))[0] == 200
+        except (OSError, HttpError):
+            return False
+
+    async def ask(self, endpoint: Endpoint, body: dict[str, Any], passed: Passed) -> None:
+        """Pass a request on and fill `passed`. One that is cancelled closes the connection, by which the server learns of it."""
+        name = body["model"]
+        asked = {**with_defaults(body, self._params), "model": self._model, **self._adapters[name]}
+        message = json.dumps(asked, ensure_ascii=False).encode(errors="replace")
+        try:
+            await asyncio.wait_for(self._ask(PATHS[endpoint], message, name, passed), self._timeout_s)
+        except asyncio.TimeoutError:
+            passed.end(
+                ApiError(504, f"no complete answer within {self._timeout_s:g} s", code="timeout", reason="timeout")
+            )
+        except OSError:
+            passed.end(unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted"))
+        except HttpError as error:
+            passed.end(self._failed(str(error)))
+
+    def _failed(self, why: str) -> ApiError:
+        return ApiError(
+            502, f"the server of model {self._served.name} failed: {why}", code="bad_gateway", reason="upstream"
+        )
+
+    async def _ask(self, path: str, message: bytes, name: str, passed: Passed) -> None:
+        while True:
+            kept = bool(self._idle)
+            connection = self._idle.pop()[0] if kept else Connection(self._url)
+            answer = _Answer(connection, passed, _renaming(self._model, name), self._failed)
+            try:
+                await connection.open()
+                status = await connection.request("POST", path, message, answer.take, max_bytes=MAX_STREAM_BYTES)
+            except HttpError:
+                if not kept or connection.answer.began:
+                    raise
+                continue  # the server had closed the kept connection
+            except BaseException:
+                connection.close()
+                raise
+            self._idle.append((connection, time.monotonic()))
+            if self._closed:
+                self.forget_idle()
+            passed.end(answer.end() if status == 200 else _error(status, bytes(answer.refused)))
+            return
+
+    def forget_idle(self, older_than_s: float = 0.0) -> None:
+        """Close the connections that have not been used for some time."""
+        before = time.monotonic() - older_than_s
+        while self._idle and self._idle[0][1] <= before:
+            self._idle.popleft()[0].close()
+
+    def close(self) -> None:
+        """Close what is idle; the rest when its request ends."""
+        self._closed = True
+        self.forget_idle()
+
+
+class _Answer:
+    """Reads one answer. A stream is passed on by whole events, and ends where the server says that it has failed."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        passed: Passed,
+        names: list[tuple[bytes, bytes]],
+        failed: Callable[[str], ApiError],
+    ) -> None:
+        self.refused = bytearray()
+        self._connection = connection
+        self._passed = passed
+        self._names = names
+        self._failed = failed
+        self._cutter = StreamCutter()
+        self._check = AnswerCheck()
+
+    def take(self, _now_ns: int, part: bytes) -> None:
+        """One read of the body."""
+        passed = self._passed
+        if self._connection.answer.status != 200:
+            if len(self.refused) < _MOST_ERROR_BYTES:
+                self.refused += part
+        elif not passed.stream:
+            passed.waiting += part
+        elif not passed.over:
+            self._pass(self._cutter.feed(part))
+            if len(passed.waiting) > _MOST_WAITING_BYTES and passed.paused is None:
+                passed.paused = self._connection
+                self._connection.pause()
+
+    def _pass(self, events: Iterable[bytes]) -> None:
+        passed, check = self._passed, self._check
+        output = added = False
+        for event in events:
+            output |= check.event(event)
+            if check.error is not None or (check.done and check.failure is not None):
+                passed.end(self._failed(str(check.failure)))
+            if passed.over:  # the client reads nothing after an error
+                return
+            passed.waiting += self._renamed(event)
+            added = True
+        passed.usage = check.usage
+        if added:
+            passed.changed(output)
+
+    def end(self) -> ApiError | None:
+        """The server has sent all. Returns why that is not a whole answer."""
+        passed, check = self._passed, self._check
+        if not passed.stream:
+            whole = passed.take()
+            check.whole(whole)
+            passed.waiting += self._renamed(whole)
+        elif rest := self._cutter.end():
+            check.event(rest)
+            passed.waiting += self._renamed(rest) if check.failure is None else b""
+        passed.usage = check.usage
+        return None if check.failure is None else self._failed(check.failure)
+
+    def _renamed(self, text: bytes) -> bytes:
+        for said, wanted in self._names:
+            text = text.replace(said, wanted)
+        return text
+
+
+def _renaming(said: str, wanted: str) -> list[tuple[bytes, bytes]]:
+    """What stands in an answer for the server's name of the model, and what is to; nothing where they are the same.
+
+    Quotes within a text are escaped, so it is found nowhere else.
+    """
+    if said == wanted:
+        return []
+    spaces = (b"", b" ")
+    return [
+        (b'"model":' + space + json.dumps(said).encode(), b'"model":' + space + json.dumps(wanted).encode())
+        for space in spaces
+    ]
+
+
+def with_defaults(body: Mapping[str, Any], params: GatewayParams) -> dict[str, Any]:
+    """A request with the default sampling where it says nothing. What it says is the server's to check."""
+    found = dict(body)
+    for name in DEFAULTS:
+        value = getattr(params, name)
+        # A chat may call its limit by either name.
+        said = body.get(name) is not None or (name == "max_tokens" and body.get("max_completion_tokens") is not None)
+        if value is not None and not said:
+            found[name] = value
+    stop = body.get("stop")
+    stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
+    if params.stop and isinstance(stops, list):
+        found["stop"] = [*stops, *(each for each in params.stop if each not in stops)]
+    return found
+
+
+def _error(status: int, body: bytes) -> ApiError:
+    """The server's error in OpenAI's envelope, which not all servers use."""
+    try:
+        told = json.loads(body)
+        told = told.get("error", told)
+        message = str(told["message"]) if isinstance(told, dict) else str(told)
+        param, code = (told.get("param"), told.get("code")) if isinstance(told, dict) else (None, None)
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        message, param, code = f"the server answered with HTTP status {status}", None, None
+    return ApiError(
+        status if status >= 400 else 502,
+        message[:1000],
+        param=param if isinstance(param, str) else None,
+        code=str(code) if code is not None else None,
+        reason="upstream",
+    )

@@ -1,0 +1,112 @@
+"""Reads the answer of an OpenAI-compatible server while it is passed on: whether it has output yet, and whether it is whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from trtllm_pipeline.measure import MAX_MESSAGE_BYTES, ProtocolError, fields
+
+_EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_DONE: Final = b"[DONE]"
+_NO_OUTPUT: Final = frozenset({"role", "type", "id", "index", "format"})
+"""Fields of a message, and of its parts, that say nothing of what the model wrote."""
+_FAILED: Final = frozenset({"error", "abort"})
+"""Finish reasons of an answer that its server has given up, as vLLM and SGLang call them."""
+
+
+class StreamCutter:
+    """Cuts a stream into whole events, each with the empty line that ends it."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, part: bytes) -> Iterator[bytes]:
+        """The events that `part` completes. Raises ProtocolError for one larger than MAX_MESSAGE_BYTES."""
+        searched = max(0, len(self._rest) - 3)
+        self._rest += part
+        start = 0
+        for end in _EVENT_END.finditer(self._rest, searched):
+            yield bytes(self._rest[start : end.end()])
+            start = end.end()
+        del self._rest[:start]
+        if len(self._rest) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"an event in the answer exceeds {MAX_MESSAGE_BYTES} bytes")
+
+    def end(self) -> bytes:
+        """The event that the end of the answer cut off."""
+        return bytes(self._rest)
+
+
+class AnswerCheck:
+    """Follows an answer. `failure` says why it cannot be a whole one, as soon as that is known."""
+
+    def __init__(self) -> None:
+        self.error: str | None = None
+        """What the server says went wrong."""
+        self.done = False
+        """Whether the event came that ends a stream."""
+        self.usage: Mapping[str, Any] = {}
+        self._finished: dict[Any, bool] = {}
+        """For each choice so far, whether it has ended."""
+
+    def event(self, event: bytes) -> bool:
+        """Read a server-sent event. Returns whether there is output in it."""
+        lines = [line.partition(b":") for line in _LINE_END.split(event)]
+        data = b"\n".join(value.removeprefix(b" ") for name, _, value in lines if name == b"data")
+        failed = any(name == b"event" and value.strip() == b"error" for name, _, value in lines)
+        self.done |= data.strip() == _DONE
+        return bool(data) and not self.done and self.whole(data, failed=failed)
+
+    def whole(self, data: bytes, *, failed: bool = False) -> bool:
+        """Read an object. Returns whether there is output in it. `failed`: the server calls it an error."""
+        try:
+            body = fields.parse(data)
+        except ProtocolError as error:
+            self.error = self.error or str(error)
+            return False
+        told = fields.error_of(body)
+        told = body if told is None and failed else told
+        if told is not None:
+            self.error = self.error or _message(told)
+            return False
+        usage, choices = body.get("usage"), body.get("choices")
+        self.usage = usage if isinstance(usage, dict) else self.usage
+        output = False
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                output |= self._choice(choice)
+        return output
+
+    def _choice(self, choice: Mapping[str, Any]) -> bool:
+        index, reason = choice.get("index"), choice.get("finish_reason")
+        index = index if isinstance(index, int) else 0
+        self._finished[index] = self._finished.get(index, False) or bool(reason)
+        if isinstance(reason, str) and reason in _FAILED:
+            self.error = self.error or f"the answer ended with finish_reason {reason}"
+        return any(_has_output(choice.get(name)) for name in ("delta", "message", "text"))
+
+    @property
+    def failure(self) -> str | None:
+        """Why an answer that ends here is not whole; None for one that is."""
+        if self.error is not None:
+            return self.error
+        if not self._finished:
+            return "the answer ended without any choice"
+        return None if all(self._finished.values()) else "the answer ended without a finish_reason"
+
+
+def _has_output(value: object) -> bool:
+    """Whether a message, or a part of it, carries text: content, reasoning or a tool call, whatever the field is called."""
+    if isinstance(value, dict):
+        return any(_has_output(each) for name, each in value.items() if name not in _NO_OUTPUT)
+    if isinstance(value, list):
+        return any(map(_has_output, value))
+    return isinstance(value, str) and bool(value)
+
+
+def _message(told: object) -> str:
+    said = told.get("message") if isinstance(told, dict) else told
+    return fields.shortened(said if isinstance(said, str) and said else fields.shown(told))

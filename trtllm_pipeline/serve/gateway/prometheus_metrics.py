@@ -1,0 +1,217 @@
+"""What the gateway counts, for Prometheus: `GatewayMetrics`. docs/observing.md says what each name means."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable
+from time import perf_counter
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.exposition import choose_encoder
+
+from trtllm_pipeline import __version__
+from trtllm_pipeline.serve.gateway.names import PREFIX, UNKNOWN
+
+TTFT_S: Final = (
+    *(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+INTER_TOKEN_S: Final = (
+    *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0),
+)
+DURATION_S: Final = (
+    *(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5),
+    *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 240.0, 480.0),
+)
+QUEUE_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
+"""Bounds in steps of 1.3 to 2, so that a quantile between two of them is off by a third at most where it matters."""
+
+
+class GatewayMetrics:
+    """Counters, gauges and histograms of one gateway, on a registry of their own; used from one thread.
+
+    Nothing is exported of a model before it is asked for or added, except 0 for each of `models`.
+    """
+
+    def __init__(self, models: Iterable[str] = ()) -> None:
+        # A second series for each counter, of which Prometheus makes nothing.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        build = Info(f"{PREFIX}_build", "Version of the gateway and of its Python.", registry=registry)
+        build.info({"version": __version__, "python": platform.python_version()})
+
+        def counter(name: str, help_: str, *labels: str) -> Counter:
+            return Counter(f"{PREFIX}_{name}", help_, ("model", *labels), registry=registry)
+
+        def gauge(name: str, help_: str) -> Gauge:
+            return Gauge(f"{PREFIX}_{name}", help_, ("model",), registry=registry)
+
+        def histogram(name: str, help_: str, bounds: tuple[float, ...]) -> Histogram:
+            return Histogram(f"{PREFIX}_{name}_seconds", help_, ("model",), buckets=bounds, registry=registry)
+
+        self.requests = counter("requests", "Requests answered, by HTTP status.", "endpoint", "status")
+        self.rejected = counter("requests_rejected", "Requests refused before a server was asked.", "reason")
+        self.upstream_errors = counter("upstream_errors", "Failures of the server behind the gateway.", "kind")
+        self.tool_calls = counter("tool_calls", "Tool calls that models asked for.")
+        self.input_tokens = counter("input_tokens", "Prompt tokens of answered requests.")
+        self.output_tokens = counter("output_tokens", "Tokens that models generated.")
+        self.drafted_tokens = counter(
+            "drafted_tokens", "Tokens drafted by speculative decoding, where the server tells it."
+        )
+        self.accepted_tokens = counter("accepted_tokens", "Drafted tokens that models accepted.")
+        self.in_flight = gauge("requests_in_flight", "Requests that a server works on.")
+        self.queued = gauge("requests_queued", "Requests that wait for a server to have room.")
+        self.in_flight_limit = gauge("requests_in_flight_limit", "How many a server may work on at once.")
+        self.queued_limit = gauge("requests_queued_limit", "How many may wait before others are rejected.")
+        self.ttft = histogram("time_to_first_token", "From the request's arrival to its first output.", TTFT_S)
+        self.inter_token = histogram("inter_token_latency", "Between two pieces of an output.", INTER_TOKEN_S)
+        self.duration = histogram("request_duration", "From a request's arrival to its end.", DURATION_S)
+        self.queue = histogram("queue_time", "From a request's arrival in the queue to its place.", QUEUE_S)
+        self._models: dict[str, ModelMetrics] = {}
+        for model in models:
+            self.add(model)
+
+    def add(self, model: str, places_of: str | None = None) -> None:
+        """Export 0 for a model before its first request, so that the first one shows as a rate.
+
+        An adapter has the places of its model: what is in flight and queued counts there.
+        """
+        self._models.setdefault(model, ModelMetrics(self, model, places_of or model))
+
+    def limits(self, model: str, *, in_flight: int, queued: int) -> None:
+        """Say how many requests of a model may be at its server, and how many may wait."""
+        self.in_flight_limit.labels(model).set(in_flight)
+        self.queued_limit.labels(model).set(queued)
+
+    def request(self, model: str, endpoint: str) -> RequestMetrics:
+        """Begin to time a request. `endpoint` is the path of a route, never what a client typed.
+
+        A model that was not added counts as `unknown`.
+        """
+        if model not in self._models:
+            model = UNKNOWN
+            self.add(model)
+        return RequestMetrics(self._models[model], endpoint)
+
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """The metrics as text, and its content type, in the form that an Accept header asks for."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self._registry), content_type
+
+
+class ModelMetrics:
+    """The series of one model, looked up once: a lookup by labels costs as much as counting itself."""
+
+    def __init__(self, metrics: GatewayMetrics, model: str, places_of: str) -> None:
+        self.model = model
+        self.requests = metrics.requests
+        self.rejected = metrics.rejected
+        self.upstream_errors = metrics.upstream_errors
+        self.tool_calls = metrics.tool_calls.labels(model)
+        self.input_tokens = metrics.input_tokens.labels(model)
+        self.output_tokens = metrics.output_tokens.labels(model)
+        self.drafted_tokens = metrics.drafted_tokens.labels(model)
+        self.accepted_tokens = metrics.accepted_tokens.labels(model)
+        self.in_flight = metrics.in_flight.labels(places_of)
+        self.queued = metrics.queued.labels(places_of)
+        self.ttft = metrics.ttft.labels(model)
+        self.inter_token = metrics.inter_token.labels(model)
+        self.duration = metrics.duration.labels(model)
+        self.queue = metrics.queue.labels(model)
+
+
+class RequestMetrics:
+    """One request: `queued`, `started`, `output` and `tokens` for each response, `usage`, and `finish` whatever happens."""
+
+    def __init__(self, model: ModelMetrics, endpoint: str) -> None:
+        self._model = model
+        self._endpoint = endpoint
+        self._began_s = perf_counter()
+        self._queued_s: float | None = None
+        self._running = False
+        self._last_s: dict[int, float] = {}
+        self._counted = 0
+        self._finished = False
+
+    def queued(self) -> None:
+        """It waits for a place at its server."""
+        self._queued_s = perf_counter()
+        self._model.queued.inc()
+
+    def started(self) -> None:
+        """It has its place at its server."""
+        waited_s = self._leave_queue()
+        self._model.queue.observe(waited_s)
+        self._running = True
+        self._model.in_flight.inc()
+
+    def output(self, choice: int = 0) -> None:
+        """Text, reasoning or a tool call has come for one of its choices."""
+        now_s = perf_counter()
+        model, last_s = self._model, self._last_s
+        if choice in last_s:
+            model.inter_token.observe(now_s - last_s[choice])
+        elif not last_s:
+            model.ttft.observe(now_s - self._began_s)
+        last_s[choice] = now_s
+
+    def tokens(self, number: int) -> None:
+        """The model has generated tokens, with text or without."""
+        if number:
+            self._counted += number
+            self._model.output_tokens.inc(number)
+
+    def usage(self, input_tokens: int, output_tokens: int) -> None:
+        """The counts of the whole request, once. Output that `tokens` has not counted is added."""
+        self._model.input_tokens.inc(input_tokens)
+        self._model.output_tokens.inc(max(0, output_tokens - self._counted))
+
+    def drafts(self, drafted: int, accepted: int) -> None:
+        """The counts of speculative decoding, once."""
+        self._model.drafted_tokens.inc(drafted)
+        self._model.accepted_tokens.inc(accepted)
+
+    def tool_calls(self, number: int) -> None:
+        """The model has asked for tools."""
+        self._model.tool_calls.inc(number)
+
+    def rejected(self, reason: str) -> None:
+        """It is refused before its server was asked. `reason` is one word of a few, such as `queue_full`."""
+        self._model.rejected.labels(self._model.model, reason).inc()
+
+    def upstream_error(self, kind: str) -> None:
+        """Its server failed. `kind` is one word of a few, such as `timeout`."""
+        self._model.upstream_errors.labels(self._model.model, kind).inc()
+
+    def finish(self, status: int) -> None:
+        """It is over, with this HTTP status; 499 when the client went away. Only the first call counts."""
+        if self._finished:
+            return
+        self._finished = True
+        model = self._model
+        self._leave_queue()
+        if self._running:
+            self._running = False
+            model.in_flight.dec()
+            model.duration.observe(perf_counter() - self._began_s)
+        model.requests.labels(model.model, self._endpoint, str(status)).inc()
+
+    def _leave_queue(self) -> float:
+        """Seconds that it waited."""
+        if self._queued_s is None:
+            return 0.0
+        waited_s = perf_counter() - self._queued_s
+        self._queued_s = None
+        self._model.queued.dec()
+        return waited_s

@@ -1,0 +1,159 @@
+"""One model that the gateway offers: its server, which may be started again at any time, and who may ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Hashable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import urlsplit
+
+from trtllm_pipeline.base import ServerError
+from trtllm_pipeline.measure import Service
+from trtllm_pipeline.orchestrate import OF_TRITON, GatewayParams, OfferedModel
+from trtllm_pipeline.serve.gateway import openai_backend, triton_backend
+from trtllm_pipeline.serve.gateway.admission import Admission
+from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
+from trtllm_pipeline.serve.gateway.dialects import dialect_for
+from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
+from trtllm_pipeline.serve.gateway.openai_backend import OpenAiBackend
+from trtllm_pipeline.serve.gateway.triton_backend import TritonBackend
+
+Backend = TritonBackend | OpenAiBackend
+_LOG: Final = logging.getLogger(__name__)
+_FAILED_S: Final = 0.5
+"""How long the failure to reach a server is believed."""
+_GRPC_PORT: Final = 8001
+"""Triton's, by default."""
+_LOG_EVERY_S: Final = 10.0
+"""Failures of one server may come by the thousand."""
+
+
+class ModelServer:
+    """A model and its server."""
+
+    def __init__(self, model: OfferedModel, params: GatewayParams) -> None:
+        """Read the model's directory. Raises DownloadError for files that cannot be read, UsageError for an unknown dialect."""
+        dialect_for(model.dialect, None)  # not at the first request
+        self.model = model
+        self.params = params
+        self.admission = Admission(
+            model.max_concurrency or params.max_concurrency, params.max_queue, params.queue_timeout_s
+        )
+        self.texts = None if model.model_folder is None else ModelTexts(model.model_folder, params.renderers)
+        self._backend: Backend | None = None
+        self._key: Hashable = None
+        self._failed: tuple[float, ApiError] | None = None
+        self._lock = asyncio.Lock()
+        self._logged_s = float("-inf")
+        self._unlogged = 0
+
+    async def prepare(self) -> None:
+        """Do before the first request what it would wait for: start processes, ask the server what it is."""
+        warm = [] if self.texts is None else [self.texts.warm()]
+        reached, *_ = await asyncio.gather(self._reach(), *warm, return_exceptions=True)
+        # One that is not reachable may still be starting.
+        if isinstance(reached, ApiError) and reached.reason == "upstream":
+            _LOG.warning("model %s: %s", self.model.name, reached.message)
+
+    async def _reach(self) -> None:
+        backend = await self.backend()
+        if isinstance(backend, TritonBackend):
+            for name in self.model.names:
+                with suppress(ApiError):  # whoever asks for the adapter is told
+                    await backend.adapter(name)
+
+    async def backend(self) -> Backend:
+        """The server as it is now. Raises ApiError where it cannot be asked."""
+        key = self._current()
+        if self._backend is not None and self._key == key and not self._backend.broken:
+            return self._backend
+        async with self._lock:
+            key = self._current()
+            if key is None:
+                raise unavailable(f"the server of model {self.model.name} is not running")
+            if self._backend is None or self._key != key or self._backend.broken:
+                self.forget()
+                if self._failed is not None and time.monotonic() - self._failed[0] < _FAILED_S:
+                    raise self._failed[1]  # who waited for the lock need not wait for the server as well
+                try:
+                    self._backend, self._key = await self._connect(), key
+                except ApiError as error:
+                    self._failed = time.monotonic(), error
+                    raise
+            return self._backend
+
+    def forget(self) -> None:
+        """Ask the server again what it is before the next request."""
+        if self._backend is not None:
+            self._backend.close()
+        self._backend = self._key = None
+
+    def log_failure(self, name: str, error: ApiError) -> None:
+        """Write the failure of a request for the offered model `name` to the log; of many, one in some seconds."""
+        now = time.monotonic()
+        if now - self._logged_s < _LOG_EVERY_S:
+            self._unlogged += 1
+            return
+        more = f" ({self._unlogged} failures before it are not in this log)" if self._unlogged else ""
+        _LOG.warning("a request for model %s failed with %d: %s%s", name, error.status, json.dumps(error.message), more)
+        self._logged_s, self._unlogged = now, 0
+
+    async def ready(self) -> bool:
+        """Whether the server can be asked."""
+        try:
+            return await (await self.backend()).ready()
+        except (ApiError, OSError):
+            return False
+
+    def tidy(self) -> None:
+        """Close connections that have not been used for some time."""
+        if isinstance(self._backend, TritonBackend):
+            self._backend.forget_idle(triton_backend.IDLE_S)
+        elif self._backend is not None:
+            self._backend.forget_idle(openai_backend.IDLE_S)
+
+    def close(self) -> None:
+        """End what runs beside the gateway, and close what is idle."""
+        self.forget()
+        if self.texts is not None:
+            self.texts.close()
+
+    def _current(self) -> Hashable:
+        """Equal as long as the server is the same; None for a service.json that is not there."""
+        if self.model.service is None:
+            return self.model.url
+        try:
+            told = self.model.service.stat()
+        except OSError:
+            return None
+        return told.st_mtime_ns, told.st_ino
+
+    async def _connect(self) -> Backend:
+        service = self._service()
+        if service.kind == "openai":
+            if unused := [name for name in OF_TRITON if getattr(self.params, name) is not None]:
+                _LOG.warning(
+                    "%s of the gateway is not used for model %s: OpenAI-compatible servers take no such input",
+                    " and ".join(unused),
+                    self.model.name,
+                )
+            return OpenAiBackend(service, self.model, self.params)
+        return await TritonBackend.connect(service, self.model, self.params, self.texts)
+
+    def _service(self) -> Service:
+        if self.model.service is not None:
+            try:
+                return Service.read(self.model.service)
+            except ServerError as error:
+                raise unavailable(f"the server of model {self.model.name} is not running") from error
+        assert self.model.url is not None
+        url = urlsplit(self.model.url)
+        if url.scheme == "grpc":
+            address = url.netloc if url.port else f"{url.netloc.removesuffix(':')}:{_GRPC_PORT}"
+            return Service("", address, None, None, self.model.server_model or "", None)
+        name = self.model.server_model or self.model.name
+        return Service(self.model.url, "", None, None, name, None, "openai")

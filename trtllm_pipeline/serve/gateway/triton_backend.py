@@ -1,0 +1,573 @@
+"""A Triton server behind the gateway: requests become tensors of its model, over gRPC streams that are kept between requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.base import FailureClass, ServerError, StageError
+from trtllm_pipeline.measure import (
+    PERF_METRICS,
+    Client,
+    GenerationRequest,
+    Option,
+    ProtocolError,
+    ServedModel,
+    Service,
+    Session,
+    failure_class,
+    is_on,
+    is_unknown,
+    shortened,
+)
+from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine
+from trtllm_pipeline.orchestrate import OF_TRITON
+from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
+from trtllm_pipeline.serve.gateway.asked import Asked, Guide
+from trtllm_pipeline.serve.gateway.choice import Choice
+from trtllm_pipeline.serve.gateway.dialects import DialectError, Turn, dialect_for, special_markers
+from trtllm_pipeline.serve.gateway.model_texts import PromptTokens
+from trtllm_pipeline.tensorrt import draft_options, load_adapter, number_of
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate import GatewayParams, OfferedModel
+    from trtllm_pipeline.serve.gateway.dialects import AnswerParser, Dialect
+    from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
+
+CONNECT_S: Final = 5.0
+IDLE_S: Final = 15.0
+"""How long a stream is kept without a request: Triton does not end while one is open."""
+_COMPLETION_TOKENS: Final = 16
+"""Length of a completion where nobody says one, as OpenAI has it."""
+_CHAT_TOKENS: Final = 1024
+"""Length of an answer where neither the request nor the limit of the model says one."""
+_POSTPROCESSING: Final = "postprocessing"
+_GUIDE: Final = "guided_decoding_guide"
+_LOG: Final = logging.getLogger(__name__)
+_GUIDE_TYPE: Final = "guided_decoding_guide_type"
+_NEUTRAL: Final = {
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "min_tokens": 0,
+    "min_p": 0,
+    "top_p": 1,
+}
+_UNASKED: Final = ("repetition_penalty", *OF_TRITON)
+"""Default sampling that requests have beside how tokens are drawn, where the model takes it: that of weights takes none of it."""
+_FORGOTTEN: Final = "not found in cache. Please send LoRA weights"
+"""What an engine says of an adapter that it has not, or no longer."""
+_OF_THE_REQUEST: Final = re.compile(
+    r"not supported|unsupported|must be|exceed|too long|longer than|at most|limit|invalid|has no input|empty prompt",
+    re.IGNORECASE,
+)
+"""What servers say of a request that they refuse; a stream's errors carry no code."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """One prompt as the server gets it."""
+
+    text: str
+    tokens: PromptTokens
+    max_tokens: int
+    parser: AnswerParser | None = None
+    guide: Guide | None = None
+    """What the text has to follow."""
+
+
+class TritonBackend:
+    """One model of a running server."""
+
+    def __init__(
+        self,
+        client: Client,
+        served: OfferedModel,
+        params: GatewayParams,
+        texts: ModelTexts | None,
+        *,
+        special: bool,
+        dropped: bool,
+        guided: bool,
+        engine: Path | None,
+    ) -> None:
+        """`special`: the server puts the tokenizer's special tokens around prompts. `dropped`: it leaves them out of answers.
+
+        `engine` is the directory of the server's engine, None where it cannot be read here. Raises EngineError.
+        """
+        self._client = client
+        self._engine = engine
+        self._always = {} if engine is None else _of_every_request(client.model, engine)
+        self._adapters: dict[str, Mapping[str, Option]] = {}
+        """Name that clients ask for -> what requests say to have its adapter, of those that the server has."""
+        self._loading = asyncio.Lock()
+        self._served = served
+        self._params = params
+        self._texts = texts
+        self._special = special
+        self._dropped = dropped
+        self._guided = guided
+        self._idle: deque[tuple[Session, float]] = deque()
+        self._closed = False
+        self.broken = False
+        """The server has gone, and may be another one when it comes back."""
+        self.max_seq_len = served.max_seq_len or (texts.max_seq_len if texts else None)
+        self.max_input_len = served.max_input_len or (texts.max_input_len if texts else None)
+        self._dialect: Dialect | None = None
+        if texts is not None and texts.template is not None:
+            self._dialect = dialect_for(served.dialect, texts.template.source, texts.config)
+        self._more_stops = texts.more_ends if texts is not None and client.model.takes("stop_words") else ()
+
+    @classmethod
+    async def connect(
+        cls, service: Service, served: OfferedModel, params: GatewayParams, texts: ModelTexts | None
+    ) -> TritonBackend:
+        """Ask the server what its model takes. Raises ApiError 503 or 502."""
+        name = served.server_model or service.model or await _model_at(service, served.name)
+        client = Client(service, name, "grpc", timeout_s=CONNECT_S)
+        try:
+            await client.__aenter__()
+            await client.stop_by(ENGINE_MODEL)
+            special = await client.adds_special_tokens()
+            dropped = is_on(await client.parameters(_POSTPROCESSING), "skip_special_tokens")
+            told = await client.parameters(ENGINE_MODEL)
+            guided = client.model.takes(_GUIDE) and _follows_guides(told)
+            engine = _engine(told)
+            alone = engine is None and client.model.name == BLS_MODEL
+            drafts = alone and await client.parameters(DRAFT_MODEL) is not None
+            backend = cls(client, served, params, texts, special=special, dropped=dropped, guided=guided, engine=engine)
+        except ServerError as error:
+            if error.failure is FailureClass.TRANSIENT:
+                raise unavailable(f"the server of model {served.name} does not answer") from error
+            known = await _models_at(service)
+            has = f"; it has {', '.join(known)}" if known and name not in known else ""
+            raise ApiError(
+                502, f"the server of model {served.name}: {error.message}{has}", code="bad_gateway", reason="upstream"
+            ) from error
+        client.timeout_s = params.generation_timeout_s
+        if drafts:
+            _LOG.warning(
+                "the draft model of %s is not asked: how many tokens to draft stands in the config.json of its engine, which "
+                "cannot be read here",
+                served.name,
+            )
+        if dropped:
+            backend.warn_of_dropped_markers()
+        backend.warn_of_unused_defaults()
+        return backend
+
+    def warn_of_unused_defaults(self) -> None:
+        """Say in the log which default sampling the model has no input for."""
+        asked = [name for name in (*_UNASKED, "temperature", "top_k", "top_p") if self._default(name) is not None]
+        if lacking := [name for name in asked if not self._client.model.takes(name)]:
+            _LOG.warning(
+                "the server of model %s has no input %s: that default sampling, of the gateway or of the model's "
+                "generation_config.json, is not used",
+                self._served.name,
+                ", ".join(lacking),
+            )
+
+    def warn_of_dropped_markers(self) -> None:
+        """Say in the log what cannot be told apart where the server leaves special tokens out of its answers."""
+        if self._dialect is None or self._texts is None:
+            return
+        known = self._texts.tokenizer.get_added_tokens_decoder().values()
+        markers = special_markers(self._dialect, [token.content for token in known if token.special])
+        if markers:
+            _LOG.warning(
+                "the server of model %s leaves special tokens out of its answers, so tool calls or reasoning may stay "
+                "unnoticed: without %s they look like text; settings.repository.skip_special_tokens: false keeps them",
+                self._served.name,
+                ", ".join(markers),
+            )
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether each response repeats all text so far."""
+        return self._client.model.accumulates
+
+    @property
+    def count(self) -> Callable[[str], int] | None:
+        """Tokens of an answer, of a server whose responses have several; None where each has one, or nobody knows."""
+        return None if self._texts is None or self._client.model.decoupled else self._texts.answer_tokens
+
+    async def ready(self) -> bool:
+        """Whether the server says that it can be asked."""
+        self._client.timeout_s, before = CONNECT_S, self._client.timeout_s
+        try:
+            return (await self._client.ready()).get("grpc", False)
+        finally:
+            self._client.timeout_s = before
+
+    # ------------------------------------------------------------------------------------------------- what is asked
+
+    async def prompts(self, asked: Asked) -> list[PreparedPrompt]:
+        """The prompt of each choice of a request. Raises ApiError for those that the model cannot take."""
+        if asked.guide is not None and not self._guided:
+            raise bad(
+                "response_format",
+                f"model {asked.model} follows no response_format: its server has no guided decoding",
+                code="unsupported_parameter",
+            )
+        self._check_special_tokens(asked)
+        if asked.endpoint == "completions":
+            found = [await self._prompt(asked, text) for text in asked.prompts]
+            return [prompt for prompt in found for _ in range(asked.n)]
+        if self._texts is None or self._dialect is None:
+            raise bad(
+                "messages",
+                f"model {asked.model} has no chat template here; ask /v1/completions",
+                code="unsupported_parameter",
+            )
+        turn = Turn(asked.messages, asked.tools, asked.tool_choice, asked.parallel_tool_calls, asked.variables)
+        try:
+            prepared = self._dialect.prepare(turn)
+            rendered = await self._texts.render(prepared.chat, special=self._special)
+            started = [
+                prepared.start(rendered, stream=asked.stream, guided=self._guided, answer_only=asked.guide is not None)
+                for _ in range(asked.n)  # a parser each
+            ]
+        except DialectError as error:
+            raise bad(error.param, error.message + (f"; {error.hint}" if error.hint else "")) from None
+        guide = started[0].guide
+        given = asked.guide if guide is None else Guide("json_schema", json.dumps(guide, ensure_ascii=False))
+        first = await self._prompt(asked, started[0].prompt)
+        return [replace(first, parser=each.parser, guide=given) for each in started]
+
+    def _check_special_tokens(self, asked: Asked) -> None:
+        """Raise ApiError where a request wants them handled otherwise than the server, whose requests do not say it."""
+        # A chat template writes the special tokens itself.
+        added = asked.endpoint == "completions" and self._special
+        for name, wanted, done in (
+            ("add_special_tokens", asked.add_special_tokens, added),
+            ("skip_special_tokens", asked.skip_special_tokens, self._dropped),
+        ):
+            if wanted is not None and wanted != done:
+                raise bad(
+                    name,
+                    f"{name} is {str(done).lower()} for every request to model {asked.model}: its server decides it",
+                    code="unsupported_parameter",
+                )
+
+    async def _prompt(self, asked: Asked, text: str) -> PreparedPrompt:
+        wanted = asked.max_tokens or self._params.max_tokens
+        if wanted is None and asked.endpoint == "completions":
+            wanted = _COMPLETION_TOKENS
+        texts = self._texts
+        if texts is not None and wanted is not None and texts.has_at_most(text, self._surely_fit(wanted)):
+            return PreparedPrompt(text, texts.count_meanwhile(text, special=self._special), wanted, guide=asked.guide)
+        tokens = None
+        if texts is not None:
+            most = self.max_input_len or self.max_seq_len
+            tokens = await texts.count(text, special=self._special, most=most)
+        longest = self._max_tokens(asked, tokens, wanted)
+        return PreparedPrompt(text, PromptTokens(tokens), longest, guide=asked.guide)
+
+    def _surely_fit(self, max_tokens: int) -> float:
+        """Tokens of a prompt that fit the model together with an answer of `max_tokens`."""
+        left = inf if self.max_seq_len is None else self.max_seq_len - max_tokens
+        return left if self.max_input_len is None else min(left, self.max_input_len)
+
+    def _max_tokens(self, asked: Asked, tokens: int | None, wanted: int | None) -> int:
+        """Longest answer to a prompt. Raises ApiError where prompt and answer do not fit the model."""
+        param = "messages" if asked.endpoint == "chat" else "prompt"
+        if tokens == 0:
+            raise bad(param, "the prompt has no tokens")
+        if tokens is not None and self.max_input_len is not None and tokens > self.max_input_len:
+            raise bad(
+                param,
+                f"this model takes prompts of at most {self.max_input_len} tokens; this one has {tokens}",
+                code=CONTEXT_LENGTH,
+            )
+        if self.max_seq_len is None or tokens is None:
+            return wanted or _CHAT_TOKENS
+        left = self.max_seq_len - tokens
+        if left < 1 or (asked.max_tokens is not None and asked.max_tokens > left):
+            answer = f" and max_tokens is {asked.max_tokens}" if asked.max_tokens is not None else ""
+            raise bad(
+                param,
+                f"this model's context is {self.max_seq_len} tokens; the prompt has {tokens}{answer}",
+                code=CONTEXT_LENGTH,
+            )
+        return min(left, wanted or left)
+
+    def inputs(self, asked: Asked, prompt: PreparedPrompt, number: int) -> dict[str, Option]:
+        """Input tensors of choice `number` beside prompt and length. Raises ApiError for what the model does not take."""
+        model = self._client.model
+        given: dict[str, Option] = {**self._always}
+        needed: dict[str, str] = {}
+        for name, value in asked.sampling.items():
+            if name not in {"temperature", "top_k", "top_p"} and value != _NEUTRAL.get(name):
+                given[name], needed[name] = value, name
+        if (least := asked.sampling.get("min_tokens", 0)) > prompt.max_tokens:
+            raise bad("min_tokens", f"min_tokens is {least}; the answer has at most {prompt.max_tokens} tokens")
+        if asked.ignore_eos:  # no end may come before all tokens have
+            given["min_tokens"], needed["min_tokens"] = prompt.max_tokens, "ignore_eos"
+        given |= self._sampled(asked, number, needed)
+        if asked.logprobs:
+            given["return_log_probs"], needed["return_log_probs"] = True, "logprobs"
+        if asked.bad_words:
+            given["bad_words"], needed["bad_words"] = asked.bad_words, "bad_words"
+        if prompt.guide is not None:
+            tensors = guided(prompt.guide)
+            given |= tensors
+            needed |= dict.fromkeys(tensors, "response_format")
+        for name in _UNASKED:
+            default = None if name in asked.sampling else self._default(name)
+            if default is not None and default != _NEUTRAL.get(name) and model.takes(name):
+                given[name] = default
+        ends = self._ends(asked)
+        if ends:
+            needed["stop_words"] = "stop_token_ids"
+        self._refuse(needed)
+        stops = (*asked.stop, *self._params.stop, *ends, *(() if asked.ignore_eos else self._more_stops))
+        if stops and model.takes("stop_words"):
+            given["stop_words"] = stops
+        if model.takes("exclude_input_in_output"):
+            given["exclude_input_in_output"] = True
+        if self._texts is None and model.takes("return_num_input_tokens"):
+            given["return_num_input_tokens"] = True
+        return given
+
+    def _ends(self, asked: Asked) -> list[str]:
+        """The texts of `stop_token_ids`. Raises ApiError for tokens that the server cannot be sent as a text."""
+        added = {} if self._texts is None else self._texts.tokenizer.get_added_tokens_decoder()
+        ends = []
+        for number in asked.stop_token_ids:
+            if number not in added:
+                raise bad(
+                    "stop_token_ids",
+                    f"stop_token_ids has {number}, which is not known as a special token of model {asked.model}; its server takes "
+                    "stop words as texts: give the text in stop",
+                    code="unsupported_parameter",
+                )
+            ends.append(added[number].content)
+        return ends
+
+    def _sampled(self, asked: Asked, number: int, needed: dict[str, str]) -> dict[str, Option]:
+        """How tokens are drawn. TensorRT-LLM is greedy unless top_k or top_p says otherwise, and draws by the seed alone."""
+        model, asks = self._client.model, asked.sampling
+        temperature = asks.get("temperature", self._default("temperature"))
+        top_k, top_p = asks.get("top_k", self._default("top_k")), asks.get("top_p", self._default("top_p"))
+        if asks.get("temperature", 1) != 1:
+            needed["top_k" if temperature == 0 else "temperature"] = "temperature"
+        if asks.get("top_p", 1) != 1:
+            needed["top_p"] = "top_p"
+        if asks.get("top_k", -1) > 0:
+            needed["top_k"] = "top_k"
+        if asked.seed is not None:
+            needed["random_seed"] = "seed"
+        if temperature == 0 or top_k == 1 or top_p == 0:
+            return {"top_k": 1} if model.takes("top_k") else {}
+        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        drawn: dict[str, Option] = {
+            "temperature": 1.0 if temperature is None else temperature,
+            "top_p": 1.0 if top_p is None else top_p,
+            "random_seed": (seed + number) % 2**63,
+        }
+        if top_k is not None and top_k > 0:
+            drawn["top_k"] = int(top_k)
+        return {name: value for name, value in drawn.items() if name in needed or model.takes(name)}
+
+    def _default(self, name: str) -> float | int | None:
+        given: float | None = getattr(self._params, name)
+        return given if given is not None or self._texts is None else self._texts.defaults.get(name)
+
+    def _refuse(self, needed: Mapping[str, str]) -> None:
+        """Raise ApiError for fields of a request whose inputs the model does not have."""
+        missing = {field for name, field in needed.items() if not self._client.model.takes(name)}
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise bad(
+                min(missing),
+                f"model {self._served.name} does not take {names}: its server has no such input",
+                code="unsupported_parameter",
+            )
+
+    async def adapter(self, name: str) -> Mapping[str, Option]:
+        """Inputs of a request for the offered model `name`, by which it has its LoRA adapter; none for the model itself.
+
+        A server that keeps adapters is sent it first, once. Raises ApiError where it does not take it.
+        """
+        if name == self._served.name:
+            return {}
+        if (known := self._adapters.get(name)) is not None:
+            return known
+        async with self._loading:
+            if name not in self._adapters:
+                folder = self._served.names[name]
+                assert folder is not None
+                self._adapters[name] = await self._load(name, folder)
+            return self._adapters[name]
+
+    async def _load(self, name: str, folder: Path) -> Mapping[str, Option]:
+        model, limit_s = self._client.model.name, self._params.generation_timeout_s
+        try:
+            return await load_adapter(
+                self._client.service, model, name, number_of(folder), folder, self._engine, limit_s
+            )
+        except StageError as error:
+            if error.failure is FailureClass.TRANSIENT:
+                raise unavailable(f"the server of model {name} does not answer") from error
+            _LOG.warning("the LoRA adapter of %s: %s", name, error.message)
+            raise ApiError(
+                502, f"the server of model {name} did not take its adapter", code="bad_gateway", reason="upstream"
+            ) from error
+
+    # ----------------------------------------------------------------------------------------------------- asking it
+
+    async def generate(self, name: str, prompt: PreparedPrompt, inputs: Mapping[str, Option], choice: Choice) -> None:
+        """Fill `choice` of a request for the offered model `name`. A call that is cancelled returns when the server has ended the request."""
+        request = GenerationRequest(prompt.text, prompt.max_tokens, inputs)
+        again = False
+        while True:
+            session, kept = self._session()
+            try:
+                await session.generate(request, choice)
+            except asyncio.CancelledError:
+                with suppress(ProtocolError, OSError):
+                    await session.cancel()
+                break
+            except ServerError as error:  # a value of another type than its tensor
+                choice.fail(ApiError(400, error.message, code="invalid_value"))
+                break
+            finally:
+                self._put_back(session)
+            if choice.error is None and choice.responses == 0:
+                choice.error = "the server ended the answer without a response"
+            if choice.error is None:
+                choice.end()
+                break
+            if _FORGOTTEN in choice.error and not again:  # others have taken its place
+                again, choice.error = True, None
+                self._adapters.pop(name, None)
+                try:
+                    await self.adapter(name)
+                except ApiError as error:
+                    choice.fail(error)
+                    break
+                continue
+            passing = failure_class(choice.error) is FailureClass.TRANSIENT
+            self.broken |= passing
+            if not (kept and passing and choice.first_event_ns is None):
+                choice.fail(self._failure(choice, passing=passing))
+                break
+            choice.error = None  # the kept stream had broken, as after a restart: once more over a new one
+            self.forget_idle()
+
+    def _failure(self, choice: Choice, *, passing: bool) -> ApiError:
+        said = shortened(choice.error or "", 300)
+        if choice.timed_out:
+            return ApiError(
+                504,
+                f"no complete answer within {self._params.generation_timeout_s:g} s",
+                code="timeout",
+                reason="timeout",
+            )
+        if passing and choice.first_event_ns is None:
+            return unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted")
+        if not passing and _GUIDE_TYPE in said:
+            return bad(
+                "response_format",
+                f"model {self._served.name} does not take response_format: {said}",
+                code="unsupported_parameter",
+            )
+        if not passing and _OF_THE_REQUEST.search(said):
+            return ApiError(400, said, code="refused_by_server")
+        return ApiError(
+            502, f"the server of model {self._served.name} failed: {said}", code="bad_gateway", reason="upstream"
+        )
+
+    def _session(self) -> tuple[Session, bool]:
+        """A session, and whether it was kept from an earlier request."""
+        if self._idle:
+            return self._idle.pop()[0], True
+        return self._client.session(), False
+
+    def _put_back(self, session: Session) -> None:
+        self._idle.append((session, time.monotonic()))
+        if self._closed:
+            self.forget_idle()
+
+    def forget_idle(self, older_than_s: float = 0.0) -> None:
+        """Close the streams that have not been used for some time."""
+        before = time.monotonic() - older_than_s
+        while self._idle and self._idle[0][1] <= before:
+            self._client.drop(self._idle.popleft()[0])
+
+    def close(self) -> None:
+        """Close what is idle; the rest when its request ends."""
+        self._closed = True
+        self.forget_idle()
+
+
+def guided(guide: Guide) -> dict[str, Any]:
+    """TensorRT-LLM's inputs for a guide."""
+    schema = {} if guide.schema is None else {_GUIDE: guide.schema}
+    return {_GUIDE_TYPE: guide.kind, **schema}
+
+
+async def _models_at(service: Service) -> list[str]:
+    """The models that a server has; none where it does not say."""
+    try:
+        return await Client(service, "", "grpc", timeout_s=CONNECT_S).models()
+    except ServerError:
+        return []
+
+
+async def _model_at(service: Service, name: str) -> str:
+    """The model to ask of a server where nobody has named one: `name`, one of TensorRT-LLM's, or the only one it has.
+
+    Raises ApiError 502 where that is not clear. A server that lists no models, as ours do not, has to be asked for each.
+    """
+    client = Client(service, "", "grpc", timeout_s=CONNECT_S)
+    tried = tuple(dict.fromkeys((name, ENSEMBLE, BLS_MODEL, ENGINE_MODEL)))
+    for each in tried:
+        try:
+            await client.config(each)
+        except ServerError as error:
+            if is_unknown(error.message):
+                continue
+        return each  # of a server that does not answer the next request says so
+    known = await _models_at(service)
+    if len(known) == 1:
+        return known[0]
+    has = ", ".join(known) if known else f"no {', '.join(tried[:-1])} or {tried[-1]}"
+    raise ApiError(
+        502,
+        f"the server of model {name} has {has}: --server-model {name}=MODEL says which of its models to ask",
+        code="bad_gateway",
+        reason="upstream",
+    )
+
+
+def _follows_guides(told: Mapping[str, str] | None) -> bool:
+    """Whether an engine, by its model's parameters, has a backend for guided decoding: it takes the inputs with none as well."""
+    if told is None:
+        return True  # a model of another kind, which has the inputs because it follows them
+    name = told.get("guided_decoding_backend", "")
+    return bool(name) and not name.startswith("${")
+
+
+def _engine(told: Mapping[str, str] | None) -> Path | None:
+    """The engine's directory as its model's parameters name it; None where it is not one of this machine."""
+    named = Path((told or {}).get("gpt_model_path", ""))
+    return named if named.is_absolute() and (named / "config.json").is_file() else None
+
+
+def _of_every_request(model: ServedModel, engine: Path) -> dict[str, Option]:
+    """What every request to an engine that drafts tokens says: how many, or that their counts are wanted."""
+    drafts = draft_options(model.name, engine)
+    counted = model.tells_drafts and Engine.read(engine).speculation is not None
+    return drafts or ({PERF_METRICS: True} if counted else {})

@@ -1,0 +1,465 @@
+"""Starting, stopping and starting again of managed servers, from a command that ends before they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.base import (
+    Scope,
+    ServerError,
+    StageRunId,
+    StateError,
+    UsageError,
+    disk,
+    kill,
+    process_table,
+    read_object,
+    with_descendants,
+    without_secrets,
+)
+from trtllm_pipeline.orchestrate import (
+    AUTO,
+    GATEWAY_FILE,
+    LOG,
+    GatewayConfig,
+    GatewayParams,
+    Job,
+    OfferedModel,
+    Store,
+    claims,
+    read_job,
+)
+from trtllm_pipeline.serve.gateway import require_packages
+from trtllm_pipeline.serve.kept import servers, signed
+from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
+from trtllm_pipeline.serve.kept.serve_target import ServeTarget, require_text, write_repository
+from trtllm_pipeline.serve.kept.servers import (
+    GATEWAY_CONFIG,
+    LOCK,
+    SERVER_FILE,
+    STOP,
+    STOPPED_REASON,
+    Keeper,
+    KeptOptions,
+    KeptRecord,
+    KeptServer,
+    State,
+)
+from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, class_name, remove_stale_leftovers, to_json
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_POLL_S: Final = 0.1
+_STOP_S: Final = 30.0
+"""What a stop may take beyond the time limits that the server has for it, before its keeper is killed."""
+_KILLED_S: Final = 20.0
+_WAKE_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish(KeptOptions):
+    """All that is asked of a server beside what it serves."""
+
+    name: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of the launch stage that were typed."""
+    host: str = "127.0.0.1"
+    """Where clients reach it: the gateway's address, or without one the server's."""
+    port: int = 0
+    """Of the gateway."""
+    model: str | None = None
+    dialect: str = AUTO
+    api_keys_file: Path | None = None
+    limits: GatewayParams = field(default_factory=GatewayParams)
+
+
+def check_name(name: str) -> str:
+    """`name`, if a server can be called so. Raises UsageError."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a server",
+            hint="up to 64 letters, digits and . _ - of ASCII; the first is a letter or digit",
+        )
+    return name
+
+
+def find(workspace: Path, name: str) -> KeptServer:
+    """The managed server called `name`. Raises UsageError."""
+    known = servers.find(workspace)
+    for server in known:
+        if server.name == name:
+            return server
+    names = ", ".join(server.name for server in known)
+    raise UsageError(
+        f"{workspace}: there is no server {name!r}",
+        hint=f"the servers are {names}" if names else "pipeline serve start CELL starts one",
+    )
+
+
+def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
+    """Start a server and its keeper; does not wait until it is ready.
+
+    Raises UsageError for a name that cannot be or is in use, for a gateway without its packages, or before a server that takes
+    images, StateError where the workspace cannot be written or `store prune` has removed or removes now what it would serve,
+    StageError where a repository that has to be written first cannot.
+    """
+    if wish.gateway:
+        require_packages()
+        require_text(target.inputs)
+    name = check_name(wish.name or target.name)
+    folder = servers.folder_of(workspace, name)
+    try:
+        lock = _own(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if lock is None:
+        raise UsageError(
+            f"a server {name} is there already: {servers.look(folder).state.value}",
+            hint=f"pipeline serve restart {name} or stop {name}; --name gives the new one another name",
+        )
+    fresh = not (folder / SERVER_FILE).exists()
+    try:
+        os.truncate(lock.fd, 0)
+        _record(target, wish, _ports_before(folder)).write(folder)  # first, for whoever looks: it is starting
+        # And for `store prune`, which leaves what a record names alone; one that is at work has not seen it.
+        with nullcontext() if target.cell is None else Store(workspace).in_use():
+            _check_there(name, map(str, target.inputs.values()), shlex.join(wish.command))
+        remove_stale_leftovers()
+        for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE, STOP):
+            (folder / each).unlink(missing_ok=True)
+        shutil.rmtree(folder / OUT, ignore_errors=True)
+        (folder / OUT).mkdir()
+        repository = folder / "repository"
+        shutil.rmtree(repository, ignore_errors=True)
+        if "repository" not in target.inputs:
+            repository.mkdir()
+        _job(target, wish, write_repository(target, repository), folder).write(folder / JOB)
+        if wish.gateway:
+            _gateway(target, wish, folder).write(folder / GATEWAY_CONFIG)
+        _spawn(folder, lock)
+    except BaseException as error:
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+        if isinstance(error, OSError):
+            raise _unwritable(folder, error) from error
+        raise
+    return servers.look(folder)
+
+
+def _own(folder: Path) -> claims.Claim | None:
+    """The lock of a server that there may not be yet; None while it is kept. Raises OSError."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):  # one of this name that had ended was just removed
+            return servers.take(folder)
+
+
+def _unwritable(folder: Path, error: OSError) -> StateError:
+    return StateError(
+        f"{folder} cannot be written: {disk.no_room(error, folder) or error.strerror or error}",
+        hint="pipeline serve start --workspace DIR keeps it in another workspace",
+    )
+
+
+def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> KeptRecord:
+    now = time.time()
+    asked = {
+        name: wish.params.get(f"{name}_port", getattr(target.params, f"{name}_port", 0))
+        for name in ("http", "grpc", "metrics")
+    }
+    return KeptRecord(
+        toolchain=target.toolchain,
+        cell=target.cell,
+        served_folder=None if target.folder is None else str(target.folder),
+        fingerprints={stage: artifact.fingerprint for stage, artifact in target.artifacts.items()},
+        model=wish.model or target.model,
+        model_folder=None if target.model_folder is None else str(target.model_folder),
+        served_from=tuple(map(str, target.folders)),
+        gpus_needed=target.gpus,
+        since_s=now,
+        started_s=now,
+        asked_ports={name: port for name, port in {**asked, "openai": wish.port}.items() if port},
+        ports=ports,
+        **{each.name: getattr(wish, each.name) for each in fields(KeptOptions)},
+    )
+
+
+def _ports_before(folder: Path) -> Mapping[str, int]:
+    """The ports that clients of a server of this name know."""
+    try:
+        return servers.told(folder).ports
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _job(target: ServeTarget, wish: Wish, repository: Path, folder: Path) -> Job:
+    """The launch stage: behind a gateway on loopback, else where clients reach it. What dies is its keeper's business.
+
+    Its command and directories are the keeper's to write: the workspace may be moved before the next start.
+    """
+    host = "127.0.0.1" if wish.gateway else wish.host
+    params = replace(target.params, **{**wish.params, "host": host, "restarts": 0})
+    wanted = [name for name in target.launch.inputs if name in target.inputs or name not in target.launch.optional]
+    inputs = {name: target.inputs.get(name, repository) for name in wanted}
+    return Job(
+        id=StageRunId(f"serve-{folder.name}"),
+        stage=target.launch.name,
+        toolchain=target.toolchain,
+        fingerprint="",
+        scope=Scope.SERVICE,
+        commands=(),
+        environment={"PYTHONUNBUFFERED": "1"},
+        program=target.launch.program,
+        params_class=class_name(params),
+        params=to_json(params),
+        inputs={name: str(path) for name, path in inputs.items()},
+        files={},
+        out="",
+        attempt="",
+        timeout_s=target.launch.timeout_s,
+        section="serve",
+    )
+
+
+def _gateway(target: ServeTarget, wish: Wish, folder: Path) -> GatewayConfig:
+    model = OfferedModel(
+        name=wish.model or target.model,
+        service=folder / SERVICE_FILE,
+        model_folder=target.model_folder,
+        dialect=wish.dialect,
+        max_seq_len=target.max_seq_len,
+        max_input_len=target.max_input_len,
+        adapters=target.adapters,
+    )
+    return GatewayConfig(
+        models=(model,), host=wish.host, port=wish.port, api_keys_file=wish.api_keys_file, params=wish.limits
+    )
+
+
+def _spawn(folder: Path, lock: claims.Claim) -> None:
+    """Start the keeper, which takes over the lock, in a session of its own: it outlives this terminal."""
+    with (folder / LOG).open("ab") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "trtllm_pipeline.serve.kept.keeper", str(folder), str(lock.fd)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            pass_fds=(lock.fd,),
+            start_new_session=True,
+            cwd=folder,
+            env=without_secrets(os.environ),
+        )
+    servers.identify(lock.fd, Keeper.of(keeper.pid))  # for whoever stops it before it can say so itself
+    os.close(lock.fd)  # not released: it is the keeper's now
+    lock.fd = -1
+
+
+def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _server: None) -> KeptServer:
+    """The server once it is ready. Raises ServerError when it is not going to be; `look` is told each change."""
+    seen, wake_s = server, time.monotonic() + _WAKE_S
+    while True:
+        server = servers.look(server.folder)
+        if (server.state, server.reason) != (seen.state, seen.reason):
+            look(server)
+            seen = server
+        if server.state is State.READY:
+            return server
+        if not server.state.alive:
+            hint = None if server.record is None else server.record.hint
+            raise ServerError(f"server {server.name}: {server.reason}", hint=hint, log=server.folder / LOG)
+        wake_s = _wake(server.folder, wake_s)
+        time.sleep(_POLL_S)
+
+
+def stop(server: KeptServer) -> KeptServer:
+    """End a server and wait until nothing of it is left, also of one that was killed. Returns how it stands then.
+
+    Raises StateError where its keeper cannot be ended.
+    """
+    folder = server.folder
+    patience_s = _STOP_S + sum(_stop_timeout_s(folder / name) for name in (JOB, GATEWAY_CONFIG))
+    try:
+        _end(server, patience_s)
+        server = _recorded(servers.look(folder))
+    finally:
+        (folder / STOP).unlink(missing_ok=True)
+    remove_stale_leftovers()
+    for each in (SERVICE_FILE, GATEWAY_FILE):
+        (folder / each).unlink(missing_ok=True)
+    shutil.rmtree(folder / "links", ignore_errors=True)
+    with suppress(OSError):
+        write_targets(folder.parent.parent)
+    return server
+
+
+def _stop_timeout_s(file: Path) -> float:
+    """The limit of a polite stop that stands in a file with parameters; 0 where none does."""
+    found = ((read_object(file) or {}).get("params") or {}).get("stop_timeout_s")
+    return found if isinstance(found, (int, float)) else 0.0
+
+
+def _end(server: KeptServer, patience_s: float) -> None:
+    """End all processes of a server, also what another command starts under its name meanwhile. Raises StateError."""
+    folder, told, forced, wake_s = server.folder, set[tuple[Keeper, signal.Signals]](), False, 0.0
+    deadline = time.monotonic() + patience_s
+    _mark(folder)
+    while True:
+        server = servers.look(folder)
+        if not server.state.alive and not servers.is_held(folder):
+            return
+        late, keeper = time.monotonic() > deadline, server.keeper
+        if keeper is not None and (keeper, signal.SIGTERM) not in told:
+            _mark(folder)
+            _tell(keeper, signal.SIGTERM, server)
+            told.add((keeper, signal.SIGTERM))
+            deadline = time.monotonic() + patience_s
+        elif late and keeper is not None and (keeper, signal.SIGKILL) not in told:
+            _tell(keeper, signal.SIGKILL, server)  # its guardian ends the rest
+            told.add((keeper, signal.SIGKILL))
+            deadline += _KILLED_S
+        elif late and not forced:
+            forced = True
+            deadline += _KILLED_S
+            _signal_all(folder, signal.SIGKILL)
+        elif late:
+            raise StateError(
+                f"server {server.name} does not end: some process still holds {folder / LOCK}",
+                hint=f"fuser {shlex.quote(str(folder / LOCK))} says which",
+            )
+        wake_s = _wake(folder, wake_s)
+        time.sleep(_POLL_S)
+
+
+def _mark(folder: Path) -> None:
+    """Say that a server is being stopped, for whoever looks before its keeper has said so, or where that no longer can."""
+    with suppress(OSError):
+        (folder / STOP).touch()
+
+
+def _wake(folder: Path, due_s: float) -> float:
+    """Let continue what was halted of a server, which can neither start nor obey, once it is `due_s`. Returns the next time."""
+    if time.monotonic() < due_s:
+        return due_s
+    _signal_all(folder, signal.SIGCONT)
+    return time.monotonic() + _WAKE_S
+
+
+def _signal_all(folder: Path, signo: signal.Signals) -> None:
+    """Signal each process that holds the lock of a server, and all below them."""
+    found = servers.holders(folder)
+    if signo is signal.SIGKILL:
+        time.sleep(_POLL_S)
+        found &= servers.holders(folder)  # who only looks whether it is held has closed it again
+    for pid in with_descendants(found, process_table()) - {os.getpid()}:
+        kill(pid, signo)
+
+
+def _recorded(server: KeptServer) -> KeptServer:
+    """A server that was stopped, where its keeper could not say so: it was told too early, or killed."""
+    record = server.record
+    if record is not None and record.state.alive and (lock := servers.take(server.folder)):
+        with suppress(OSError):  # a full disk keeps nobody from stopping
+            servers.changed(record, State.STOPPED, STOPPED_REASON, None, time.time()).write(server.folder)
+        lock.release()
+    return servers.look(server.folder)
+
+
+def _tell(keeper: Keeper, signo: int, server: KeptServer) -> None:
+    try:
+        os.kill(keeper.pid, signo)
+    except ProcessLookupError:
+        pass
+    except PermissionError as error:
+        raise StateError(
+            f"server {server.name} belongs to another user; its keeper is process {keeper.pid}",
+            hint="stop it as that user",
+        ) from error
+
+
+def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: Path | None = None) -> KeptServer:
+    """Start a server as it was asked for, after stopping it where it runs. Does not wait until it is ready.
+
+    What it is served from is checked as when it was started first, by the policy of then or a stricter one. Where it
+    cannot be started, it continues as it does. Raises UsageError, StateError.
+    """
+    if server.record is None and server.state.alive:
+        server = stop(server)  # its keeper writes the record anew
+    record = _startable(server)
+    keys = record.trusted_keys if trusted_keys is None else str(trusted_keys.absolute())
+    record = replace(record, require_signed=require_signed or record.require_signed, trusted_keys=keys)
+    signed.check(record)
+    if server.state.alive:
+        server = stop(server)
+    folder = server.folder
+    try:
+        lock = servers.take(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if lock is None:
+        raise UsageError(f"server {server.name} is {servers.look(folder).state.value}", hint="pipeline serve ps")
+    try:
+        (folder / STOP).unlink(missing_ok=True)
+        os.truncate(lock.fd, 0)
+        replace(record, state=State.STARTING, reason=None, keeper=None).write(folder)
+        _spawn(folder, lock)
+    except OSError as error:
+        lock.release()
+        raise _unwritable(folder, error) from error
+    return servers.look(folder)
+
+
+def _startable(server: KeptServer) -> KeptRecord:
+    """What was asked of a server, if all for it is still there. Raises StateError, UsageError."""
+    if server.record is None:
+        raise StateError(
+            f"server {server.name}: {server.reason}",
+            hint=f"pipeline serve stop {server.name} --remove, then start it anew",
+        )
+    if server.record.gateway:
+        require_packages()
+    _check_there(server.name, read_job(server.folder / JOB).inputs.values(), shlex.join(server.record.command))
+    return server.record
+
+
+def _check_there(name: str, inputs: Iterable[str], command: str) -> None:
+    """Raises StateError where one of the directories that a server is started from is gone."""
+    if gone := [path for path in inputs if path.startswith("/") and not os.path.exists(path)]:
+        raise StateError(
+            f"server {name}: {gone[0]} is gone: removed, or the workspace was moved",
+            hint=f"start it anew: {command or 'pipeline serve start CELL'}",
+        )
+
+
+def remove(server: KeptServer) -> None:
+    """Forget a server that has ended: its directory with all logs. Raises UsageError for one that is started just now."""
+    folder, parent = server.folder, server.folder.parent
+    try:
+        lock = servers.take(folder)
+    except FileNotFoundError:
+        return  # someone else has removed it
+    if lock is None:
+        raise UsageError(f"server {server.name} is being started again, and was not removed", hint="pipeline serve ps")
+    removed = parent / f".{server.name}-{os.getpid()}"  # under its name nobody sees half of it
+    try:
+        folder.rename(removed)
+        shutil.rmtree(removed)
+    except OSError as error:
+        raise StateError(f"{folder} cannot be removed: {error.strerror or error}") from error
+    finally:
+        lock.release()
+    with suppress(OSError):
+        write_targets(parent.parent)
+    with suppress(OSError):
+        parent.rmdir()  # where no other is left

@@ -1,0 +1,80 @@
+"""Whether a program that is ready still answers: asked again and again, in a thread, for an answer may take its time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.base import ServerError
+from trtllm_pipeline.measure import HttpError, Service, fetch
+from trtllm_pipeline.serve.kept.servers import gateway_url
+
+EVERY_S: Final = 2.0
+LIMIT_S: Final = 3.0
+"""Time limit of one answer."""
+MISSED: Final = 2
+"""Answers missed in a row after which it counts as unresponsive: a machine may be busy for a moment."""
+_PATHS: Final = {"triton": "/v2/health/ready", "openai": "/health"}
+
+
+def server_health(folder: Path) -> tuple[str, str] | None:
+    """Address and path to ask the server of a managed server by; None where service.json does not tell."""
+    try:
+        service = Service.read(folder / "service.json")
+    except ServerError:
+        return None
+    address = service.http.rstrip("/")
+    if "://" not in address and address.count(":") > 1 and "[" not in address:  # IPv6
+        host, _, port = address.rpartition(":")
+        address = f"[{host}]:{port}"
+    return address, _PATHS.get(service.kind, _PATHS["triton"])
+
+
+def gateway_health(folder: Path) -> tuple[str, str] | None:
+    """The same for its gateway, of which it is asked whether it lives itself."""
+    url = gateway_url(folder)
+    return None if url is None else (url, "/health/live")
+
+
+class Health:
+    """Of one program, from when it is ready until `close`."""
+
+    def __init__(self, address: str, path: str, *, every_s: float = EVERY_S, limit_s: float = LIMIT_S) -> None:
+        self._address, self._path, self._every_s, self._limit_s = address, path, every_s, limit_s
+        self._missed = 0
+        self._since_s = 0.0
+        self._why = ""
+        self._ended = threading.Event()
+        threading.Thread(target=self._ask_on, daemon=True, name="health").start()
+
+    def unresponsive(self) -> tuple[float, str] | None:
+        """Since when (monotonic time) it does not answer, and why not; None while it does."""
+        return (self._since_s, self._why) if self._missed >= MISSED else None
+
+    def close(self) -> None:
+        """Ask no more; does not wait for an answer."""
+        self._ended.set()
+
+    def _ask_on(self) -> None:
+        while not self._ended.wait(self._every_s):
+            why = self._ask()
+            if why is None:
+                self._missed = 0
+                continue
+            if not self._missed:
+                self._since_s = time.monotonic()
+            self._why = why
+            self._missed += 1  # last: whoever sees it sees the others
+
+    def _ask(self) -> str | None:
+        """Why there is no good answer; None where there is one."""
+        try:
+            status, _ = asyncio.run(fetch(self._address, self._path, timeout_s=self._limit_s))
+        except ValueError:
+            return None  # an address that cannot be asked says nothing of its server
+        except (OSError, HttpError) as error:
+            return f"GET {self._path}: {error}"
+        return None if status == 200 else f"GET {self._path} is answered with HTTP status {status}"

@@ -1,0 +1,218 @@
+"""What Prometheus and Grafana need to watch the managed servers of a workspace.
+
+`write_targets` keeps `WORKSPACE/serve/prometheus.json` up to date, a list of scrape targets that Prometheus reads again
+whenever it changes (`file_sd`). `write` makes a directory with everything else: what to scrape, alert rules, the dashboard.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base import reading, write_json, write_lines
+from trtllm_pipeline.serve.kept.servers import FOLDER, TRTLLM_SERVE, KeptServer, State, find, metrics_urls
+
+DASHBOARD: Final = PACKAGE / "data" / "dashboard.json"
+"""For Grafana 11 and later: variables for data source, server, instance and model, which queries use."""
+TARGETS_FILE: Final = "prometheus.json"
+JOB: Final = "pipeline"
+SCRAPE_S: Final = 5
+REFRESH_S: Final = 30
+"""How often Prometheus looks at the targets' file where the file system tells it nothing."""
+
+
+def write_targets(workspace: Path) -> None:
+    """Bring the list of scrape targets up to date; to be called after a server has come, gone or been started again.
+
+    A server that has died keeps its targets until it is started again or removed: that they do not answer is what
+    alerts tell.
+    """
+    folder = workspace / FOLDER
+    if not folder.is_dir():
+        return
+    with _alone(folder):
+        file = folder / TARGETS_FILE
+        before = _before(file)
+        targets: list[dict[str, Any]] = []
+        for server in find(workspace):
+            now = {target["labels"]["part"]: target for target in _targets(server)}
+            if server.state is State.READY:
+                targets += now.values()
+            elif server.state is not State.STOPPED:
+                targets += {**before.get(server.name, {}), **now}.values()
+        if targets:
+            write_json(file, targets)
+        else:
+            file.unlink(missing_ok=True)  # Prometheus takes it for no targets
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of several keepers, each sees what the one before has written."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _before(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Targets by server and part, as they stand in the file; none when it is not there or damaged."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    try:
+        for target in json.loads(reading.read_bytes(file)):
+            labels = target["labels"]
+            found.setdefault(labels["server"], {})[labels["part"]] = target
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found
+
+
+def _targets(server: KeptServer) -> list[dict[str, Any]]:
+    cell = {} if server.cell is None else {"cell": server.cell}
+    return [
+        {
+            "targets": [parts.netloc],
+            "labels": {
+                "server": server.name,
+                "part": part,
+                **cell,
+                **({} if parts.path == "/metrics" else {"__metrics_path__": parts.path}),
+            },
+        }
+        for part, parts in ((part, urlsplit(url)) for part, url in metrics_urls(server.folder).items())
+    ]
+
+
+def prometheus_config(workspace: Path) -> dict[str, Any]:
+    """prometheus.yml: one job, for all servers of a workspace."""
+    file = workspace.absolute() / FOLDER / TARGETS_FILE
+    return {
+        "global": {"scrape_interval": f"{SCRAPE_S}s", "evaluation_interval": f"{3 * SCRAPE_S}s"},
+        "rule_files": ["alerts.yml"],
+        "scrape_configs": [
+            {"job_name": JOB, "file_sd_configs": [{"files": [str(file)], "refresh_interval": f"{REFRESH_S}s"}]}
+        ],
+    }
+
+
+def alert_rules(ttft_p99_s: float = 2.0, error_ratio: float = 0.05) -> dict[str, Any]:
+    """alerts.yml."""
+    ttft = "sum by (server, model, le) (rate(pipeline_gateway_time_to_first_token_seconds_bucket[5m]))"
+    rules = (
+        _rule(
+            "PipelineServerDown",
+            # trtllm-serve has metrics only when it was told so; that it is down shows as errors of the gateway.
+            f'up{{job="{JOB}",part!="{TRTLLM_SERVE}"}} == 0',
+            "1m",
+            "critical",
+            "{{ $labels.part }} of {{ $labels.server }} does not answer",
+            "pipeline serve status {{ $labels.server }}; pipeline serve logs {{ $labels.server }}",
+        ),
+        _rule(
+            "PipelineTimeToFirstToken",
+            f"histogram_quantile(0.99, {ttft}) > {ttft_p99_s:g}",
+            "5m",
+            "warning",
+            "{{ $labels.model }}: 1% of requests wait longer than {{ $value | humanizeDuration }} for the first token",
+            "more in flight than the server was sized for, or long prompts: look at queue, KV cache and input tokens",
+        ),
+        _rule(
+            "PipelineErrors",
+            f"{_requests(_FAILED)} / {_requests()} > {error_ratio:g}",
+            "5m",
+            "critical",
+            "{{ $labels.model }}: {{ $value | humanizePercentage }} of requests fail",
+            "pipeline serve logs {{ $labels.server }}",
+        ),
+        _rule(
+            "PipelineQueueFull",
+            "sum by (server, model) (pipeline_gateway_requests_queued)"
+            " >= 0.9 * sum by (server, model) (pipeline_gateway_requests_queued_limit)"
+            " and sum by (server, model) (pipeline_gateway_requests_queued) > 0",
+            "1m",
+            "warning",
+            "{{ $labels.model }}: the queue of the gateway is full, requests are being rejected",
+            "start another server, or let more requests in flight",
+        ),
+        _rule(
+            "PipelineKvCacheFull",
+            f"{_kv_blocks('used')} / {_kv_blocks('max')} > 0.95",
+            "10m",
+            "info",
+            "{{ $labels.server }}: the KV cache is full, requests wait for blocks",
+            "a larger kv_cache_free_gpu_mem_fraction, a quantized KV cache, or fewer requests in flight",
+        ),
+    )
+    return {"groups": [{"name": JOB, "rules": list(rules)}]}
+
+
+_FAILED: Final = '{status=~"5.."}'
+
+
+def _requests(which: str = "") -> str:
+    return f"sum by (server, model) (rate(pipeline_gateway_requests_total{which}[5m]))"
+
+
+def _kv_blocks(kind: str) -> str:
+    return f'sum by (server) (nv_trt_llm_kv_cache_block_metrics{{kv_cache_block_type="{kind}"}})'
+
+
+def _rule(name: str, expression: str, lasting: str, severity: str, summary: str, action: str) -> dict[str, Any]:
+    return {
+        "alert": name,
+        "expr": expression,
+        "for": lasting,
+        "labels": {"severity": severity},
+        "annotations": {"summary": summary, "action": action},
+    }
+
+
+def grafana_files(folder: Path, prometheus_url: str) -> dict[str, Mapping[str, Any]]:
+    """Files that tell a Grafana of its data source and where the dashboard is, by path."""
+    source = {
+        "name": "Prometheus",
+        "type": "prometheus",
+        "access": "proxy",
+        "url": prometheus_url,
+        "isDefault": True,
+        "jsonData": {"timeInterval": f"{SCRAPE_S}s"},
+    }
+    provider = {
+        "name": JOB,
+        "type": "file",
+        "options": {"path": str(folder.absolute() / "grafana" / "dashboards")},
+    }
+    return {
+        "grafana/provisioning/datasources/prometheus.yml": {"apiVersion": 1, "datasources": [source]},
+        "grafana/provisioning/dashboards/pipeline.yml": {"apiVersion": 1, "providers": [provider]},
+    }
+
+
+def write(folder: Path, workspace: Path, *, prometheus_url: str, ttft_p99_s: float) -> list[str]:
+    """Write everything into `directory`; what was written, as paths in it."""
+    import yaml
+
+    write_targets(workspace)
+    files = {
+        "prometheus.yml": prometheus_config(workspace),
+        "alerts.yml": alert_rules(ttft_p99_s),
+        **grafana_files(folder, prometheus_url),
+    }
+    board = "grafana/dashboards/pipeline.json"
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_lines(path, (yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True).rstrip(),))
+    (folder / board).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(DASHBOARD, folder / board)
+    return [*files, board]

@@ -1,0 +1,321 @@
+"""What a server is started from: a cell of a workspace, or a directory with a repository or an engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from trtllm_pipeline.base import Json, Machine, PlanError, StateError, UsageError, decode_yaml, read_object
+from trtllm_pipeline.models import (
+    ENCODERS_MODEL,
+    ENGINE_MODEL,
+    ENSEMBLE,
+    Engine,
+    EngineError,
+    model_config,
+    referenced_paths,
+)
+from trtllm_pipeline.orchestrate import manifest, served_cell
+from trtllm_pipeline.tensorrt import OUT, Stage, StageContext, adapters, load
+from trtllm_pipeline.tensorrt import catalog as toolchains
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate import Artifact, Request, Store
+
+_EMBEDDED_WEIGHTS: Final = "model.gguf"
+_EXPECTED: Final = (
+    f"a directory with a Triton repository ({ENSEMBLE}/config.pbtxt), what the repository stage wrote for trtllm-serve "
+    "(serve.json), or an engine (config.json)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeTarget:
+    """All that starting a server takes, whatever it is started from."""
+
+    toolchain: str
+    launch: Stage
+    params: Any
+    """Of the launch stage."""
+    inputs: Mapping[str, Path]
+    """Of the launch stage. `repository` is missing where it has to be written first, for `engine`."""
+    model: str
+    """What OpenAI clients call the model, where nobody says anything else."""
+    name: str
+    """What the server is called, where nobody says anything else."""
+    model_folder: Path | None
+    max_seq_len: int | None = None
+    max_input_len: int | None = None
+    gpus: int = 0
+    cell: str | None = None
+    folder: Path | None = None
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """LoRA adapters by name."""
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
+    gateway: Mapping[str, Json] = field(default_factory=dict)
+    """The matrix's settings of the gateway."""
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All that it is served from, and so the engine or weights that its repository refers to, wherever they are."""
+        found = (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
+        repository = self.inputs.get("repository")
+        return found if repository is None else tuple(dict.fromkeys((*found, *_referenced(repository))))
+
+
+def require_text(inputs: Mapping[str, Path]) -> None:
+    """Raise UsageError for a server that no gateway can stand in front of: one whose questions have images."""
+    if "repository" in inputs and (inputs["repository"] / ENCODERS_MODEL).is_dir():
+        raise UsageError(
+            "--openai: the gateway hands on text alone, and each question to this server has an image",
+            hint="leave it out",
+        )
+
+
+def _referenced(repository: Path) -> tuple[Path, ...]:
+    from trtllm_pipeline.tensorrt import SERVE_FILE, serve_command
+
+    command = serve_command(repository) if (repository / SERVE_FILE).is_file() else []
+    return referenced_paths.folders(repository, command)
+
+
+def is_folder(what: str) -> bool:
+    """Whether `what`, as it was typed, is a directory, not a cell. Raises UsageError for a path with nothing there."""
+    if os.path.isdir(what):
+        return True
+    if what.startswith(("/", "./", "../", "~")):
+        raise UsageError(f"there is no directory {what}", hint="name a cell, or an engine or repository directory")
+    return False
+
+
+def of_request(request: Request, store: Store, model_folder: Path | None) -> ServeTarget:
+    """What serves the one cell that is asked for. Raises UsageError unless it is built, PlanError, StateError."""
+    store.check_writable()
+    try:
+        target = of_cell(served_cell.served_cell(request, store))
+    except UsageError as error:
+        raise UsageError(error.message.removeprefix("--cells "), hint=error.hint) from error
+    return target if model_folder is None else replace(target, model_folder=model_folder)
+
+
+def of_cell(found: served_cell.ServedCell) -> ServeTarget:
+    """What serves a cell. Raises PlanError where this machine lacks what its toolchain needs to run."""
+    cell, machine = found.cell, found.plan.machine
+    if cell.toolchain in toolchains.SERVERS and (url := cell.settings["openai"]["url"]):
+        raise UsageError(
+            f"{cell.id} is served at {url} already",
+            hint=f"pipeline serve gateway {cell.model}={str(url).rstrip('/').removesuffix('/v1')}/v1",
+        )
+    _check_runs(cell.toolchain, machine)
+    stages = {found.plan.stage_runs[run].stage.name for run in found.launch.inputs.values()}
+    return ServeTarget(
+        toolchain=cell.toolchain,
+        launch=found.launch.stage,
+        params=found.launch.params,
+        inputs=found.inputs,
+        model=cell.model,
+        name=_name(f"{cell.model}-{cell.precision}"),
+        model_folder=found.model_folder,
+        max_seq_len=found.max_seq_len,
+        max_input_len=cell.isl,
+        gpus=found.plan.resources(found.launch).gpus,
+        cell=cell.id,
+        adapters={name: found.inputs[place] for place, (name, _) in adapters(cell).items()},
+        artifacts={stage: found.artifacts[stage] for stage in sorted({*stages, "build"} & found.artifacts.keys())},
+        gateway=cell.settings.get("gateway", {}),
+    )
+
+
+def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
+    """What serves a directory. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
+    from trtllm_pipeline.tensorrt import SERVE_FILE
+
+    folder = folder.absolute()
+    if not (folder / "config.json").is_file() and (folder / OUT).is_dir():
+        folder /= OUT  # an artifact's
+    if (folder / SERVE_FILE).is_file():
+        return _of_serve_file(folder, model_folder, machine)
+    if (folder / ENSEMBLE / model_config.FILE_NAME).is_file() or (
+        folder / ENGINE_MODEL / model_config.FILE_NAME
+    ).is_file():
+        return _of_repository(folder, model_folder, machine)
+    if (folder / "config.json").is_file():
+        return _of_engine(folder, model_folder, machine)
+    raise UsageError(f"{folder} cannot be served", hint=f"name a cell, or {_EXPECTED}")
+
+
+def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
+    from trtllm_pipeline.tensorrt import serve_command
+
+    words = serve_command(folder)
+    paths = [Path(word) for word in words if word.startswith("/") and Path(word).is_dir()]
+    toolchain = toolchains.PYTORCH if "pytorch" in words else toolchains.ENGINES
+    engine = next((each for each in map(_engine, paths) if each is not None and each.rank_files[0].exists()), None)
+    tokenizer = model_folder or next((path for path in paths if (path / "tokenizer_config.json").exists()), None)
+    ranks = engine.world_size if engine else _number(words, "--tp_size") * _number(words, "--pp_size")
+    inputs = {"repository": folder, "engine": engine.folder if engine else folder, "model": tokenizer or folder}
+    return _of(toolchain, machine, inputs, folder, tokenizer, engine, ranks, frontend="trtllm_serve")
+
+
+def _number(words: list[str], option: str) -> int:
+    """The value of an option of a command line, 1 where it has none."""
+    for place, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == option:
+            value = value or "".join(words[place + 1 : place + 2])
+            return int(value) if value.isdigit() else 1
+    return 1
+
+
+def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
+    inner = folder / ENGINE_MODEL
+    settings = inner / "1" / "model.yaml"
+    if settings.is_file():
+        return _of_llmapi(folder, settings, model_folder, machine)
+    try:
+        parameters = model_config.string_parameters(model_config.read(inner / model_config.FILE_NAME))
+    except (OSError, model_config.ModelConfigError) as error:
+        raise UsageError(
+            f"{folder} cannot be served: {error}", hint=f"pipeline models lint {folder} says what is wrong with it"
+        ) from error
+    named = parameters.get("gpt_model_path") or parameters.get("engine_dir") or ""
+    engine = _engine(Path(named)) if named else None
+    if engine is None:
+        raise UsageError(
+            f"{folder}: its model {ENGINE_MODEL} names no engine directory that is there: {named or 'none'}",
+            hint="write the repository again: pipeline stage repository --engine DIR --model DIR --output-dir DIR",
+        )
+    try:
+        code = (inner / "1" / "model.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        code = ""
+    model = model_folder or _tokenizer_of(folder) or engine.folder
+    inputs = {"repository": folder, "engine": engine.folder, "model": model}
+    if "trtllm_pipeline.tensorrt.embedded" in code:
+        return _of(toolchains.EMBEDDED, machine, inputs, folder, model, engine, 0)
+    return _of(toolchains.ENGINES, machine, inputs, folder, model, engine, engine.world_size)
+
+
+def _tokenizer_of(repository: Path) -> Path | None:
+    """The directory with the tokenizer that a repository names, where it is there."""
+    try:
+        texts = model_config.string_parameters(model_config.read(repository / "preprocessing" / model_config.FILE_NAME))
+    except (OSError, model_config.ModelConfigError):
+        return None
+    named = Path(texts.get("tokenizer_dir") or "")
+    return named if named.is_absolute() and named.is_dir() else None
+
+
+def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
+    try:
+        found = decode_yaml(settings.read_bytes())
+        model = Path(str(found["model"]))
+        sizes = [found.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+        gpus = int(sizes[0]) * int(sizes[1])
+        longest = found.get("max_seq_len")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{settings} is not the LLM API's model.yaml: {error}") from error
+    tokenizer = model_folder or (model if model.is_dir() else None)
+    made = _of(toolchains.PYTORCH, machine, {"repository": folder, "model": model}, folder, tokenizer, None, gpus)
+    return made if longest is None else replace(made, max_seq_len=int(longest))
+
+
+def _of_engine(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
+    engine = _engine(folder)
+    embedded = (folder / _EMBEDDED_WEIGHTS).is_file()
+    if engine is None or not (embedded or engine.rank_files[0].is_file()):
+        raise UsageError(
+            f"{folder} is no engine: neither {_EMBEDDED_WEIGHTS} nor rank0.engine is in it", hint=_EXPECTED
+        )
+    model = model_folder or _made_of(folder) or folder
+    toolchain = toolchains.EMBEDDED if embedded else toolchains.ENGINES
+    ranks = 0 if embedded else engine.world_size
+    return _of(toolchain, machine, {"engine": folder, "model": model}, folder, model, engine, ranks)
+
+
+def _made_of(engine: Path) -> Path | None:
+    """The model that an engine in a workspace was made of, where it is there: the tokenizer is not beside the engine."""
+    artifact: Path | None = engine.parent
+    while artifact is not None and artifact.parent.name != "download":
+        try:
+            used = {*manifest.inputs(manifest.read(artifact)).values()}
+        except StateError:
+            return None
+        store = artifact.parents[1]
+        artifact = next((each for fingerprint in used for each in store.glob(f"*/{fingerprint}")), None)
+    return None if artifact is None else artifact / OUT
+
+
+def _of(
+    toolchain: str,
+    machine: Machine,
+    inputs: Mapping[str, Path],
+    folder: Path,
+    tokenizer: Path | None,
+    engine: Engine | None,
+    gpus: int,
+    **params: Json,
+) -> ServeTarget:
+    _check_runs(toolchain, machine)
+    launch = toolchains.load(toolchain).stage("launch")
+    # An artifact's manifest says what it is of; a directory of somebody's has its own name.
+    label = str((read_object(folder.parent / manifest.NAME) or {}).get("label") if folder.name == OUT else "").split(
+        "/"
+    )
+    model, name = (label[2], f"{label[2]}-{label[3]}") if len(label) == 4 else (folder.name, folder.name)
+    return ServeTarget(
+        toolchain=toolchain,
+        launch=launch,
+        params=load(launch.params, {**params, "restarts": 0}),
+        inputs=inputs,
+        model=model,
+        name=_name(name),
+        model_folder=tokenizer,
+        max_seq_len=None if engine is None else engine.max_seq_len,
+        max_input_len=None if engine is None else engine.max_input_len,
+        gpus=gpus,
+        folder=folder,
+    )
+
+
+def write_repository(target: ServeTarget, out: Path) -> Path:
+    """The repository of a target; one that has an engine alone is written into the empty directory `out`, which stays empty where
+    the server reads none. Raises StageError.
+    """
+    if "repository" in target.inputs:
+        return target.inputs["repository"]
+    if "repository" not in target.launch.inputs:
+        return out
+    from trtllm_pipeline.tensorrt import run_program
+
+    stage = toolchains.load(target.toolchain).stage("repository")
+    engine = Engine.read(target.inputs["engine"])
+    params = load(stage.params, {"max_batch_size": engine.max_batch_size or 1})
+    assert stage.program is not None
+    with redirect_stdout(sys.stderr):  # a stage's stdout is its log, that of a command its answer
+        run_program(stage.program, stage.name, StageContext(params, target.inputs, {}, out, out.parent))
+    return out
+
+
+def _check_runs(toolchain: str, machine: Machine) -> None:
+    missing = toolchains.load(toolchain).missing(machine)
+    if missing is not None:
+        raise PlanError(f"toolchain {toolchain} cannot run on this machine: {missing}", hint="pipeline doctor")
+
+
+def _engine(folder: Path) -> Engine | None:
+    try:
+        return Engine.read(folder)
+    except EngineError:
+        return None
+
+
+def _name(text: str) -> str:
+    """A name that a directory can have, made of any text."""
+    plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._-") else "-" for letter in text)
+    return plain.strip("._-")[:64] or "server"

@@ -1,0 +1,422 @@
+"""Servers that are kept in a workspace, as their files say: which there are, how each stands, and where it is reached.
+
+    WORKSPACE/serve/NAME/
+      server.json       what was asked, and how it stands; written by `start`, then by the keeper alone
+      job.json          the launch stage, as its program reads it
+      service.json      endpoints of the server; there while it is ready
+      gateway-config.json, gateway.json    the OpenAI endpoint in front of it: what it is told, and where it listens
+      log               of the keeper and the launch stage; server.log: of the server; gateway.log: of the endpoint
+      lock              a flock that the keeper and all below it hold while they live; it holds the keeper's identity, and
+                        its last word where server.json could not be written
+      stop              there while somebody stops it
+
+A keeper is recognised by its process id, start time and boot, so neither a reused id nor a restarted machine is taken for
+it. What it has said last stands in server.json; what has become of it since is found here, by looking.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.base import ServerError, read_object, running_since, write_json
+from trtllm_pipeline.measure import Service
+from trtllm_pipeline.orchestrate import CONFIG_FILE, GATEWAY_FILE, claims
+from trtllm_pipeline.tensorrt import LOOPBACK, SERVICE_FILE
+
+SCHEMA: Final = 1
+FOLDER: Final = claims.SERVERS
+SERVER_FILE: Final = "server.json"
+GATEWAY_CONFIG: Final = CONFIG_FILE
+GATEWAY_LOG: Final = "gateway.log"
+LOCK: Final = claims.LOCK
+STOP: Final = "stop"
+TRTLLM_SERVE: Final = "trtllm-serve"
+_TRTLLM_SERVE_PATH: Final = "/prometheus/metrics"
+"""Its /metrics are JSON. Source: TensorRT-LLM, tensorrt_llm/serve/openai_server.py."""
+_LATEST_S: Final = 1e11
+"""In the year 5138."""
+_IDENTITY_BYTES: Final = 4096
+_MOST_REASON_BYTES: Final = 600
+"""So that it fits with every character escaped."""
+_POLL_S: Final = 0.1
+_LAST_S: Final = 5.0
+STOPPED_REASON: Final = "it was stopped"
+UNRESPONSIVE_S: Final = 60.0
+
+
+class State(str, Enum):
+    """How a managed server stands."""
+
+    STARTING = "starting"
+    """Its processes are being started, or it loads its models."""
+    READY = "ready"
+    """It answers."""
+    UNRESPONSIVE = "unresponsive"
+    """Its processes live, but it has stopped to answer; `reason` says since when."""
+    RESTARTING = "restarting"
+    """It has died and is started again; `reason` says why it died."""
+    STOPPING = "stopping"
+    """It was told to end, or its keeper is gone and what it left is being ended."""
+    STOPPED = "stopped"
+    """It was stopped, or ended with the machine; `reason` says which."""
+    FAILED = "failed"
+    """It did not start, or has died and is not started again; `reason` says why."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether processes of it may be there."""
+        return self not in {State.STOPPED, State.FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """A process that keeps a server, told from any other by start time and boot."""
+
+    pid: int
+    start_time: int
+    """Clock ticks since boot."""
+    boot_id: str
+
+    @classmethod
+    def here(cls) -> Keeper:
+        """This process."""
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> Keeper:
+        """Process `pid`."""
+        return cls(pid, running_since(pid) or 0, boot_id())
+
+    def lives(self) -> bool:
+        """Whether it is the process that has its id now."""
+        return self.boot_id == boot_id() and running_since(self.pid) == self.start_time
+
+
+def boot_id() -> str:
+    """What the kernel calls the time since it was started; "" where it does not say."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptOptions:
+    """What is asked of a server, and stays so whenever it is started again."""
+
+    gateway: bool = False
+    """Whether the gateway stands in front of it."""
+    restart: bool = False
+    """Whether it is started again when it dies, or does not answer for `unresponsive_timeout_s`."""
+    unresponsive_timeout_s: float = UNRESPONSIVE_S
+    require_signed: bool = False
+    """Whether what it is served from must be signed by a trusted key, also when it is started again."""
+    trusted_keys: str | None = None
+    """Directory of those keys."""
+    command: tuple[str, ...] = ()
+    """What was typed to start it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptRecord(KeptOptions):
+    """What server.json holds: what was asked, what is served, and how it stands as its keeper said last."""
+
+    toolchain: str
+    cell: str | None = None
+    """Id of the cell that is served; None for a directory."""
+    served_folder: str | None = None
+    """The engine or repository directory that is served; None for a cell."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Stage -> fingerprint of the artifacts that it is served from."""
+    model: str
+    """What OpenAI clients call it."""
+    model_folder: str | None = None
+    """Directory with tokenizer and chat template."""
+    served_from: tuple[str, ...] = ()
+    """The directories that it is served from, whose signed statements are checked."""
+    gpus_needed: int = 0
+    state: State = State.STARTING
+    reason: str | None = None
+    hint: str | None = None
+    since_s: float
+    """Unix time since when it stands so."""
+    started_s: float
+    """Unix time at which it was started."""
+    restarts: int = 0
+    """How often it was started again since."""
+    keeper: Keeper | None = None
+    gpus: tuple[str, ...] = ()
+    """Those it has, as CUDA_VISIBLE_DEVICES names them."""
+    asked_ports: Mapping[str, int] = field(default_factory=dict)
+    """By http, grpc, metrics and openai, those that it must have; the others may change."""
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """By http, grpc, metrics and openai, those it listens on, or did last."""
+
+    def write(self, folder: Path) -> None:
+        """Write it into the server's directory."""
+        write_json(folder / SERVER_FILE, {"schema": SCHEMA, **asdict(self), "state": self.state.value})
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> KeptRecord:
+        """The record that `write` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']}, this release reads {SCHEMA}")
+        known = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        keeper = known.get("keeper")
+        numbers = {name: float(known[name]) for name in ("since_s", "started_s")}
+        limit_s = float(known.get("unresponsive_timeout_s", UNRESPONSIVE_S))
+        if not all(0 <= number < _LATEST_S for number in numbers.values()):
+            raise ValueError("a time that cannot be")
+        lists = {name: tuple(known.get(name) or ()) for name in ("command", "gpus", "served_from")}
+        maps = {name: dict(known.get(name) or {}) for name in ("fingerprints", "asked_ports", "ports")}
+        keepers = None if keeper is None else Keeper(**keeper)
+        typed = {"keeper": keepers, "state": State(known["state"]), "unresponsive_timeout_s": limit_s}
+        return cls(**{**known, **numbers, **lists, **maps, **typed})
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a server that is ready is reached."""
+
+    service: Service
+    """Of the server itself."""
+    openai: str | None
+    """Base URL of an OpenAI endpoint, such as http://127.0.0.1:8000/v1: the gateway, or the server itself."""
+    models: tuple[str, ...]
+    """What OpenAI clients call the model, and after it the model with each of its adapters."""
+    model_folder: Path | None
+    """Directory with tokenizer and chat template."""
+    metrics: tuple[str, ...]
+    """URLs of Prometheus metrics: the gateway's, then the server's."""
+
+    @property
+    def model(self) -> str:
+        """The model itself."""
+        return self.models[0]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptServer:
+    """One managed server, as it stood when it was looked at."""
+
+    folder: Path
+    state: State
+    reason: str | None
+    """Why it ended, or is not ready."""
+    record: KeptRecord | None
+    """None where server.json is damaged."""
+    keeper: Keeper | None
+    """The process that keeps it, while that lives."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the workspace."""
+        return self.folder.name
+
+    @property
+    def cell(self) -> str | None:
+        """The cell that it serves; None for a directory."""
+        return None if self.record is None else self.record.cell
+
+    def endpoint(self) -> Endpoint | None:
+        """Where it is reached; None unless it is ready."""
+        if self.state is not State.READY or self.record is None:
+            return None
+        try:
+            service = Service.read(self.folder / SERVICE_FILE)
+        except ServerError:
+            return None  # it has ended just now
+        base = gateway_url(self.folder) or (service.http if service.kind == "openai" else None)
+        offered = (read_object(self.folder / GATEWAY_FILE) or {}).get("models") if self.record.gateway else None
+        folder = self.record.model_folder
+        return Endpoint(
+            service,
+            None if base is None else f"{base}/v1",
+            tuple(offered or [self.record.model if self.record.gateway else service.model]),
+            None if folder is None else Path(folder),
+            tuple(metrics_urls(self.folder).values()),
+        )
+
+
+def metrics_urls(folder: Path) -> dict[str, str]:
+    """URLs of metrics by part, as far as they are there now: `gateway` before the server itself."""
+    gateway = gateway_url(folder)
+    urls = {} if gateway is None else {"gateway": f"{gateway}/metrics"}
+    try:
+        service = Service.read(folder / SERVICE_FILE)
+    except ServerError:
+        return urls
+    if service.metrics is not None:
+        urls["triton"] = f"http://{service.metrics}/metrics"
+    elif service.kind == "openai":
+        urls[TRTLLM_SERVE] = f"{service.http.rstrip('/')}{_TRTLLM_SERVE_PATH}"
+    return urls
+
+
+def gateway_url(folder: Path) -> str | None:
+    """URL of a server's gateway as this machine reaches it, also where it listens on all of its addresses."""
+    url = (read_object(folder / GATEWAY_FILE) or {}).get("url")
+    if not isinstance(url, str):
+        return None
+    return url.rstrip("/").replace("//0.0.0.0:", f"//{LOOPBACK}:").replace("//[::]:", f"//{LOOPBACK}:")
+
+
+def api_keys_file(folder: Path) -> Path | None:
+    """The file of the keys that requests to a server's gateway need one of; None where they need none."""
+    told = (read_object(folder / GATEWAY_CONFIG) or {}).get("api_keys_file")
+    return Path(told) if isinstance(told, str) else None
+
+
+def folder_of(workspace: Path, name: str) -> Path:
+    """The directory of the managed server `name`."""
+    return workspace.absolute() / FOLDER / name
+
+
+def find(workspace: Path) -> list[KeptServer]:
+    """All managed servers of a workspace, by name. Damaged ones are among them, as failed; one that is removed just now is not."""
+    try:
+        names = sorted(
+            each.name
+            for each in (workspace / FOLDER).iterdir()
+            if not each.name.startswith(".") and (each / SERVER_FILE).exists()
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [look(folder_of(workspace, name)) for name in names]
+    return [server for server in found if server.record is not None or (server.folder / SERVER_FILE).exists()]
+
+
+def look(folder: Path) -> KeptServer:
+    """How the managed server in `directory` stands now. Reads only."""
+    data = read_object(folder / SERVER_FILE) or {}
+    while True:
+        found = _seen(folder, data)
+        before, data = data, read_object(folder / SERVER_FILE) or {}
+        if data == before:  # what is seen is of a moment in which server.json said this
+            return found
+
+
+def _seen(folder: Path, data: Mapping[str, Any]) -> KeptServer:
+    held, stopping = is_held(folder), (folder / STOP).exists()
+    named, last = _said_in(folder / LOCK)
+    named = named if held else None
+    living = named if named is not None and named.lives() else None
+    try:
+        record = KeptRecord.of(data)
+        living = living or (record.keeper if record.keeper is not None and record.keeper.lives() else None)
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"server.json is damaged: {type(error).__name__}: {error}" if data else "server.json is damaged"
+        state = State.FAILED if not held else State.STOPPING if living is None else State.READY
+        return KeptServer(folder, state, why, None, living)
+    if stopping:
+        last = State.STOPPED, STOPPED_REASON
+    state, reason = standing(record, held=held, lives=living is not None, boot=boot_id(), last=last)
+    return KeptServer(folder, state, reason, record, living)
+
+
+def standing(
+    record: KeptRecord, *, held: bool, lives: bool, boot: str, last: tuple[State, str] | None = None
+) -> tuple[State, str | None]:
+    """How a server stands, and why, from what its keeper said last and what is seen now.
+
+    `held`: some process of it holds the lock. `lives`: one of them is its keeper. `boot` is that of now. `last` is what is
+    known of its end beside server.json: that somebody stops it, or what its keeper left in the lock.
+    """
+    keeper, reason = record.keeper, record.reason
+    if lives:
+        return record.state, reason
+    if held and keeper is None:
+        return State.STARTING, reason  # `start` is about to start the keeper
+    if not record.state.alive:  # also where a command has the lock that is about to start or remove it
+        return record.state, reason
+    if held:
+        return State.STOPPING, "its keeper was killed; its processes are being ended"
+    if last is not None:
+        return last
+    if keeper is None:
+        return State.FAILED, "it was interrupted before it was started"
+    if keeper.boot_id != boot:
+        return State.STOPPED, "the machine was restarted"
+    if record.state is State.STOPPING:
+        return State.STOPPED, reason
+    return State.FAILED, f"its keeper (process {keeper.pid}) was killed"
+
+
+def told(folder: Path) -> KeptRecord:
+    """What server.json says. Raises ValueError, KeyError or TypeError where it is damaged."""
+    return KeptRecord.of(read_object(folder / SERVER_FILE) or {})
+
+
+def changed(record: KeptRecord, state: State, reason: str | None, hint: str | None, now_s: float) -> KeptRecord:
+    """`record` with another state; its time changes only when the state does."""
+    since_s = record.since_s if state is record.state else now_s
+    return replace(record, state=state, reason=reason, hint=hint, since_s=since_s)
+
+
+def identify(lock_fd: int, keeper: Keeper, last: tuple[State, str] | None = None) -> None:
+    """Write into a lock that is held whose it is, and how it ends, which takes no room on a full disk."""
+    said = {}
+    if last is not None:
+        reason = last[1].encode(errors="replace")[:_MOST_REASON_BYTES].decode(errors="ignore")
+        said = {"state": last[0].value, "reason": reason}
+    text = json.dumps({**asdict(keeper), **said}).encode()
+    os.pwrite(lock_fd, text.ljust(_IDENTITY_BYTES), 0)  # in one write, over what stood there
+
+
+def _said_in(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
+    """The keeper that says in its lock who it is, and its last word."""
+    try:
+        data = read_object(lock) or {}
+        last = (State(data.pop("state")), str(data.pop("reason"))) if "state" in data else None
+        return Keeper(**data), last
+    except (TypeError, ValueError, KeyError):
+        return None, None
+
+
+def take(folder: Path) -> claims.Claim | None:
+    """The lock of the server in `directory`; None while it is kept, or started. Raises OSError.
+
+    Waits for a keeper that has said its last word, for what a killed one has left, and for a command that records an end.
+    """
+    deadline = time.monotonic() + _LAST_S
+    while True:
+        lock = claims.take(folder / LOCK, remove=False)
+        if lock is not None or time.monotonic() > deadline:
+            return lock
+        server = look(folder)
+        if server.state is State.STARTING or (server.state.alive and server.keeper is not None):
+            return None
+        time.sleep(_POLL_S)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether any process of the server in `directory` lives."""
+    try:
+        return claims.is_held(folder / LOCK)
+    except OSError:
+        return False
+
+
+def holders(folder: Path) -> set[int]:
+    """The processes, as far as this user sees them, that have the lock of the server in `directory` open; not this one."""
+    lock = str(folder / LOCK)
+    found = set()
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError):
+            fds = os.listdir(f"/proc/{pid}/fd")
+            if pid != os.getpid() and any(_is_file(f"/proc/{pid}/fd/{fd}", lock) for fd in fds):
+                found.add(pid)
+    return found
+
+
+def _is_file(link: str, path: str) -> bool:
+    with suppress(OSError):
+        return os.readlink(link).endswith(f"/{LOCK}") and os.path.samefile(link, path)  # noqa: PTH115, PTH121
+    return False

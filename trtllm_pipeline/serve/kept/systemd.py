@@ -1,0 +1,103 @@
+"""A systemd unit that runs the keeper of a server, so that it is started with the machine."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.base import EXAMPLES_VARIABLE, TEMPLATES_VARIABLE
+from trtllm_pipeline.serve.kept.servers import KeptRecord
+
+PREFIX: Final = "trtllm-pipeline-"
+MARK: Final = "# Written by `pipeline serve install`; it writes this file again.\n"
+PASSED_ON: Final = (
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", EXAMPLES_VARIABLE, TEMPLATES_VARIABLE),
+    "TRTLLM_NO_USAGE_STATS",
+)
+"""What a server is found and started by. Nothing else of the environment is written down: there may be secrets in it."""
+_STOP_S: Final = 60
+_AGAIN_S: Final = 10
+
+
+def unit_name(name: str) -> str:
+    """The name of a server's unit."""
+    return f"{PREFIX}{name}.service"
+
+
+def default_path(name: str, *, system: bool) -> Path:
+    """Where systemd looks for the unit."""
+    if system:
+        return Path("/etc/systemd/system") / unit_name(name)
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return home / "systemd" / "user" / unit_name(name)
+
+
+def unit(folder: Path, record: KeptRecord, *, system: bool, environment: Mapping[str, str]) -> str:
+    """The text of the unit for the managed server in `directory`.
+
+    `system`: for the machine's systemd, as the user whom the directory belongs to; else for that user's own.
+    """
+    about = record.cell or record.served_folder or ""
+    owner = pwd.getpwuid(folder.stat().st_uid)
+    passed = {name: environment[name] for name in PASSED_ON if environment.get(name)}
+    if system:
+        # Where leases on GPUs are, for runs of this user; see orchestrate/store/claims.py.
+        passed["XDG_RUNTIME_DIR"] = f"/run/user/{owner.pw_uid}"
+    lines = [
+        "[Unit]",
+        f"Description=trtllm-pipeline: {_specifiers(folder.name)} ({_specifiers(about)})",
+        *(("After=network-online.target", "Wants=network-online.target") if system else ()),
+        "",
+        "[Service]",
+        "Type=exec",
+        *((f"User={owner.pw_name}",) if system else ()),
+        *(f"Environment={_quoted(f'{name}={value}')}" for name, value in passed.items()),
+        "ExecStart=" + " ".join(_argument(word) for word in (sys.executable, "-m", _KEEPER, str(folder))),
+        f"Restart={'on-failure' if record.restart else 'no'}",
+        f"RestartSec={_AGAIN_S}",
+        "# The keeper ends its server in order; what is left then is killed.",
+        "KillMode=mixed",
+        f"TimeoutStopSec={_STOP_S}",
+        "LimitNOFILE=65536",
+        "",
+        "[Install]",
+        f"WantedBy={'multi-user' if system else 'default'}.target",
+    ]
+    return MARK + "".join(f"{line}\n" for line in lines)
+
+
+_KEEPER: Final = "trtllm_pipeline.serve.kept.keeper"
+
+
+def next_steps(path: Path, name: str, *, system: bool, running: bool) -> str:
+    """What to type once the unit is written."""
+    control = "sudo systemctl" if system else "systemctl --user"
+    lines = [f"pipeline serve stop {name}"] if running else []
+    known = path == default_path(name, system=system)
+    lines += [f"{control} daemon-reload" if known else f"{control} link {path}"]
+    lines += [f"{control} enable --now {path.name}"]
+    lines += (
+        []
+        if system
+        else ["loginctl enable-linger    # so that it is started before you log in, and stays when you leave"]
+    )
+    return "\n".join(lines)
+
+
+def _specifiers(text: str) -> str:
+    """`text` as systemd takes it in a line: one line, without its % specifiers."""
+    return " ".join(text.split()).replace("%", "%%")
+
+
+def _quoted(word: str) -> str:
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
+    return f'"{escaped}"'
+
+
+def _argument(word: str) -> str:
+    """A word of a command line: there, $ starts a variable."""
+    return _quoted(word).replace("$", "$$")

@@ -1,0 +1,120 @@
+"""`pipeline compare`: what is better and what is worse than before, or than another configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtllm_pipeline.base import UsageError, clean
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit_rendered, explain_error, note, rendered, write_output
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate import Side
+
+
+def compare(
+    run: options.MeasuredRun = "latest",
+    baseline: Annotated[
+        str | None, options.argument("BASELINE", "What to compare RUN with.", complete=options.completion.runs)
+    ] = None,
+    by: Annotated[
+        str | None,
+        options.option("--by", "AXIS", "Instead of a baseline: the cells of RUN that differ in this axis alone."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        options.option(
+            "--base",
+            "VALUE",
+            "With --by: the value to compare with (default: the first that needs no build, or else the first).",
+        ),
+    ] = None,
+    metrics: Annotated[
+        str | None,
+        options.option("--metrics", "NAME,...", "Such as ttft_p99,accuracy.contains (default: the main ones)."),
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        options.option(
+            "--fail-on",
+            "CONDITIONS",
+            "Exit with 1 if a metric rises (+) or falls (-) by more: ttft_p99:+10%,output_tps:-5%; a missing one fails "
+            "too.",
+        ),
+    ] = None,
+    beyond_noise: Annotated[
+        bool, options.switch("--beyond-noise", "Let --fail-on ignore changes within noise, however large.")
+    ] = False,
+    allow: options.Allow = "",
+    cells: options.Cells = None,
+    tokenizer: Annotated[
+        Path | None,
+        options.option("--tokenizer", "PATH", "Counts the tokens of event files whose server did not."),
+    ] = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TableFormat = "table",
+    output: options.Output = None,
+) -> None:
+    """Compare a run with a baseline, or the cells of one run with each other.
+
+    Differences of latency, throughput, accuracy, build time and size, with 95% intervals; what is beyond noise is marked.
+    RUN and BASELINE are a run (latest, latest~1 for the one before, its name or id), a report.json, or what a load
+    of any server left (its event file, perf.json, or their directory). Several separated by commas are repeats: measured in turn
+    (a,b,a,b), they are compared pair by pair.
+
+    Exit codes: 1 if a condition of --fail-on does not hold; 4 if cells are not comparable, because they were measured under
+    another load or on another system.
+
+    examples:
+      pipeline compare latest latest~1
+      pipeline compare --by precision --base fp16
+      pipeline compare --by toolchain
+      pipeline compare latest main-report.json --fail-on 'ttft_p99:+10%,output_tps:-5%,accuracy:-1%'
+      pipeline compare latest vllm.jsonl --cells '*/fp8/*' --format markdown
+    """
+    from trtllm_pipeline.orchestrate import load_measured, selected
+    from trtllm_pipeline.show.report import compare_writers, gate
+
+    if (by is None) == (baseline is None):
+        raise UsageError(
+            "compare: give a BASELINE, or --by AXIS" + (", not both" if by else ""),
+            hint="pipeline compare latest latest~1, or pipeline compare --by precision --base fp16",
+        )
+    if base is not None and by is None:
+        raise UsageError("--base is the value that --by starts from", hint="add --by AXIS, or give a BASELINE")
+    criteria, allowed = gate.Criteria.parse(metrics, fail_on), options.allowed(allow)
+
+    def side(text: str) -> Side:
+        found = load_measured(text, options.store_at(workspace), tokenizer=tokenizer, allow=allowed)
+        for each in found.left_out:
+            note(f"note: {each}; left out")
+        return selected(found, cells or ())
+
+    judged = gate.judge(
+        side(run),
+        None if baseline is None else side(baseline),
+        criteria,
+        by=by,
+        first=base,
+        beyond_noise=beyond_noise,
+        allow=allowed,
+    )
+    if format == "table":
+        text = rendered(compare_writers.to_table(judged))
+    else:
+        text = clean(compare_writers.text_of(judged, format))
+    if output is None:
+        emit_rendered(text)
+    else:
+        write_output(output, text)
+    if format == "csv" and judged.broken:
+        note(f"gate: {len(judged.broken)} broken; --format table or json says what")
+    if judged.refusal is not None:
+        explain_error(judged.refusal)
+    raise typer.Exit(judged.exit_code)
+
+
+vars(compare)["aliases"] = options.TOKENIZER_NAMES

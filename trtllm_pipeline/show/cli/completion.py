@@ -1,0 +1,115 @@
+"""What a shell completes on TAB, beyond commands and options: cells, stages, runs, recipes, matrix files, toolchains.
+
+Each looks at files only, is quick, and has nothing to say rather than an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate import Outline, Store
+
+
+def matrices(incomplete: str) -> list[str]:
+    """Matrix files and directories."""
+    from trtllm_pipeline.orchestrate import matrices_folder
+
+    folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    prefix = "" if str(folder) == "." and not incomplete.startswith("./") else f"{folder}/".replace("//", "/")
+    try:
+        here = [f"{prefix}{each.name}{'/' * each.is_dir()}" for each in sorted(folder.iterdir())]
+    except OSError:
+        here = []
+    shipped = [file.stem for file in sorted(matrices_folder().glob("*.yaml"))]
+    return [name for name in [*here, *shipped] if name.startswith(incomplete) and not name.startswith(".")]
+
+
+def toolchains() -> list[str]:
+    """Names of toolchains."""
+    from trtllm_pipeline.tensorrt import catalog
+
+    return list(catalog.every_name())
+
+
+def recipes() -> list[str]:
+    """Names of recipes, of the user and of the project."""
+    from trtllm_pipeline.orchestrate import list_recipes
+
+    return list(list_recipes(Path()))
+
+
+def runs(ctx: typer.Context) -> list[tuple[str, str]]:
+    """Ids of the workspace's runs, the newest first, and the names that follow time."""
+    store = _store(ctx)
+    known = [] if store is None else store.index.runs()
+    return [("latest", ""), *((run.id, Path(run.matrix).name) for run in known)] if known else []
+
+
+def cells(ctx: typer.Context) -> list[str]:
+    """Ids of the cells of the matrix that was typed, or of the latest run."""
+    from trtllm_pipeline.base import PipelineError
+
+    try:
+        if matrix := ctx.params.get("matrix") or ctx.params.get("matrix_word"):
+            return _cells_of({**ctx.params, "matrix": matrix})
+        return [str(cell.id) for outline in _outlines(ctx) for cell in outline.cells]
+    except (OSError, PipelineError):
+        return []
+
+
+def servers(ctx: typer.Context) -> list[tuple[str, str]]:
+    """Names of the servers that are kept in the workspace, and how they stand."""
+    from trtllm_pipeline.serve import find
+    from trtllm_pipeline.show.cli.options import WORKSPACE
+
+    workspace = Path(ctx.params.get("workspace") or WORKSPACE)
+    try:
+        return [(server.name, server.state.value) for server in find(workspace)]
+    except OSError:
+        return []
+
+
+def servers_and_cells(ctx: typer.Context) -> list[str | tuple[str, str]]:
+    """What can be talked with."""
+    return [*servers(ctx), *cells(ctx)]
+
+
+def stages(ctx: typer.Context) -> list[str]:
+    """Names of stages: of the latest run, or of all toolchains."""
+    from trtllm_pipeline.base import PipelineError
+    from trtllm_pipeline.tensorrt import catalog
+
+    try:
+        found = [stage for outline in _outlines(ctx) for stage in outline.stages]
+    except (OSError, PipelineError):
+        found = []
+    return found or list(dict.fromkeys(stage.name for name in catalog.names() for stage in catalog.load(name).stages))
+
+
+def _cells_of(params: dict[str, Any]) -> list[str]:
+    from trtllm_pipeline.orchestrate import expand, find_matrix, load_matrix
+
+    loaded = load_matrix(find_matrix(params["matrix"]), params.get("sets") or ())
+    return [str(cell.id) for cell in expand(loaded, default_toolchain=params.get("toolchain") or "auto")]
+
+
+def _store(ctx: typer.Context) -> Store | None:
+    from trtllm_pipeline.orchestrate import INDEX
+    from trtllm_pipeline.show.cli.options import WORKSPACE, store_at
+
+    workspace = Path(ctx.params.get("workspace") or WORKSPACE)
+    # A key pressed in some directory must neither make a workspace there nor rebuild the index of one.
+    return store_at(str(workspace)) if (workspace / INDEX).exists() else None
+
+
+def _outlines(ctx: typer.Context) -> Iterator[Outline]:
+    from trtllm_pipeline.orchestrate import find_run, read_run
+
+    store = _store(ctx)
+    if store is not None:
+        yield read_run(find_run(store, ctx.params.get("run")))

@@ -1,0 +1,114 @@
+"""`pipeline doctor`: what this machine has, what it lacks, and what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit_as, note
+from trtllm_pipeline.show.doctor_findings import Examination
+
+
+def doctor(
+    assume: options.Assume = None,
+    toolchain: Annotated[
+        str | None,
+        options.option(
+            "--toolchain",
+            "NAME",
+            "Judge this toolchain instead of the one that a run would use.",
+            complete=options.completion.toolchains,
+        ),
+    ] = None,
+    deep: Annotated[
+        bool,
+        options.switch("--deep", "Prove it: take tiny models through every stage, and compare what is installed."),
+    ] = False,
+    family: Annotated[
+        str | None,
+        options.option(
+            "--family",
+            "NAME,...",
+            "With --deep: architectures by model_type, separated by commas, such as llama,mixtral,gemma2 (default: llama).",
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        options.option(
+            "--precision",
+            "NAME,...",
+            "With --deep: precisions, separated by commas, or all (default: those that about ten minutes are enough for).",
+        ),
+    ] = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Show what this machine has and lacks, what to do about it, and which toolchains it can use.
+
+    GPUs, TensorRT-LLM, Triton, disk space, limits, tokens. The exit code is 3 if no toolchain can be used.
+    With --deep a tiny model with random weights is converted, quantized, built, served and asked in every precision that
+    the machine can do, for about ten minutes. Nothing is downloaded. What was done before is not done again, and what was
+    left out comes the next time.
+
+    examples:
+      pipeline doctor
+      pipeline doctor --format json | jq '.checks[] | select(.status != "ok")'
+      pipeline doctor --assume tensorrt_llm==0.12.0,sm=90,gpus=8
+      pipeline doctor --deep --family llama,qwen3 --precision fp16,fp8
+    """
+    if deep:
+        raise typer.Exit(_deep(Path(workspace), assume, toolchain, family, precision, format))
+    if family is not None or precision is not None:
+        raise UsageError("--family and --precision are for --deep", hint="pipeline doctor --deep")
+    from trtllm_pipeline.show import doctor_findings
+
+    found = doctor_findings.run(Path(workspace), assumed=assume, toolchain=toolchain)
+    emit_as(format, found, json=Examination.to_json, text=_coloured if sys.stdout.isatty() else _plain)
+    raise typer.Exit(found.exit_code)
+
+
+def _deep(
+    workspace: Path, assume: str | None, toolchain: str | None, family: str | None, precision: str | None, form: str
+) -> int:
+    from trtllm_pipeline.base import on_terminal
+    from trtllm_pipeline.show.progress import observer
+    from trtllm_pipeline.show.proof import examination
+    from trtllm_pipeline.show.proof.findings import DeepExamination
+
+    if assume is not None:
+        raise UsageError("--deep examines this machine; nothing can run on an assumed one", hint="leave out --assume")
+    asked = {"families": family, "precisions": precision}
+    found = examination.examine(
+        workspace,
+        observer(sys.stderr),
+        note,
+        toolchain=toolchain,
+        **{name: tuple(part.strip() for part in text.split(",")) for name, text in asked.items() if text is not None},
+    )
+    emit_as(form, found, json=DeepExamination.to_json, text=lambda found: on_terminal(found.blocks()))
+    note(f"written to {workspace / examination.FOLDER / examination.RESULT}")
+    if found.interrupted:
+        note("interrupted; the same command continues")
+    return found.exit_code
+
+
+def _plain(found: Examination) -> str:
+    return found.text(sys.stdout.encoding)
+
+
+def _coloured(found: Examination) -> Any:
+    from rich.text import Text
+
+    ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
+    texts = [
+        Text.assemble(line.mark(ascii_only=ascii_only), (line.text, "dim" if line.grey else ""))
+        if line.status
+        else Text(line.text, "" if number else "bold")
+        for number, line in enumerate(found.lines())
+    ]
+    return Text("\n").join(texts)

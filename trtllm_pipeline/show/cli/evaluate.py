@@ -1,0 +1,179 @@
+"""`pipeline eval`: score the answers of any server, compare two sets of answers, run standard tasks."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit, emit_as, note
+from trtllm_pipeline.tensorrt import params
+
+Concurrency = Annotated[
+    int, options.option("--concurrency", "N", "Requests in flight.", min=1, max=params.MOST_IN_FLIGHT)
+]
+
+
+def _folder(holds: str) -> Any:
+    return options.option("--output-dir", "DIR", f"New or empty directory for {holds}.")
+
+
+def answers(
+    url: options.Url,
+    model: options.Model,
+    input_data: Annotated[str, options.option("--input-data", "FILE", "JSONL file of questions, or builtin:NAME.")],
+    protocol: options.Protocol = "grpc",
+    endpoint_type: options.EndpointType = "completions",
+    request_timeout_s: options.RequestTimeout = 300.0,
+    metrics: Annotated[
+        str,
+        options.option(
+            "--metrics",
+            "NAME,...",
+            "Metrics of rows that name none: names, or your own functions as MODULE:FUNCTION.",
+        ),
+    ] = "exact,contains",
+    max_tokens: Annotated[
+        int, options.option("--max-tokens", "N", "Output tokens of an answer at most.", min=1, max=params.MOST_TOKENS)
+    ] = 32,
+    concurrency: Concurrency = 4,
+    min_score: Annotated[
+        float | None, options.option("--min-score", "NUMBER", "Fail if the first metric is below this.", min=0, max=1)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        options.option(
+            "--tokenizer",
+            "PATH",
+            "A model's directory; its chat template renders rows with messages, its tokens go into answers.jsonl.",
+        ),
+    ] = None,
+    output_dir: Annotated[str | None, _folder("answers.jsonl and accuracy.json")] = None,
+    format: options.TableOrCsv = "table",
+) -> None:
+    r"""Ask a running server questions and score its greedy answers.
+
+    No matrix and no workspace are needed. As in a run, an OpenAI-compatible server gets the questions at /v1/completions. With
+    --endpoint-type chat, each is a user's message, and the server's chat template writes the prompt. The key for such a server
+    is read from OPENAI_API_KEY. The exit code is 1 if requests fail or the score is below --min-score.
+
+    examples:
+      pipeline eval answers -u localhost:8001 --model ensemble --input-data questions.jsonl
+      pipeline eval answers -u http://localhost:8000 --protocol openai --model Qwen/Qwen2.5-0.5B \
+          --input-data builtin:accuracy --format csv
+    """
+    from trtllm_pipeline.measure import AccuracyResult, Target, score_url
+    from trtllm_pipeline.models import data_file
+    from trtllm_pipeline.orchestrate import score_tables
+
+    target = Target.at(
+        url,
+        protocol,
+        model,
+        endpoint=endpoint_type,
+        # Nobody times these answers, and every OpenAI-compatible server can send them whole.
+        streaming=protocol != "openai",
+        timeout_s=options.positive("--request-timeout-s", request_timeout_s),
+        max_tokens=max_tokens,
+    )
+    names = [name.strip() for name in metrics.split(",") if name.strip()]
+    found = score_url(
+        target,
+        data_file(input_data, Path()),
+        names,
+        concurrency=concurrency,
+        tokenizer=tokenizer,
+        folder=None if output_dir is None else options.empty_folder(output_dir),
+        url=url,
+    )
+    emit_as(format, found, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
+    found.check_least(names[0], min_score)
+
+
+vars(answers)["aliases"] = options.TOKENIZER_NAMES
+
+
+def drift(
+    reference: Annotated[Path, options.argument("ANSWERS_A", "The answers.jsonl, or the directory it is in.")],
+    other: Annotated[Path, options.argument("ANSWERS_B", "The same of the other model.")],
+    format: options.TableOrCsv = "table",
+) -> None:
+    """Compare two sets of answers to the same questions.
+
+    Reports how many answers of B agree with those of A, where they diverge, and by how much the scores differ, with a paired
+    bootstrap interval. No server is needed.
+
+    examples:
+      pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
+    """
+    from trtllm_pipeline.measure import DRIFT, MEAN_INTERVAL, drift
+    from trtllm_pipeline.orchestrate import score_tables
+
+    found = drift.compare(drift.read(reference), drift.read(other))
+    told = {"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
+    emit_as(format, told, csv=lambda _: score_tables.drift_csv(found), table=lambda _: score_tables.drift_text(found))
+
+
+def lm_eval(
+    url: options.Url,
+    model: options.Model,
+    tasks: Annotated[
+        str, options.option("--tasks", "NAME,...", "Tasks, separated by commas; lm_eval ls tasks lists them.")
+    ],
+    endpoint_type: Annotated[
+        Literal["completions", "chat"],
+        options.option("--endpoint-type", "NAME", "OpenAI endpoint; tasks that rank choices need completions."),
+    ] = "completions",
+    tokenizer: Annotated[
+        str | None,
+        options.option("--tokenizer", "NAME", "Name or directory; none for no tokenizer (default: lm_eval's)."),
+    ] = None,
+    num_fewshot: Annotated[
+        int | None,
+        options.option("--num-fewshot", "N", "Examples before each question (default: the task's).", min=0),
+    ] = None,
+    limit: Annotated[
+        str | None,
+        options.option("--limit", "N", "Questions of each task, or a share of them; for a first try."),
+    ] = None,
+    concurrency: Concurrency = 4,
+    include_path: Annotated[str | None, options.option("--include-path", "DIR", "Directory of your own tasks.")] = None,
+    output_dir: Annotated[str | None, _folder("accuracy.json and what lm_eval writes")] = None,
+    dry_run: Annotated[bool, options.switch("--dry-run", "Print the command line of lm_eval and stop.")] = False,
+    format: options.TableOrCsv = "table",
+) -> None:
+    """Run standard tasks of lm-evaluation-harness against an OpenAI-compatible server.
+
+    It needs the extra [lm-eval] and a server such as trtllm-serve or vLLM: Triton itself, and so the embedded toolchain, has
+    no such endpoint. lm_eval fetches its data sets itself. The key is read from OPENAI_API_KEY.
+
+    examples:
+      pipeline eval lm-eval -u http://localhost:8000 --model Qwen/Qwen2.5-0.5B --tasks gsm8k --limit 50
+      pipeline eval lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
+    """
+    from trtllm_pipeline.measure import AccuracyResult, lm_eval
+    from trtllm_pipeline.orchestrate import score_tables
+
+    evaluation = lm_eval.Evaluation(
+        url=url if "://" in url else f"http://{url}",
+        model=model,
+        tasks=tuple(filter(None, tasks.split(","))),
+        endpoint=endpoint_type,
+        tokenizer=tokenizer,
+        num_fewshot=num_fewshot,
+        limit=limit,
+        concurrency=concurrency,
+        include_path=include_path,
+    )
+    if dry_run:
+        emit(shlex.join(lm_eval.command(lm_eval.PROGRAM, evaluation, Path(output_dir or "DIR"))))
+        return
+    with tempfile.TemporaryDirectory(prefix="pipeline-lm-eval-") as scratch:
+        folder = None if output_dir is None else options.empty_folder(output_dir)
+        found = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
+    emit_as(format, found, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
+
+
+vars(lm_eval)["aliases"] = options.TOKENIZER_NAMES

@@ -1,0 +1,43 @@
+"""`pipeline stage replay job.json`: run one attempt's commands again, by hand."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+from trtllm_pipeline.orchestrate import provenance, read_job, replay
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit_as, note
+
+
+def execute(
+    job: Annotated[str, options.argument("JOB.json", "The job.json of an attempt or artifact.")],
+    output_dir: Annotated[
+        str, options.option("--output-dir", "DIR", "New or empty directory for the result.")
+    ] = "replay",
+    inputs: Annotated[
+        list[str] | None,
+        options.option(
+            "--input",
+            "NAME=PATH",
+            "Use this instead of the job's input NAME, e.g. service=FILE for a server of yours.",
+        ),
+    ] = None,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Run the commands of a job file again, in a directory of your own. The store is only read.
+
+    Every attempt's directory and every artifact has one; pipeline logs says where they are.
+
+    examples:
+      pipeline stage replay .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
+    """
+    given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
+    read = read_job(Path(job))  # no directory is made for what is no job
+    policy = provenance.policy()
+    if policy.required:
+        read_from = {**{name: Path(path) for name, path in read.inputs.items()}, **given}
+        provenance.require_folders(read_from.values(), policy)
+    out = replay(read, options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
+    emit_as(format, {"schema": 1, "output_dir": str(out)}, text=lambda _: str(out))

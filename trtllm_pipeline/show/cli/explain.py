@@ -1,0 +1,44 @@
+"""`pipeline explain`: why a cell's stages have to run, and what their fingerprints are made of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from trtllm_pipeline.orchestrate import plan_of
+from trtllm_pipeline.show.cli import completion, options
+from trtllm_pipeline.show.cli.output import emit_as
+
+
+def explain(
+    ctx: typer.Context,
+    cell: Annotated[str, options.argument("CELL", "A cell's id, a pattern or part of it.", complete=completion.cells)],
+    stage: Annotated[
+        str | None,
+        options.argument(
+            "STAGE", "Only this stage, with everything its fingerprint is made of.", complete=completion.stages
+        ),
+    ] = None,
+    matrix: options.MatrixOrLatest = None,
+    sets: options.Sets = None,
+    toolchain: options.Toolchain = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Say why each stage of a cell has to run, and what changed since the last result of the cell.
+
+    An artifact that another state of the pipeline's code made is marked: its key does not depend on the code.
+
+    examples:
+      pipeline explain 'smollm2*/fp16/*' build
+      pipeline explain fp16 --set axes.max_batch_size=[16]
+    """
+    from trtllm_pipeline.orchestrate import forecast
+    from trtllm_pipeline.show.report.plan_text import explanation, explanation_text
+
+    store = options.store_at(workspace)
+    request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
+    plan = plan_of(request, store)
+    explained = explanation(plan, forecast(plan, store), stage, store)
+    emit_as(format, explained, text=lambda each: explanation_text(each, full=stage is not None))

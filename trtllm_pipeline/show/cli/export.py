@@ -1,0 +1,145 @@
+"""`pipeline export`: one verified cell as files to deploy elsewhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit, emit_as, note
+
+
+def export(
+    ctx: typer.Context,
+    cell: Annotated[
+        str,
+        options.argument("CELL", "A cell's id, a pattern or part of it.", complete=options.completion.cells),
+    ],
+    to: Annotated[
+        str,
+        options.option(
+            "--to",
+            "TARGETS",
+            "What to write: bundle, compose, kubernetes, lws, kserve, hub; several with commas.",
+        ),
+    ],
+    output_dir: Annotated[
+        str,
+        options.option(
+            "--output-dir", "DIR", "New or empty directory for the files; it gets a directory for each target."
+        ),
+    ],
+    matrix: options.MatrixOrLatest = None,
+    sets: options.Sets = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    toolchain: options.Toolchain = None,
+    name: Annotated[
+        str | None, options.option("--name", "NAME", "Name of everything that is made (default: from the cell's id).")
+    ] = None,
+    image: Annotated[
+        str | None,
+        options.option("--image", "IMAGE", "Container image (default: NVIDIA's with the release of the engine)."),
+    ] = None,
+    openai: Annotated[
+        bool, options.switch("--openai", "Put an OpenAI endpoint in front of Triton: chat, completions, metrics.")
+    ] = False,
+    require_keys: Annotated[
+        bool, options.switch("--require-keys", "In Kubernetes, the OpenAI endpoint requires API keys, from a Secret.")
+    ] = True,
+    gpus_per_node: Annotated[
+        int, options.option("--gpus-per-node", "N", "GPUs of a node; more ranks than that take several.", min=1)
+    ] = 8,
+    storage_class: Annotated[
+        str | None, options.option("--storage-class", "NAME", "Storage class of the volume in Kubernetes.")
+    ] = None,
+    repository: Annotated[
+        str | None, options.option("--repository", "ORG/NAME", "Repository on the hub, for --to hub.")
+    ] = None,
+    upload: Annotated[
+        bool, options.switch("--upload", "Upload to the hub; without it --to hub only says what it would.")
+    ] = False,
+    public: Annotated[
+        bool, options.switch("--public", "Make a repository that everyone sees; otherwise a new one is private.")
+    ] = False,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Write files that serve one verified cell elsewhere.
+
+    Its server was tested, none of its stages failed, and every byte is read again. The bundle is a directory with engine,
+    tokenizer, repository, start script, checksums and engine card, for any host. The other targets mount it.
+
+    examples:
+      pipeline export 'smollm2*/int8_wo/*/bs4' --to bundle,compose --output-dir exported
+      pipeline export 'smollm2*/int8_wo/*/bs4' --to kubernetes --openai --output-dir exported
+      pipeline export 'smollm2*/int8_wo/*/bs4' --to hub --repository me/smollm2 --output-dir exported
+    """
+    from trtllm_pipeline.orchestrate import provenance, served_cell
+    from trtllm_pipeline.serve import deployment, export_targets, hub, next_steps
+
+    targets = _targets(to)
+    if "hub" in targets:
+        hub.check_repository(repository)
+    elif upload or repository is not None:
+        raise UsageError("--upload and --repository are for a hub", hint="add --to hub")
+    if not require_keys and not openai:
+        raise UsageError("--no-require-keys is for the OpenAI endpoint", hint="add --openai")
+    store = options.known_store(workspace)
+    served = served_cell.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
+    folder = options.empty_folder(output_dir)  # before all bytes are read
+    described = deployment.describe(
+        served,
+        deployment.check(served, store, provenance.policy(trusted_keys, required=require_signed)),
+        store,
+        name=name,
+        image=image,
+        gpus_per_node=gpus_per_node,
+        openai=openai,
+        api_keys=require_keys,
+        storage_class=storage_class,
+    )
+    folders = export_targets(described, targets, folder)
+    told: dict[str, Any] = {
+        "schema": 1,
+        "cell": str(served.cell.id),
+        "name": described.name,
+        "targets": {target: str(folder) for target, folder in folders.items()},
+        "hub": None,
+        "next_commands": next_steps(described, store, folders),
+    }
+    if "hub" in targets and repository is not None:
+        told["hub"] = hub.publish(
+            folders["bundle"], repository, message=f"{served.cell.id}", upload=upload, private=not public
+        )
+    emit_as(format, told, text=lambda _: "\n".join(f"{target}\t{folder}" for target, folder in folders.items()))
+    if format == "text":
+        _say(told["hub"], upload=upload)
+        for target, steps in told["next_commands"].items():
+            note("\n".join([f"next, for {target}:", *(f"  {step}" for step in steps)]))
+
+
+def _targets(text: str) -> list[str]:
+    from trtllm_pipeline.serve import TARGETS
+
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [target for target in found if target not in TARGETS]
+    if unknown or not found:
+        raise UsageError(
+            f"--to {text}: there is no target {unknown[0]!r}" if unknown else "--to: names no target",
+            hint=f"one or more of {', '.join(TARGETS)}",
+        )
+    return list(dict.fromkeys(found))
+
+
+def _say(hub: dict[str, Any] | None, *, upload: bool) -> None:
+    if hub is None:
+        return
+    if upload:
+        emit(f"hub\t{hub['url']}")
+        return
+    for name, size_bytes in hub["files"].items():
+        emit(f"{size_bytes:>15,}  {name}")
+    note(f"nothing was uploaded: --upload puts these {len(hub['files'])} files into {hub['repository']}")

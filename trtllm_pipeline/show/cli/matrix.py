@@ -1,0 +1,125 @@
+"""`pipeline matrix`: start, check, show and describe matrix files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from trtllm_pipeline.base import aligned
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note
+
+
+def init(
+    file: Annotated[Path, options.argument("FILE", "File to write.")] = Path("matrix.yaml"),
+    shipped: Annotated[
+        str | None,
+        options.option("--from", "NAME", "Start from a shipped matrix; pipeline matrix list shows them."),
+    ] = None,
+    force: Annotated[bool, options.switch("--force", "Overwrite an existing file.")] = False,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Write a commented matrix to start from.
+
+    examples:
+      pipeline matrix init my-matrix.yaml
+      pipeline matrix init my-matrix.yaml --from quickstart
+    """
+    from trtllm_pipeline.orchestrate import write_matrix
+
+    write_matrix(file, shipped=shipped, force=force)
+    emit_as(format, {"schema": 1, "file": str(file)}, text=lambda _: f"wrote {file}; next: pipeline matrix show {file}")
+
+
+def check(
+    files: Annotated[
+        list[str],
+        options.argument("FILE", "Matrix files, or names of shipped ones.", complete=options.completion.matrices),
+    ],
+    sets: options.Sets = None,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Check matrix files and the recipes they name.
+
+    All faults are reported at once. The exit code is 2 if there are any.
+
+    examples:
+      pipeline matrix check my-matrix.yaml
+      pipeline matrix check my-matrix.yaml --set axes.precision=[fp16]
+    """
+    from trtllm_pipeline.orchestrate import check_matrix
+
+    found = [check_matrix(file, sets or ()) for file in files]
+    if format == "json":
+        emit_json({"schema": 1, "files": [each.to_json() for each in found]})
+    else:
+        for each in found:
+            if each.error is not None:
+                note(each.error.message)
+            else:
+                emit(f"{each.file}: {each.cells} {'cell' if each.cells == 1 else 'cells'}")
+    raise typer.Exit(0 if all(each.error is None for each in found) else 2)
+
+
+def show(
+    matrix: options.Matrix,
+    cells: options.Cells = None,
+    toolchain: Annotated[
+        str | None,
+        options.option(
+            "--toolchain",
+            "NAME",
+            "Toolchain of cells whose matrix names none (default: it stays open).",
+            complete=options.completion.toolchains,
+        ),
+    ] = None,
+    sets: options.Sets = None,
+    format: options.TextOrJson = "text",
+) -> None:
+    """List the cells of a matrix, and why some can never work.
+
+    examples:
+      pipeline matrix show quickstart
+      pipeline matrix show my-matrix.yaml --set axes.precision=[fp16]
+    """
+    from trtllm_pipeline.orchestrate import axes, expand, find_matrix, load_matrix, select
+
+    found = select(
+        expand(load_matrix(find_matrix(matrix), sets or ()), default_toolchain=toolchain or "auto"), cells or ()
+    )
+    told = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in found]
+    lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in found)
+    emit_as(format, {"schema": 1, "cells": told}, text=lambda _: "\n".join(lines))
+
+
+def list_(format: options.TextOrJson = "text") -> None:
+    """List the matrices that come with the project: names to give to --matrix, and one line each.
+
+    examples:
+      pipeline matrix list
+    """
+    from trtllm_pipeline.orchestrate import list_matrices, summary
+
+    found = {name: (path, summary(path)) for name, path in list_matrices().items()}
+    rows = [{"name": name, "summary": text, "file": str(path)} for name, (path, text) in found.items()]
+    emit_as(
+        format,
+        {"schema": 1, "matrices": rows},
+        text=lambda _: aligned({name: text for name, (_, text) in found.items()}),
+    )
+
+
+def schema(
+    kind: Annotated[Literal["matrix", "recipe"], options.option("--kind", None, "Kind of file.")] = "matrix",
+) -> None:
+    """Print the JSON Schema of matrix or recipe files, for editors.
+
+    examples:
+      pipeline matrix schema > matrix.schema.json
+      pipeline matrix schema --kind recipe > recipe.schema.json
+    """
+    from trtllm_pipeline.orchestrate import json_schema
+
+    emit_json(json_schema(kind))

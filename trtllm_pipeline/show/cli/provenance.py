@@ -1,0 +1,94 @@
+"""`pipeline store provenance`: what artifacts were made from, and who signed that."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from trtllm_pipeline.base import UsageError, count
+from trtllm_pipeline.orchestrate import find_artifacts
+from trtllm_pipeline.orchestrate import provenance as library
+from trtllm_pipeline.show.cli import completion, options
+from trtllm_pipeline.show.cli.output import emit, emit_json, note
+
+PASSPHRASE = "PIPELINE_SIGNING_PASSPHRASE"  # noqa: S105 - the name of a variable
+
+
+def provenance(
+    name: Annotated[
+        str | None,
+        options.argument(
+            "ARTIFACT|STAGE|CELL",
+            "An artifact, by its id or the beginning of its fingerprint, or those of a stage or cell (default: all).",
+            complete=completion.cells,
+        ),
+    ] = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    sign: Annotated[
+        Path | None,
+        options.option("--sign", "KEY", "Sign with this private key, a PEM file of Ed25519 or ECDSA P-256."),
+    ] = None,
+    attach: Annotated[
+        Path | None, options.option("--attach", "FILE", "Keep this envelope, signed elsewhere, with the artifact.")
+    ] = None,
+    anonymous: Annotated[bool, options.switch("--anonymous", "Leave out who made it, and on which host.")] = False,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
+    format: Annotated[
+        Literal["text", "json", "statement", "envelope", "sigstore"], options.option("--format", None, "Output format.")
+    ] = "text",
+) -> None:
+    """Show what artifacts were made from, by which commands and versions, where and when, and who signed that.
+
+    `statement` prints in-toto statements, `envelope` signed ones, and `sigstore` Sigstore bundles around these, a line for
+    each. The passphrase of an encrypted key is asked for, or taken from PIPELINE_SIGNING_PASSPHRASE. The exit code is 1
+    if anything is wrong.
+
+    examples:
+      pipeline store provenance 'smollm2*/int8_wo/*/bs4'
+      pipeline store provenance --sign signing.pem
+      pipeline store provenance build-4a46c422fbf3 --require-signed --trusted-keys trusted/
+    """
+    policy = library.policy(trusted_keys, required=require_signed)
+    store = options.known_store(workspace)
+    folders = [artifact.folder for artifact in find_artifacts(store, name)]
+    if attach is not None:
+        if len(folders) != 1:
+            raise UsageError(
+                f"--attach: {len(folders)} artifacts are meant", hint="name one, such as build-4a46c422fbf3"
+            )
+        library.attach(store, folders[0], library.read_file(attach))
+    if sign is not None:
+        key = library.SigningKey.read(sign, _passphrase)
+        new = sum(library.sign(store, folder, key, anonymous=anonymous) for folder in folders)
+        before = "" if new == len(folders) else f"; {len(folders) - new} signed before"
+        note(f"signed {count(new, 'statement')} with key {key.keyid}{before}")
+        if trusted_keys is None:
+            policy = library.Policy((replace(key.public, name=sign.name),))
+    found = [library.Described.of(folder, policy, anonymous=anonymous) for folder in folders]
+    if format == "json":
+        emit_json({"schema": 1, "artifacts": [each.to_json() for each in found]})
+    elif format == "text":
+        emit("\n\n".join(each.text() for each in found))
+    elif format == "statement":
+        for folder in folders:
+            emit(library.statement_line(folder, anonymous=anonymous))
+    else:
+        for envelope in map(library.envelope_of, folders):
+            emit(envelope.text() if format == "envelope" else "\n".join(envelope.bundles()))
+    findings = [finding for each in found for finding in each.looked.findings]
+    for finding in findings:
+        note(str(finding))
+    raise typer.Exit(1 if findings else 0)
+
+
+def _passphrase() -> str:
+    given = os.environ.get(PASSPHRASE)
+    if given is None and not sys.stdin.isatty():
+        raise UsageError("the key is encrypted, and nobody can be asked for its passphrase", hint=f"set {PASSPHRASE}")
+    return given if given is not None else str(typer.prompt("passphrase of the key", hide_input=True, err=True))

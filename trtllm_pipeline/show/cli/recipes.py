@@ -1,0 +1,42 @@
+"""`pipeline models`: what is known of the models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from trtllm_pipeline.base import aligned
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit_as
+
+
+def list_(format: options.TextOrJson = "text") -> None:
+    """List the recipes: your own in recipes/ of this directory, and those that come with the project.
+
+    examples:
+      pipeline models list
+    """
+    from trtllm_pipeline.orchestrate import list_recipes, load_recipe
+
+    recipes = [load_recipe(path) for path in list_recipes(Path()).values()]
+    keys = {"name", "summary", "family", "license"}
+    told = {"schema": 1, "recipes": [recipe.model_dump(mode="json", include=keys) for recipe in recipes]}
+    emit_as(format, told, text=lambda _: aligned({recipe.name: recipe.summary for recipe in recipes}))
+
+
+def show(
+    name: Annotated[str, options.argument("NAME", "Name of a recipe.", complete=options.completion.recipes)],
+    format: options.TextOrJson = "text",
+) -> None:
+    """Show everything known about one model.
+
+    examples:
+      pipeline models show smollm2-135m-instruct
+      pipeline models show smollm2-135m-instruct --format json
+    """
+    from trtllm_pipeline.orchestrate import find_recipe, load_recipe
+
+    path = find_recipe(name, Path())
+    recipe = load_recipe(path)
+    told = {"schema": 1, "file": str(path), **recipe.model_dump(mode="json")}
+    emit_as(format, told, text=lambda _: f"# {path}\n{path.read_text(encoding='utf-8-sig').rstrip()}")

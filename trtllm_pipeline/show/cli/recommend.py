@@ -1,0 +1,43 @@
+"""`pipeline recommend`: the cheapest configuration that meets the objectives, and why not the others."""
+
+from __future__ import annotations
+
+import typer
+
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit_as, note
+
+
+def recommend(
+    run: options.MeasuredRun = "latest",
+    slo: options.Slo = None,
+    min_accuracy: options.MinAccuracy = None,
+    objective: options.Objective = "throughput",
+    cells: options.Cells = None,
+    allow: options.Allow = "",
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Recommend the cheapest configuration that meets the objectives, and say why not the others.
+
+    Without --min-accuracy, cells that are significantly (95%) less accurate than the unquantized one are excluded, as on
+    the HTML page.
+    Cells of other models, lengths or prompts, or measured on another system, are not compared: each group has a
+    recommendation of its own. The exit code is 3 if no configuration meets the objectives.
+
+    examples:
+      pipeline recommend --slo ttft_p99=300ms,tpot_p99=40ms --min-accuracy -1%
+      pipeline recommend 20261121 --slo e2e_p95=2s --objective size
+    """
+    from trtllm_pipeline.orchestrate import load_measured
+    from trtllm_pipeline.show.report import recommendation as library
+
+    slos = library.parse_slo(slo) if slo else ()
+    least = None if min_accuracy is None else library.parse_least(min_accuracy)
+    allowed = options.allowed(allow)
+    measured = load_measured(run, options.store_at(workspace), allow=allowed)
+    for each in measured.left_out:
+        note(f"note: {each}; left out")
+    found = library.advise(measured, cells or (), slos, least, objective, allowed)
+    emit_as(format, found, json=library.Recommendation.to_json, text=library.to_table)
+    raise typer.Exit(found.exit_code)

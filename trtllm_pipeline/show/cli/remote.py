@@ -1,0 +1,230 @@
+"""`pipeline store push` and `pipeline store pull`: artifacts to and from a remote store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtllm_pipeline.base import Json, Scope, UsageError, count, size
+from trtllm_pipeline.orchestrate import Request, Store
+from trtllm_pipeline.show.cli import completion, options
+from trtllm_pipeline.show.cli.output import emit_as, note
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate import ArtifactKey, ArtifactTransfer, Progress
+
+Url = Annotated[
+    str,
+    options.argument(
+        "URL",
+        "Where: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, https://HOST/FOLDER (pull only), or a directory.",
+    ),
+]
+Names = Annotated[
+    list[str] | None,
+    options.argument(
+        "[ARTIFACT|STAGE|CELL]...",
+        "Artifacts, by id or the beginning of the fingerprint, or those of a stage or cell (default: all).",
+        complete=completion.cells,
+    ),
+]
+Jobs = Annotated[int, options.option("--jobs", "N", "Files that are transferred at once.", min=1, max=128)]
+DryRun = Annotated[bool, options.switch("--dry-run", "Only list what would be transferred, with sizes.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArtifactSelection:
+    """The artifacts that are meant, as options say it."""
+
+    names: Names = None
+    run: options.Run = None
+    matrix: options.OptionalMatrix = None
+    cells: options.Cells = None
+    sets: options.Sets = None
+    until: options.Until = None
+    toolchain: options.Toolchain = None
+
+    def request(self) -> Request | None:
+        """The plan that names them; None where none does. Raises UsageError."""
+        if self.matrix is not None:
+            if self.run is not None:
+                raise UsageError("--run and --matrix are two selections", hint="give one of them")
+            return options.request(self.matrix, self.cells, self.sets, self.until, self.toolchain, None)
+        if self.cells or self.sets or self.until:
+            raise UsageError(
+                "--cells, --set and --until select from a matrix", hint="add --matrix FILE, or name the CELL"
+            )
+        return None
+
+
+@options.grouped
+def push(
+    url: Url,
+    selection: ArtifactSelection,
+    verify: Annotated[
+        bool, options.switch("--verify", "Also read what is there already, and send it again where it is damaged.")
+    ] = False,
+    jobs: Jobs = 8,
+    dry_run: DryRun = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Send artifacts to a remote store, from which other machines pull them instead of making them.
+
+    Artifacts that are there already are not sent again. Model repositories are left out: they have absolute paths. The
+    exit code is 1 if an artifact cannot be sent.
+
+    examples:
+      pipeline store push s3://engines/nightly
+      pipeline store push s3://engines/nightly build --run latest
+      pipeline store push /mnt/engines --matrix my.yaml --cells 'qwen*' --until build --dry-run
+    """
+    from trtllm_pipeline.orchestrate import remote_store
+
+    store = options.known_store(workspace)
+    with closing(remote_store.Remote(url, jobs=jobs, thorough=verify)) as there:
+        there.check_writable()
+        known = [
+            remote_store.ArtifactKey(each.stage, each.fingerprint)
+            for each in store.index.all_artifacts()
+            if each.folder.is_dir()
+        ]
+        chosen = _chosen(store, known, selection, selection.request())
+        found = remote_store.compare_to_push(store, there, chosen)
+        pending = _begin(found, f"push to {there.url}")
+        done = {} if dry_run else _each(remote_store.push(store, there, pending, _progress(pending)))
+        _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pushed")
+
+
+@options.grouped
+def pull(
+    url: Url,
+    selection: ArtifactSelection,
+    allow_other_gpu: options.AllowOtherGpu = False,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
+    jobs: Jobs = 8,
+    dry_run: DryRun = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Fetch artifacts from a remote store into the workspace, so that a run does not make them.
+
+    With --matrix, those that its cells need on this machine: fingerprints say for which release and compute capability an
+    engine is. One that was made on another GPU than this machine has is refused. Every file is compared with its digest, and
+    signed statements are checked. Artifacts that fail are refused and named, and the exit code is 1. An interrupted pull
+    starts the artifacts anew that had not arrived.
+
+    examples:
+      pipeline store pull s3://engines/nightly --matrix my.yaml
+      pipeline store pull s3://engines/nightly build --require-signed --trusted-keys trusted/
+      pipeline store pull https://engines.example/nightly build-4a46c422fbf3
+    """
+    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.orchestrate import provenance, remote_store
+
+    policy = provenance.policy(trusted_keys, required=require_signed)
+    request = selection.request()
+    with closing(remote_store.Remote(url, jobs=jobs)) as there:
+        known = None if request is not None or selection.run is not None else there.places()
+        store = Store(Path(workspace))
+        store.check_writable()
+        chosen = _chosen(store, known, selection, request)
+        gpus = () if allow_other_gpu else {gpu.name for gpu in this_machine().gpus}
+        found = remote_store.compare_to_pull(store, there, chosen, gpus)
+        pending = _begin(found, f"pull from {there.url}", absent=len(chosen) - len(found))
+        done: dict[str, ArtifactTransfer] = {}
+        if not dry_run:
+            remote_store.check_room(store, pending)
+            judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been read
+            done = _each(remote_store.pull(store, there, pending, judge, _progress(pending)))
+        _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pulled")
+
+
+def _chosen(
+    store: Store, known: Sequence[ArtifactKey] | None, selection: ArtifactSelection, request: Request | None
+) -> list[ArtifactKey]:
+    """The artifacts that are meant, of those `known`; None is whatever the run or the matrix names."""
+    from trtllm_pipeline.orchestrate import BOUND, ArtifactKey, find_named, find_run, read_run
+
+    asked: Iterable[ArtifactKey] | None = None
+    if request is not None:
+        from trtllm_pipeline.orchestrate import plan_of
+
+        runs = plan_of(request, store).stage_runs.values()
+        asked = [
+            ArtifactKey(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE
+        ]
+    elif selection.run is not None:
+        planned = read_run(find_run(store, selection.run)).stage_runs.values()
+        asked = [ArtifactKey(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
+    if asked is not None:
+        there = set(asked if known is None else known)
+        known = [place for place in asked if place in there]
+    assert known is not None
+    found = [place for name in selection.names or (None,) for place in find_named(store, known, name)]
+    if selection.names and BOUND.intersection(selection.names):
+        raise UsageError(
+            "model repositories have absolute paths of their workspace", hint="a run writes them in a second"
+        )
+    return [place for place in dict.fromkeys(found) if place.stage not in BOUND]
+
+
+def _begin(found: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> list[ArtifactTransfer]:
+    """Say what is to be done; returns it."""
+    pending = [each for each in found if each.state == "pending"]
+    there = sum(each.state == "present" for each in found)
+    told = [f"{count(len(pending), 'artifact')} to {what}, {size(sum(each.transfer_bytes for each in pending))}"]
+    told += [f"{there} there already"] if there else []
+    told += [f"{absent} not there"] if absent else []
+    note("; ".join(told))
+    return pending
+
+
+def _progress(pending: Sequence[ArtifactTransfer]) -> Progress:
+    from trtllm_pipeline.orchestrate import Progress, paced
+
+    return Progress(paced(sum(each.transfer_bytes for each in pending), note))
+
+
+def _each(transfers: Iterable[ArtifactTransfer]) -> dict[str, ArtifactTransfer]:
+    """Say of each what became of it; returns them by fingerprint."""
+    found: dict[str, ArtifactTransfer] = {}
+    for each in transfers:
+        found[each.fingerprint] = each
+        if each.state == "busy":
+            note(f"{each.id}: another process works on it; left to that")
+    return found
+
+
+def _end(url: str, found: Sequence[ArtifactTransfer], format: str, done: str) -> None:
+    words = {"done": done, "pending": f"to be {done}", "present": "there already"}
+    artifacts: list[Json] = []
+    lines = []
+    for each in found:
+        if each.state == "refused":
+            note(f"{each.stage} {each.fingerprint}: refused: {each.message}")
+        label = "" if each.sealed is None else each.sealed.label
+        lines.append(
+            f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  "
+            f"{words.get(each.state, each.state):<14} {label}"
+        )
+        artifacts.append(
+            {
+                "stage": each.stage,
+                "fingerprint": each.fingerprint,
+                "label": label,
+                "size_bytes": each.size_bytes,
+                "transfer_bytes": each.transfer_bytes,
+                "state": each.state,
+                "message": each.message,
+            }
+        )
+    emit_as(format, {"schema": 1, "url": url, "artifacts": artifacts}, text=lambda _: "\n".join(lines))
+    raise typer.Exit(1 if any(each.state == "refused" for each in found) else 0)

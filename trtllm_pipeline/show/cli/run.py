@@ -1,0 +1,217 @@
+"""`pipeline run`, `pipeline resume` and `pipeline plan`: all that a matrix asks for, done or shown."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from trtllm_pipeline.base import UsageError, count, terminal, uncollected
+from trtllm_pipeline.orchestrate import Request, Store, check_feasible, flow, load
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit, emit_as, note
+
+
+@options.grouped
+def run(
+    ctx: typer.Context,
+    matrix: options.OptionalMatrix = None,
+    cells: options.Cells = None,
+    sets: options.Sets = None,
+    until: options.Until = None,
+    toolchain: options.Toolchain = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    assume: options.Assume = None,
+    executor: options.Executor = None,
+    ray_address: options.RayAddress = None,
+    resume: Annotated[
+        bool, options.switch("--resume", "Continue what the latest run of this workspace was asked for.")
+    ] = False,
+    dry_run: Annotated[
+        bool, options.switch("--dry-run", "Only show what would be done, as pipeline plan does.")
+    ] = False,
+    fail_fast: Annotated[bool, options.switch("--fail-fast", "Start nothing new after the first failure.")] = False,
+    retry_infeasible: Annotated[
+        bool, options.switch("--retry-infeasible", "Retry what was found never to work.")
+    ] = False,
+    refresh: Annotated[bool, options.switch("--refresh", "Ask the hubs again which revision a branch is at.")] = False,
+    name: Annotated[
+        str | None,
+        options.option("--name", "NAME", "What the run is called in later commands, such as nightly-1234."),
+    ] = None,
+    progress: options.Progress = "auto",
+    format: options.TableFormat = "table",
+    *,
+    pulling: options.Pulling,
+    verbose: options.Verbose = False,
+) -> int:
+    """Run everything in a matrix that is not done yet, and show the results.
+
+    You can interrupt it at any time: what is finished stays finished. pipeline resume is short for pipeline run --resume.
+
+    examples:
+      pipeline run matrices/quickstart.yaml
+      pipeline run --resume
+      pipeline run my.yaml --cells 'qwen*/int8_wo/*' --until build
+      pipeline run my.yaml --set settings.perf.concurrency=[1,8]
+    """
+    from trtllm_pipeline.orchestrate import check_name
+    from trtllm_pipeline.show.progress import observer
+    from trtllm_pipeline.show.report.writers import print_report
+
+    if resume:
+        options.known_store(workspace)
+    elif matrix is None:
+        raise UsageError(
+            "pipeline run: the matrix is missing",
+            hint="pipeline run FILE, or pipeline run --resume; pipeline matrix init writes one to start from",
+        )
+    # Looking at a workspace never makes one: that is left to a request that can be understood.
+    called = None if name is None else check_name(name)
+    found = options.store_at(workspace)
+    request = pulling.of(options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume))
+    request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
+    if dry_run:
+        return _show_plan(request, found, Path(workspace), format, verbose=verbose)
+    if found is None:
+        load(request)
+    store = found or Store(Path(workspace))
+    if retry_infeasible:
+        store.index.forget_infeasible()
+    if refresh:
+        store.index.forget_pins()
+    seen = observer(sys.stderr, mode=progress)
+    result = flow.run(request, store, seen, command=tuple(sys.argv), keep_going=not fail_fast, name=called)
+    print_report(
+        result.rows,
+        format,
+        run_id=result.run_id,
+        matrix=str(request.matrix),
+        workspace=store.workspace,
+        told=seen.told if terminal.same_place(sys.stdout, sys.stderr) else (),
+        verbose=verbose,
+        forecast=result.forecast,
+    )
+    if result.untried:
+        note(f"--fail-fast: not tried again as settings.retry allows: {count(result.untried, 'cell')}")
+    if result.outcome.interrupted:
+        note(f"interrupted; to continue: {_resume(workspace)}")
+    elif result.outcome.exit_code:
+        settings = {row.setting for row in result.rows if row.failed_stage is not None}
+        change = settings.pop() if len(settings) == 1 else None
+        words = f"{_resume(workspace)} --set {shlex.quote(change)}" if change else _resume(workspace)
+        note(f"some cells failed; fix the cause, then: {words}")
+    return result.outcome.exit_code
+
+
+def resume(**values: Any) -> int:
+    """Continue what the latest run of this workspace was asked for.
+
+    examples:
+      pipeline resume
+      pipeline resume --retry-infeasible --workspace /data/results
+    """
+    code: int = run(**values, resume=True)
+    return code
+
+
+vars(resume)["__signature__"] = options.without(run, "resume")
+
+
+@options.grouped
+def plan(
+    matrix: options.Matrix,
+    cells: options.Cells = None,
+    sets: options.Sets = None,
+    until: options.Until = None,
+    toolchain: options.Toolchain = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    assume: options.Assume = None,
+    compare: Annotated[
+        str | None,
+        options.option(
+            "--compare", "MACHINE", "Only show what is different from the plan for MACHINE, as --assume takes one."
+        ),
+    ] = None,
+    fit: Annotated[
+        bool,
+        options.switch(
+            "--fit", "Only propose, for cells that need more memory than there is, the smallest change that fits."
+        ),
+    ] = False,
+    *,
+    pulling: options.Pulling,
+    verbose: options.Verbose = False,
+    format: Annotated[Literal["text", "json", "markdown"], options.option("--format", None, "Output format.")] = "text",
+) -> int:
+    """Show what run would do: what is shared between cells, what has to run and why, how long it takes, and what it needs.
+
+    With --compare it shows what another machine or release changes: cells, stages, command lines.
+
+    examples:
+      pipeline plan matrices/quickstart.yaml
+      pipeline plan my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'
+      pipeline plan matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80
+      pipeline plan my.yaml --assume here,tensorrt_llm==1.3.0 --compare here
+      pipeline plan matrices/llama2.yaml --assume tensorrt_llm==1.0.0,sm=89,gpus=2,gpu_memory_gib=12 --fit
+    """
+    request = pulling.of(options.request(matrix, cells, sets, until, toolchain, assume))
+    store = options.store_at(workspace)
+    if fit:
+        if compare is not None:
+            raise UsageError("--fit and --compare are two different questions", hint="ask them one after the other")
+        return _show_fit(request, store, format)
+    if compare is None:
+        return _show_plan(request, store, Path(workspace), format, verbose=verbose)
+    from trtllm_pipeline.base import as_markdown, on_terminal
+    from trtllm_pipeline.orchestrate import PlanDifference, compare_plans
+
+    emit_as(
+        format,
+        compare_plans(request, compare, store),
+        json=PlanDifference.to_json,
+        text=lambda found: on_terminal(found.blocks()),
+        markdown=lambda found: as_markdown(found.blocks()),
+    )
+    return 0
+
+
+def _show_fit(request: Request, store: Store | None, format: str) -> int:
+    """Print what would make cells fit. The exit code is 3 where something does not fit and nothing would make it."""
+    from trtllm_pipeline.base import as_markdown, on_terminal
+    from trtllm_pipeline.orchestrate import Fits, fits_of
+
+    found = fits_of(request, store)
+    emit_as(
+        format,
+        found,
+        json=Fits.to_json,
+        text=lambda fits: on_terminal(fits.blocks()),
+        markdown=lambda fits: as_markdown(fits.blocks()),
+    )
+    return 3 if not found.cells or any(each.proposal is None and not each.works for each in found.fits) else 0
+
+
+@uncollected()
+def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
+    """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
+    from trtllm_pipeline.orchestrate import plan_json
+    from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
+
+    found, seen = flow.outlook(request, store, workspace)
+    if format == "json":
+        for line in plan_json(found, store, seen):
+            emit(line)
+    elif format == "markdown":
+        emit(plan_markdown(found, seen, f"Plan of {request.matrix.name}"))
+    else:
+        emit(plan_text(found, seen, verbose=verbose))
+    check_feasible(found)
+    return 0
+
+
+def _resume(workspace: str) -> str:
+    return f"pipeline resume{options.typed_again(workspace)}"

@@ -1,0 +1,79 @@
+"""`pipeline search`: the best cell of a large matrix without measuring all of it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.orchestrate import Request, Store
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit_as, note
+
+
+@options.grouped
+def search(
+    matrix: options.Matrix,
+    slo: options.Slo = None,
+    min_accuracy: options.MinAccuracy = None,
+    objective: options.Objective = "throughput",
+    budget: Annotated[
+        int,
+        options.option("--budget", "CELLS", "Most cells that are measured, those that were measured before included."),
+    ] = 20,
+    cells: options.Cells = None,
+    sets: options.Sets = None,
+    toolchain: options.Toolchain = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    executor: options.Executor = None,
+    ray_address: options.RayAddress = None,
+    dry_run: Annotated[bool, options.switch("--dry-run", "Only show which cell would be next, and why.")] = False,
+    progress: options.Progress = "auto",
+    format: options.TextOrJson = "text",
+    *,
+    pulling: options.Pulling,
+) -> None:
+    """Find the best cell of a large matrix without measuring all of it.
+
+    Each step runs one cell as pipeline run --cells does, and says why this one. What was measured before counts, by whatever
+    run, so the same command continues after an interrupt, and with a larger --budget. Cells of other models, lengths or
+    prompts are searched in turn: each workload has a recommendation of its own.
+    Exit codes: 3 if no cell that was tried meets the objectives; 1 if the search could not continue.
+
+    examples:
+      pipeline search my.yaml --slo ttft_p99=300ms,tpot_p99=40ms --budget 20
+      pipeline search my.yaml --objective latency --slo output_tps=100 --min-accuracy -1%
+      pipeline search my.yaml --dry-run
+    """
+    from trtllm_pipeline.base import on_terminal
+    from trtllm_pipeline.show.progress import observer
+    from trtllm_pipeline.show.report import recommendation
+    from trtllm_pipeline.show.search import driver
+    from trtllm_pipeline.show.search.next_cell import Goals
+
+    if budget < 1:
+        raise UsageError(f"--budget: expected a positive number of cells, got {budget}")
+    goals = Goals(
+        objective,
+        recommendation.parse_slo(slo) if slo else (),
+        None if min_accuracy is None else recommendation.parse_least(min_accuracy),
+    )
+    request = pulling.of(options.request(matrix, cells, sets, None, toolchain, None))
+    request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
+    if dry_run:
+        store = options.store_at(workspace)  # looking never makes one
+        seen = driver.ended(driver.look(request, store, goals), store, goals, budget, "nothing was run (--dry-run)")
+        found = replace(seen, exit_code=0)
+    else:
+        store = Store(Path(workspace))
+        told = note if progress in {"auto", "live", "plain"} else lambda _: None
+        shown = observer(sys.stderr, mode=progress)
+        found = driver.search(request, store, shown, goals, budget, command=tuple(sys.argv), told=told)
+    emit_as(format, found, json=driver.Search.to_json, text=lambda each: on_terminal(each.blocks()))
+    if found.exit_code == 130:
+        note("interrupted; the same command continues")
+    raise typer.Exit(found.exit_code)

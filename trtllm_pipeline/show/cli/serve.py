@@ -1,0 +1,491 @@
+"""`pipeline serve`: servers that outlive the command that started them."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+
+from trtllm_pipeline.base import UsageError, aligned, allow_open_files, terminal
+from trtllm_pipeline.orchestrate import OF_TRITON, GatewayParams
+from trtllm_pipeline.serve import UNRESPONSIVE_S, KeptServer, State, find, shown
+from trtllm_pipeline.serve import look as look_at
+from trtllm_pipeline.show.cli import completion, options, stage_options
+from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, write_output
+from trtllm_pipeline.tensorrt import reachable, table
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.serve import ServeTarget
+
+_PANELS: Final = {
+    "What is served": ("sets", "toolchain", "require_signed", "trusted_keys"),
+    "The server": (
+        *("http_port", "grpc_port", "metrics_port", "threads"),
+        *("ready_timeout_s", "stop_timeout_s", "unresponsive_timeout_s"),
+    ),
+    "The model as OpenAI clients see it": ("model_name", "model_folder", "dialect"),
+    "Sampling of OpenAI requests that name none": (
+        *("temperature", "top_p", "top_k", "repetition_penalty"),
+        *("max_tokens", "stop", "end_id", "pad_id"),
+    ),
+}
+"""Options of `serve start` below the ten that are typed often."""
+_NOT_TYPED: Final = ("stop_timeout_s",)
+"""Limits of the gateway that the matrix has alone: the server has an option of this name."""
+_LAUNCH: Final = ("http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads")
+
+Servers = Annotated[
+    list[str] | None, options.argument("NAME", "Managed servers (pipeline serve ps).", complete=completion.servers)
+]
+All = Annotated[bool, options.switch("--all", "All of the workspace.")]
+Port = Annotated[
+    int | None, options.option("--port", "PORT", "Port of the OpenAI endpoint (default: a free one).", min=0, max=65535)
+]
+ServerPort = Annotated[
+    int | None,
+    options.option("--http-port", "PORT", "Triton's HTTP, or trtllm-serve (default: a free one).", min=0, max=65535),
+]
+GrpcPort = Annotated[
+    int | None, options.option("--grpc-port", "PORT", "Triton's gRPC (default: a free one).", min=0, max=65535)
+]
+MetricsPort = Annotated[
+    int | None, options.option("--metrics-port", "PORT", "Triton's metrics (default: a free one).", min=0, max=65535)
+]
+
+
+def _start(
+    ctx: typer.Context,
+    what: Annotated[
+        str,
+        options.argument(
+            "CELL",
+            "A cell's id, a pattern or part of it; or an engine or repository directory.",
+            complete=completion.cells,
+        ),
+    ],
+    matrix: options.MatrixOrLatest = None,
+    name: Annotated[
+        str | None, options.option("--name", "NAME", "What to call it (default: model and precision).")
+    ] = None,
+    openai: Annotated[
+        bool,
+        options.option(
+            "--openai/--no-openai", None, "Put an OpenAI endpoint in front of it: chat, completions, metrics."
+        ),
+    ] = False,
+    host: Annotated[
+        str,
+        options.option("--host", "ADDRESS", "Address that clients reach it at; anything but loopback lets others in."),
+    ] = "127.0.0.1",
+    port: Port = None,
+    api_keys: Annotated[
+        str | None,
+        options.option("--api-keys", "FILE", "A key on each line; requests need one of them (default: none needed)."),
+    ] = None,
+    restart_: Annotated[
+        bool,
+        options.switch("--restart", "Start it again when it dies or hangs, after 1, 2, 4 and up to 60 seconds."),
+    ] = False,
+    wait: Annotated[bool, options.switch("--wait", "Wait until it is ready; Ctrl-C then stops it.")] = True,
+    workspace: options.Workspace = options.WORKSPACE,
+    form: options.TextOrJson = "text",
+    sets: options.Sets = None,
+    toolchain: options.Toolchain = None,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
+    unresponsive_timeout_s: Annotated[
+        float | None,
+        options.option(
+            "--unresponsive-timeout-s",
+            "SECONDS",
+            "With --restart: how long it may not answer before it is started again (default: 60).",
+            min=1,
+            max=1e9,
+        ),
+    ] = None,
+    http_port: ServerPort = None,
+    grpc_port: GrpcPort = None,
+    metrics_port: MetricsPort = None,
+    threads: Annotated[
+        int | None,
+        options.option("--threads", "N", "CPU threads of the embedded runtime (default: one a core).", min=0, max=4096),
+    ] = None,
+    ready_timeout_s: Annotated[
+        float | None,
+        options.option("--ready-timeout-s", "SECONDS", "Limit from start to ready (default: the matrix's, or 600)."),
+    ] = None,
+    stop_timeout_s: Annotated[
+        float | None,
+        options.option("--stop-timeout-s", "SECONDS", "Limit for a polite stop (default: the matrix's, or 3)."),
+    ] = None,
+    model_name: Annotated[
+        str | None, options.option("--model-name", "NAME", "What clients call the model (default: its recipe's name).")
+    ] = None,
+    model_folder: Annotated[
+        str | None,
+        options.option("--model-folder", "DIR", "Tokenizer and chat template (default: those of the cell or engine)."),
+    ] = None,
+    dialect: Annotated[
+        str | None,
+        options.option(
+            "--dialect", "NAME", "How the model writes tool calls and reasoning (default: by its chat template)."
+        ),
+    ] = None,
+    **gateway: Any,
+) -> None:
+    """Start a server and keep it running after this terminal is closed.
+
+    A cell is one of --matrix, or else of the workspace's latest run, and must be built. What was signed has to be as it was
+    signed. With --openai an OpenAI endpoint listens at --host and --port, and the server behind it on this machine alone.
+
+    examples:
+      pipeline serve start '*/int8_wo/*/bs4' --openai --port 8000
+      pipeline serve start qwen2-7b/fp8 --restart --host 0.0.0.0 --http-port 8000 --name chat
+      pipeline serve start ./engine --name mine --no-wait
+    """
+    from trtllm_pipeline.orchestrate import provenance
+    from trtllm_pipeline.serve import control, dialect_for
+
+    typed = {each: value for each, value in gateway.items() if value not in (None, [])}
+    params = {
+        each: value
+        for each, value in zip(
+            _LAUNCH, (http_port, grpc_port, metrics_port, ready_timeout_s, stop_timeout_s, threads), strict=True
+        )
+        if value is not None
+    }
+    if unresponsive_timeout_s is not None and not restart_:
+        raise UsageError("--unresponsive-timeout-s says when a server is started again", hint="give --restart as well")
+    if unresponsive_timeout_s is not None and math.isnan(unresponsive_timeout_s):
+        raise UsageError("--unresponsive-timeout-s: expected a number of seconds")
+    _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **typed})
+    _check_folders(model_folder, api_keys)
+    control.check_name(name) if name is not None else None
+    dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown one
+    policy = provenance.policy(trusted_keys, required=require_signed)
+    target = target_of(ctx, what, matrix, sets, toolchain, workspace=workspace, model_folder=model_folder)
+    provenance.require_folders(target.folders, policy)
+    if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
+        raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
+    limits = stage_options.read_class(GatewayParams, typed, target.gateway)
+    if openai and getattr(target.params, "frontend", "triton") != "triton":
+        for each in OF_TRITON:
+            if each in typed:
+                raise UsageError(
+                    f"{stage_options.flag(each)}: the server takes no such input; it knows the model's own",
+                    hint="leave it out",
+                )
+            if getattr(limits, each) is not None:
+                note(f"note: settings.gateway.{each} is not used: the server takes no such input")
+    if wrong := stage_options.wrong(target.launch, params):
+        raise UsageError("\n  ".join(wrong))
+    _warn(target, host, openai=openai, keys=api_keys is not None)
+    allow_open_files()
+    wish = control.Wish(
+        name=name,
+        params=params,
+        restart=restart_,
+        unresponsive_timeout_s=unresponsive_timeout_s or UNRESPONSIVE_S,
+        require_signed=require_signed,
+        trusted_keys=None if trusted_keys is None else str(trusted_keys.absolute()),
+        gateway=openai,
+        host=host,
+        port=port or 0,
+        model=model_name,
+        api_keys_file=None if api_keys is None else Path(api_keys).absolute(),
+        limits=limits,
+        command=("pipeline", *sys.argv[1:]),
+        **({} if dialect is None else {"dialect": dialect}),
+    )
+    server = control.start(target, wish, Path(workspace))
+    if wait:
+        server = _until_ready(server)
+    _show_started(server, form)
+
+
+def target_of(
+    ctx: typer.Context,
+    what: str,
+    matrix: str | None = None,
+    sets: list[str] | None = None,
+    toolchain: str | None = None,
+    *,
+    workspace: str,
+    model_folder: str | None = None,
+) -> ServeTarget:
+    """What is to be served. Raises UsageError, PlanError."""
+    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.serve import serve_target as target
+
+    tokenizer = None if model_folder is None else Path(model_folder).absolute()
+    if target.is_folder(what):
+        given = (("--matrix", matrix), ("--set", sets), ("--toolchain", options.typed(ctx, "toolchain", toolchain)))
+        if only := [flag for flag, value in given if value]:
+            raise UsageError(f"{only[0]} is for a cell, and {what} is a directory, which says itself what serves it")
+        return target.of_folder(Path(what), tokenizer, this_machine())
+    store = options.known_store(workspace)
+    return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
+
+
+def _check_openai(openai: bool, typed: dict[str, Any]) -> None:
+    if not openai and (only := [each for each, value in typed.items() if value is not None]):
+        raise UsageError(f"{stage_options.flag(only[0])} is of the OpenAI endpoint", hint="give --openai as well")
+
+
+def _check_folders(model_folder: str | None, api_keys: str | None) -> None:
+    options.folder("--model-folder", None if model_folder is None else Path(model_folder))
+    if api_keys is not None and not os.path.isfile(api_keys):
+        raise UsageError(f"--api-keys {api_keys}: there is no such file")
+
+
+def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
+    of_matrix = str(target.params.host)
+    if of_matrix != host and reachable(of_matrix) and not reachable(host):
+        note(f"note: the matrix's serve.host {of_matrix} is for runs; a server is kept on {host}, --host changes it")
+    warning = reachable(host)
+    if warning and openai:
+        warning = (
+            f"the OpenAI endpoint listens on {host}: anyone who can reach it can send prompts"
+            f"{' with a key' if keys else ' without a key; --api-keys FILE asks for one'}. Nothing is encrypted; "
+            "docs/security.md shows how to add TLS with a proxy"
+        )
+    if warning:
+        note(f"warning: {warning}")
+
+
+def _until_ready(server: KeptServer) -> KeptServer:
+    """The server once it is ready; when that is interrupted, it is stopped."""
+    from trtllm_pipeline.serve import control
+
+    note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
+    try:
+        return control.wait_ready(server)
+    except KeyboardInterrupt:
+        note(f"stopping {server.name}")
+        control.stop(look_at(server.folder))
+        raise
+
+
+def _show_started(server: KeptServer, form: str) -> None:
+    emit_as(form, shown.entry(server), text=lambda _: aligned({"name": server.name, **shown.endpoints(server)}))
+    if form == "text" and server.state is State.READY:
+        note(f"For instance:\n  {shown.example(server)}\npipeline serve stop {server.name} ends it")
+
+
+start = stage_options.with_class(
+    _start, GatewayParams, but=_NOT_TYPED, panels=_PANELS, panel="Limits of the OpenAI endpoint"
+)
+
+
+def ps(
+    workspace: options.Workspace = options.WORKSPACE,
+    form: options.TextOrJson = "text",
+) -> None:
+    """List the servers that are kept in the workspace: state, ports, GPUs.
+
+    examples:
+      pipeline serve ps
+      pipeline serve ps --format json
+    """
+    found = find(Path(workspace))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    emit_as(form, shown.to_json(found), text=lambda _: shown.to_table(found, width))
+
+
+def status(
+    names: Servers = None,
+    workspace: options.Workspace = options.WORKSPACE,
+    form: options.TextOrJson = "text",
+    watch: Annotated[
+        bool, options.switch("--watch", "Show them once a second until Ctrl-C; needs a terminal.")
+    ] = False,
+) -> None:
+    """Show all about managed servers: endpoints, processes, why one has ended.
+
+    Rates and latencies over time: pipeline serve monitoring.
+
+    examples:
+      pipeline serve status
+      pipeline serve status --watch
+      pipeline serve status chat --format json
+    """
+
+    def look() -> list[KeptServer]:
+        return _named(names, workspace) if names else find(Path(workspace))
+
+    if watch:
+        if form != "text" or not sys.stdout.isatty():
+            raise UsageError("--watch needs a terminal and --format text", hint="leave out --watch")
+        shown.watch(look, terminal.raw(sys.stdout))
+        return
+    found = look()
+    emit_as(form, shown.to_json(found), text=lambda _: shown.to_text(found))
+
+
+def _named(names: list[str], workspace: str) -> list[KeptServer]:
+    from trtllm_pipeline.serve import control
+
+    return [control.find(Path(workspace), each) for each in dict.fromkeys(names)]
+
+
+def _chosen(names: list[str] | None, workspace: str, *, every: bool) -> list[KeptServer]:
+    if bool(names) == every:
+        raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
+    return find(Path(workspace)) if every else _named(names or [], workspace)
+
+
+def logs(
+    name: options.Server,
+    workspace: options.Workspace = options.WORKSPACE,
+    part: Annotated[
+        Literal["server", "keeper", "gateway"],
+        options.option("--part", None, "Whose log: keeper tells of starts and ends."),
+    ] = "server",
+    follow: Annotated[bool, options.switch("-f --follow", "Keep printing, also over restarts, until Ctrl-C.")] = False,
+    lines: Annotated[int | None, options.option("-n --lines", "N", "Only the last N lines.", min=1)] = None,
+) -> None:
+    """Print what a managed server wrote.
+
+    examples:
+      pipeline serve logs chat -f
+      pipeline serve logs chat --part keeper --lines 20
+    """
+    from trtllm_pipeline.serve import control
+
+    server = control.find(Path(workspace), name)
+    if server.state is not State.READY:
+        note(_standing(server))
+    path = shown.log_of(server, part)
+    if not path.exists() and not follow:
+        there = ", ".join(each for each in shown.LOGS if shown.log_of(server, each).exists())
+        raise UsageError(f"{name} has no log of its {part}", hint=f"--part is one of {there}" if there else None)
+    seen = server.state
+
+    def goes_on() -> bool:
+        nonlocal seen
+        before, now = seen, look_at(server.folder)
+        seen = now.state
+        if seen is not before:
+            note(_standing(now))
+        return follow
+
+    try:
+        print_log(path, lines, goes_on)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+def _standing(server: KeptServer) -> str:
+    return f"{server.name}: {server.state.value}{f': {server.reason}' if server.reason else ''}"
+
+
+def stop(
+    names: Servers = None,
+    every: All = False,
+    remove: Annotated[bool, options.switch("--remove", "Forget them as well: their settings and logs.")] = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    form: options.TextOrJson = "text",
+) -> None:
+    """Stop servers; nothing of them is left running. Answers in progress have a moment to come to their end.
+
+    examples:
+      pipeline serve stop chat
+      pipeline serve stop --all --remove
+    """
+    from trtllm_pipeline.serve import control
+
+    done = []
+    chosen = _chosen(names, workspace, every=every)
+    if not chosen:
+        note(shown.to_table(chosen))
+    for server in chosen:
+        ended = control.stop(server)
+        done.append(shown.entry(ended))
+        if remove:
+            control.remove(ended)
+        elif not server.state.alive:
+            how = "had already failed" if server.state is State.FAILED else "was already stopped"
+            note(f"{server.name} {how}")
+        if form == "text":
+            emit(server.name)
+    if form == "json":
+        emit_json({"schema": 1, "servers": done})
+
+
+def restart(
+    names: Servers = None,
+    every: All = False,
+    wait: Annotated[
+        bool, options.switch("--wait", "Wait until they are ready; Ctrl-C then stops the one that starts.")
+    ] = True,
+    workspace: options.Workspace = options.WORKSPACE,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
+    form: options.TextOrJson = "text",
+) -> None:
+    """Stop servers, and start them again as they were asked for, on the same ports. Those that have ended are started.
+
+    What they are served from is checked as `start` did; one that cannot be started continues as it does.
+
+    examples:
+      pipeline serve restart chat
+      pipeline serve restart --all --no-wait
+    """
+    from trtllm_pipeline.serve import control
+
+    allow_open_files()
+    done = []
+    for server in _chosen(names, workspace, every=every):
+        server = control.restart(server, require_signed=require_signed, trusted_keys=trusted_keys)
+        done.append(_until_ready(server) if wait else server)
+    emit_as(form, shown.to_json(done), text=lambda _: shown.to_text(done))
+
+
+def install(
+    name: options.Server,
+    workspace: options.Workspace = options.WORKSPACE,
+    system: Annotated[
+        bool, options.switch("--system", "For the machine's systemd, instead of this user's own.")
+    ] = False,
+    output: Annotated[
+        str | None,
+        options.option("-o --output", "FILE", "Write it there (default: where systemd looks for it); - is stdout."),
+    ] = None,
+) -> None:
+    """Write a systemd unit that starts a managed server with the machine.
+
+    The unit runs the server as it was started last, with its ports. `pipeline serve ps`, `stop` and `logs` work on it.
+
+    examples:
+      pipeline serve install chat
+      pipeline serve install chat --system --output chat.service
+    """
+    from trtllm_pipeline.serve import control, systemd
+
+    server = control.find(Path(workspace), name)
+    if server.record is None:
+        raise UsageError(
+            f"server {name}: {server.reason}", hint=f"pipeline serve stop {name} --remove, then start it anew"
+        )
+    text = systemd.unit(server.folder, server.record, system=system, environment=os.environ)
+    if output == "-":
+        return emit(text.rstrip("\n"))
+    path = Path(output).absolute() if output is not None else systemd.default_path(name, system=system)
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(systemd.MARK):
+        raise UsageError(f"{path} is there already, and pipeline serve install did not write it", hint="--output FILE")
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_output(str(path), text)
+    return note(
+        "next:\n"
+        + "\n".join(
+            f"  {line}"
+            for line in systemd.next_steps(path, name, system=system, running=server.state.alive).splitlines()
+        )
+    )

@@ -1,0 +1,312 @@
+"""`pipeline stage download|convert|build|...`: one stage, for cells of a matrix or for explicit files.
+
+`__getattr__` makes the command of a stage; its options follow from the tables of the toolchains (`stage_options`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtllm_pipeline.base import MatrixError, Scope, UsageError, allow_open_files
+from trtllm_pipeline.orchestrate import by_hand, provenance
+from trtllm_pipeline.show.cli import options, stage_options
+from trtllm_pipeline.show.cli.output import emit_as, note
+from trtllm_pipeline.show.cli.stage_options import FETCHING, OF_ANOTHER, SHARED, flag, flag_of
+from trtllm_pipeline.tensorrt import Stage, StageContext, companions, load
+from trtllm_pipeline.tensorrt import catalog as toolchains
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate import Plan, Request, Store
+
+_EXAMPLES = {
+    "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
+    "adapter": ("adapter ORGANISATION/NAME --output-dir adapter",),
+    "draft": ("draft ORGANISATION/NAME --output-dir draft",),
+    "quantize": ("quantize --model model --precision fp8 --family qwen2 --output-dir checkpoint",),
+    "convert": ("convert --model model --precision int8_wo --output-dir checkpoint",),
+    "build": (
+        "build --checkpoint checkpoint --max-batch-size 4 --max-input-len 512 --max-seq-len 640 --output-dir engine",
+    ),
+    "visual": ("visual --model model --family qwen2_vl --output-dir visual",),
+    "check": ("check --engine engine --model model --output-dir checked",),
+    "repository": ("repository --engine engine --model model --max-batch-size 4 --output-dir repository",),
+    "launch": ("launch --repository repository", "launch --repository repository --format json > service.json"),
+    "smoke": ("smoke --service service.json --repository repository --engine engine --model model --output-dir smoke",),
+    "perf": ("perf --service service.json --repository repository --engine engine --model model --output-dir perf",),
+    "accuracy": ("accuracy --service service.json --engine engine --model model --output-dir accuracy",),
+    "score": ("score --perf perf --engine engine --model model --input-data questions.jsonl --output-dir scores",),
+}
+
+
+def __getattr__(name: str) -> Callable[..., int]:
+    stages = stage_options.of_name(name)
+    if not stages:
+        raise AttributeError(name)
+
+    def command(**values: Any) -> int:
+        return _run(name, {each: value for each, value in values.items() if value not in (None, [])})
+
+    vars(command)["__signature__"] = stage_options.signature(name, stages)
+    matrix = "--matrix quickstart --cells 'smollm2*/int8_wo/*/bs4'"
+    lines = (*_EXAMPLES[name], f"{name} {matrix}")
+    command.__doc__ = (
+        f"{stage_options.capital(stages[0].summary)}.\n\n"
+        "With --matrix: for the selected cells, after all earlier stages, in the workspace. Without: on the files you "
+        "name; nothing else is read or written.\n\nexamples:\n"
+        + "\n".join(f"  pipeline stage {line}" for line in lines)
+    )
+    return command
+
+
+def _run(name: str, typed: dict[str, Any]) -> int:
+    stage = _stage(name, typed.get("toolchain"))
+    if typed.get("matrix") is not None:
+        return _for_cells(stage, typed)
+    if only := [option for each, option in (("cells", "--cells"), ("sets", "--set")) if each in typed]:
+        raise UsageError(f"{' and '.join(only)} need a matrix", hint="give --matrix FILE as well")
+    values = stage_options.values(stage, typed)
+    settled: dict[str, Any] = {"source": {}} if name in FETCHING else {}
+    _refuse(
+        name,
+        _wrong_paths(stage, typed) + stage_options.wrong(stage, {**settled, **values}),
+        "; or give a matrix: --matrix FILE --cells ID",
+    )
+    if name in FETCHING:
+        options.empty_folder(typed["output_dir"])  # before a hub is asked
+        values |= _download(name, typed.get("model"), offline=values.get("offline", False))
+    try:
+        asked = load(stage.params, values)
+    except ValueError as error:
+        raise UsageError(
+            f"pipeline stage {name}: {error}", hint=f"pipeline stage {name} --help lists all options"
+        ) from error
+    return _by_hand(stage, typed, asked)
+
+
+def _refuse(name: str, wrong: list[str], or_else: str = "") -> None:
+    """Raise UsageError if anything is wrong."""
+    if wrong:
+        hint = f"pipeline stage {name} --help lists all options{or_else}"
+        raise UsageError(f"pipeline stage {name}: " + "\n  ".join(wrong), hint=hint)
+
+
+def _stage(name: str, toolchain: str | None) -> Stage:
+    """The stage of the toolchain that is named, or else of the first that has it.
+
+    Those this machine can use come first, then the embedded one, which any machine can have.
+    """
+    if toolchain is not None:
+        return toolchains.load(toolchain).stage(name)
+    from trtllm_pipeline.base import this_machine
+
+    known = [toolchains.load(each) for each in toolchains.names()]
+    usable = [each for each in known if each.missing(this_machine()) is None]
+    for each in (*usable, *reversed(known)):
+        for stage in each.stages:
+            if stage.name == name:
+                return stage
+    raise UsageError(f"no toolchain of this release has a stage {name!r}")
+
+
+def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
+    from trtllm_pipeline.orchestrate import Store, flow
+    from trtllm_pipeline.show.progress import observer
+
+    service = stage.scope is Scope.SERVICE
+    shared = {name for name, _, _ in SHARED}
+    if more := [name for name in typed if name not in shared and not (service and not name.startswith("in_"))]:
+        raise UsageError(
+            f"{flag_of(more[0])} is for a stage on explicit files, without --matrix",
+            hint=stage_options.instead(stage, more[0]),
+        )
+    until = None if service else stage.name
+    request = options.request(
+        typed["matrix"], typed.get("cells"), typed.get("sets"), until, typed.get("toolchain"), assume=None
+    )
+    if service:
+        stage, values, until = _of_one_cell(stage, typed, request)
+        request = replace(request, until=until)
+    store = Store(Path(typed["workspace"]))
+    plan, outcome = flow.bring_up_to_date(request, store, observer(sys.stderr, mode="auto"))
+    if outcome.exit_code:
+        return outcome.exit_code
+    if service:
+        return _serve_cell(stage, typed, values, plan, store)
+    folders = {
+        cell.id: str(store.folder(until, found.fingerprint) / "out")
+        for cell in plan.feasible
+        for found in (plan.stage_runs[run] for run in plan.by_cell[cell.id])
+        if found.stage.name == until
+    }
+    told = {"schema": 1, "stage": stage.name, "cells": folders}
+    emit_as(typed["format"], told, text=lambda _: "\n".join(f"{cell}\t{folder}" for cell, folder in folders.items()))
+    return 0
+
+
+def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tuple[Stage, dict[str, Any], str | None]:
+    """The service's stage by the toolchain of the one cell that is selected, what was typed for it, and the last stage that it
+    is started from. Raises UsageError.
+    """
+    from trtllm_pipeline.orchestrate import selection
+
+    machine = selection.machine_of(request)
+    cells = selection.select_cells(request, selection.load(request), machine)
+    able = [cell for cell in cells if cell.reason is None]
+    if len(able) > 1:
+        ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
+        raise UsageError(
+            f"{len(able)} cells are selected, a server is launched for one", hint=f"--cells ID; one of {ids}"
+        )
+    if not able:
+        return stage, {}, None  # which is refused with the reasons
+    toolchain = toolchains.load(able[0].toolchain)
+    stage = toolchain.stage(stage.name)
+    read = {upstream for place in stage.inputs for upstream in stage.upstream(place)}
+    until = [each.name for each in toolchain.stages if each.name in read and each.applies(able[0], machine)][-1]
+    values = stage_options.values(stage, typed)
+    _refuse(stage.name, stage_options.wrong(stage, values))
+    return stage, values, until
+
+
+def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], plan: Plan, store: Store) -> int:
+    """Serve the plan's one cell by hand: with what its stages left and the matrix's settings, and `values` over them."""
+    (cell,) = plan.feasible
+    made = {plan.stage_runs[run].stage.name: plan.stage_runs[run] for run in plan.by_cell[cell.id]}
+    for place in stage.inputs:
+        found = next((made[upstream] for upstream in stage.upstream(place) if upstream in made), None)
+        if place == toolchains.DRAFTER:
+            found = next((plan.stage_runs[run.inputs[place]] for run in made.values() if place in run.inputs), None)
+        if found is None:
+            continue  # one that this cell does not have
+        typed[f"in_{place}"] = str(store.folder(found.stage.name, found.fingerprint) / "out")
+    of_matrix = replace(stage.read(cell), restarts=stage.params().restarts)
+    return _by_hand(stage, typed, replace(of_matrix, **values))
+
+
+def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
+    """The source of a model as people name it, its revision resolved, for the stage `name`."""
+    from trtllm_pipeline.models import MODEL, local_folder, resolve
+    from trtllm_pipeline.orchestrate import sources_of
+
+    if model is None:
+        raise UsageError(f"pipeline stage {name}: which model?", hint=f"pipeline stage {_EXAMPLES[name][0]}")
+    sources, form = sources_of(model, Path()), name if name in companions.NAMES else None
+    source = resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
+    kind, *_ = source
+    note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))
+    folder = local_folder(sources, Path())
+    return {"source": source, "folder": None if folder is None else str(folder), "form": form}
+
+
+def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
+    """Run for a person: say where the results are, or keep a service until Ctrl-C. The program's own log is for stderr."""
+    if stage.scope is not Scope.ARTIFACT:
+        allow_open_files()
+    service, stdout = stage.scope is Scope.SERVICE, sys.stdout
+    policy = provenance.policy()
+
+    def announce(endpoints: Mapping[str, str]) -> None:
+        with redirect_stdout(stdout):
+            emit_as(typed["format"], endpoints, text=_endpoints)
+            stdout.flush()
+        if typed["format"] == "text":
+            note(f"ready; Ctrl-C stops it. For instance:\n  {_example(endpoints)}")
+
+    with by_hand.scratch(stage.name) as scratch:
+        context = _context(stage, typed, asked, scratch)
+        if policy.required:
+            provenance.require_folders(context.inputs.values(), policy)
+        with by_hand.when_ready(context, announce) if service else nullcontext(), redirect_stdout(sys.stderr):
+            by_hand.run(stage, context, lambda command: note(shlex.join(command)))
+    if service:
+        return 0
+    emit_as(
+        typed["format"],
+        {"schema": 1, "stage": stage.name, "output_dir": str(context.out)},
+        text=lambda _: str(context.out),
+    )
+    if stage.name == "perf" and typed["format"] == "text":
+        from trtllm_pipeline.show.report.load_tables import to_text
+        from trtllm_pipeline.tensorrt import measured
+
+        note(to_text(measured(context)))
+    return 0
+
+
+def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
+    """What is missing of the inputs and files of a stage, or cannot be read."""
+    from trtllm_pipeline.base import check
+
+    inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
+    wrong = [
+        f"{flag(name)} is required" for name, path in inputs.items() if path is None and name not in stage.optional
+    ]
+    wrong += [
+        f"{flag(name)} is required: the file, or builtin:NAME, that {of} was given"
+        for (each, name), of in OF_ANOTHER.items()
+        if each == stage.name and f"file_{name}" not in typed
+    ]
+    for name, path in (*inputs.items(), *_files(stage, typed).items()):
+        if path and name in inputs and name != "service":
+            there = os.path.exists(path)
+            wrong += [] if there else [f"{flag(name)}: {path} does not exist"]
+        elif path:
+            try:
+                check(Path(path))
+            except MatrixError as error:
+                wrong.append(f"{flag(name)}: {error.message}")
+    if typed.get("output_dir") is None and stage.scope is not Scope.SERVICE:
+        wrong.append("--output-dir is required")
+    return wrong
+
+
+def _context(stage: Stage, typed: Mapping[str, Any], asked: Any, scratch: Path) -> StageContext[Any]:
+    """What the stage's program is given."""
+    output = typed.get("output_dir")
+    return StageContext(
+        params=asked,
+        inputs={name: Path(typed[f"in_{name}"]).absolute() for name in stage.inputs if f"in_{name}" in typed},
+        files={name: Path(path).absolute() for name, path in _files(stage, typed).items()},
+        out=scratch / "out" if output is None else options.empty_folder(output),
+        attempt=scratch.absolute(),
+    )
+
+
+def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: _file(stage, name, typed.get(f"file_{name}")) for name in stage.file_names}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def _file(stage: Stage, name: str, given: str | None) -> str | None:
+    """Path of a file: what was typed, a `builtin:NAME`, or else what a matrix would take."""
+    from trtllm_pipeline.models import data_file
+    from trtllm_pipeline.orchestrate import Settings
+
+    defaults = getattr(Settings(), stage.section or stage.name, None)
+    given = given or getattr(defaults, name, None)
+    return None if given is None else str(data_file(given, Path()))
+
+
+def _endpoints(service: Mapping[str, str]) -> str:
+    named = ("url", "model") if service["kind"] == "openai" else ("http", "grpc", "metrics")
+    return "\n".join(f"{name:<8} {service[name]}" for name in named)
+
+
+def _example(service: Mapping[str, str]) -> str:
+    """A command line that asks the service."""
+    if service["kind"] == "openai":
+        body = {"model": service["model"], "prompt": "The capital of France is", "max_tokens": 8}
+        return (
+            f"curl -s {service['url']}/v1/completions -H 'Content-Type: application/json' "
+            f"-d {shlex.quote(json.dumps(body))}"
+        )
+    body = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}
+    return f"curl -s http://{service['http']}/v2/models/{service['model']}/generate -d {shlex.quote(json.dumps(body))}"

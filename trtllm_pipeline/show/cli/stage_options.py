@@ -1,0 +1,355 @@
+"""The options of a stage's command: its inputs, its files and its parameters, whichever toolchain has them.
+
+They follow from the tables of the toolchains; what was typed is read back by the same tables.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import MISSING, is_dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar, get_args, get_origin
+
+from trtllm_pipeline.base import Json, Scope, UsageError
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.tensorrt import (
+    ADAPTERS,
+    Objectives,
+    ParamField,
+    Precisions,
+    Stage,
+    StopMetric,
+    companions,
+    load,
+    table,
+)
+from trtllm_pipeline.tensorrt import catalog as toolchains
+
+T = TypeVar("T")
+_BY_HAND = "On explicit files"
+_PARAMETERS = "Parameters"
+FETCHING = ("download", *companions.NAMES)
+"""Stages that take the name of a model."""
+OF_ANOTHER = {("score", "input_data"): "perf"}
+"""Files that are another stage's setting: by hand nobody knows what that stage was given."""
+SHARED: tuple[tuple[str, Any, Any], ...] = (
+    ("matrix", options.OptionalMatrix, None),
+    ("cells", options.Cells, None),
+    ("sets", options.Sets, None),
+    ("toolchain", options.Toolchain, None),
+    ("workspace", options.Workspace, options.WORKSPACE),
+    ("format", options.TextOrJson, "text"),
+)
+
+
+def of_name(name: str) -> list[Stage]:
+    """The stages of all toolchains that are called so."""
+    return [stage for each in toolchains.every_name() for stage in toolchains.load(each).stages if stage.name == name]
+
+
+def signature(name: str, stages: list[Stage]) -> inspect.Signature:
+    """The options of a stage that several toolchains may have, each with some of them."""
+    own = [_parameter(*each) for each in SHARED]
+    if name in FETCHING:
+        about = options.argument("MODEL", "ORGANISATION/NAME[@REVISION], a recipe, or a directory.")
+        own.append(_parameter("model", Annotated[str | None, about]))
+    for place in dict.fromkeys(each for stage in stages for each in stage.inputs):
+        upstream = " or ".join(next(stage for stage in stages if place in stage.inputs).upstream(place))
+        if place in ADAPTERS:
+            upstream = companions.ADAPTER
+        if place == "service":
+            own.append(_text("in_service", "--service", "FILE", f"Output of pipeline stage {upstream} --format json."))
+        else:
+            own.append(_text(f"in_{place}", flag(place), "DIR", f"What {upstream} left."))
+    for file in dict.fromkeys(each for stage in stages for each in stage.file_names):
+        of = OF_ANOTHER.get((name, file))
+        text = (
+            f"The file, or builtin:NAME, that {of} was given (required)." if of else "Your own file, or builtin:NAME."
+        )
+        own.append(_text(f"file_{file}", flag(file), "FILE", text))
+    if stages[0].scope is not Scope.SERVICE:
+        own.append(_text("output_dir", "--output-dir", "DIR", "New or empty directory for the result."))
+    known: dict[str, list[ParamField]] = {}
+    for path, field in (each for stage in stages for each in _flat(stage.params)):
+        known.setdefault("_".join(path), []).append(field)
+    of_the_model = {"source", "folder", "copies", "content", "form"} if name in FETCHING else {}
+    own += [_option(each, same) for each, same in known.items() if each not in of_the_model]
+    return inspect.Signature(own, return_annotation=int)
+
+
+def _parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _text(name: str, option: str, metavar: str, text: str, panel: str = _BY_HAND, **more: Any) -> inspect.Parameter:
+    about = options.option(option, metavar, text, rich_help_panel=panel, show_default=False, **more)
+    return _parameter(name, Annotated[str | None, about])
+
+
+def capital(text: str) -> str:
+    """`text` with a capital at its beginning."""
+    return text[:1].upper() + text[1:]
+
+
+def flag(name: str) -> str:
+    """The command-line flag of an input, file or parameter."""
+    return "--" + name.replace("_", "-")
+
+
+def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ParamField]]:
+    """The parameters of a class that can be typed, each by its path: some are classes themselves."""
+    for each in table(cls):
+        inner = (*path, each.name)
+        if each.about.of_matrix:
+            continue
+        if is_dataclass(each.type):
+            yield from _flat(each.type, inner)
+        else:
+            yield inner, each
+
+
+def _option(name: str, same: list[ParamField]) -> inspect.Parameter:
+    """The option of a parameter of one or more toolchains; all but switches are read as text, and checked together."""
+    field = same[0]
+    option, text = flag(name), f"{capital(field.about.help)}{_default(field)}."
+    if field.type is bool:
+        about = options.switch(option, text, rich_help_panel=_PARAMETERS, show_default=False)
+        return _parameter(name, Annotated[bool | None, about])
+    if _is_mapping(field):
+        about = options.option(option, "NAME=VALUE", text, rich_help_panel=_PARAMETERS, show_default=False)
+        return _parameter(name, Annotated[list[str] | None, about])
+    every = all(each.choices for each in same)  # where one takes any text, there is nothing to choose from
+    choices = list(dict.fromkeys(word for each in same for word in each.choices)) if every else []
+    few = 0 < len(choices) < 4 and name not in _METAVARS
+    metavar = "|".join(choices) if few else _metavar(field)
+    if choices and not few:
+        text = f"{capital(field.about.help)}: {', '.join(choices)}{_default(field)}."
+    return _text(name, option, metavar, text, _PARAMETERS, complete=(lambda: choices) if choices else None)
+
+
+def _is_mapping(field: ParamField) -> bool:
+    return get_origin(field.type) is dict and field.type != Objectives and field.type != Precisions
+
+
+_METAVARS = {
+    **dict.fromkeys(("http_port", "grpc_port", "metrics_port"), "PORT"),
+    **dict.fromkeys(
+        ("family", "lora", "model_name", "precision", "protocol", "frontend", "kv_cache_precision"), "NAME"
+    ),
+    "host": "ADDRESS",
+    "url": "URL",
+}
+"""The values of options whose type does not say what they are."""
+
+
+def _metavar(field: ParamField) -> str:
+    if field.name in _METAVARS:
+        return _METAVARS[field.name]
+    if field.type == Objectives:
+        return "OBJECTIVES"
+    if field.type == Precisions:
+        return "METRIC=PERCENT,..."
+    if get_origin(field.type) is tuple:
+        return "N,..." if get_args(field.type)[0] in {int, float} else "NAME,..."
+    return {int: "N", float: "DURATION" if is_duration(field) else "NUMBER"}.get(field.type, "TEXT")
+
+
+def is_duration(field: ParamField) -> bool:
+    """Whether the parameter is a number of seconds, typed as people type a duration."""
+    return field.type is float and field.name.endswith("_s")
+
+
+def _default(field: ParamField) -> str:
+    if field.default is MISSING:
+        return " (required)"
+    if field.default is None:
+        return f" (default: {field.about.unset})" if field.about.unset else ""
+    if field.default in ((), {}):
+        return ""
+    if isinstance(field.default, bool):
+        return f" (default: {'yes' if field.default else 'no'})"
+    value = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+    return f" (default: {value:g})" if isinstance(value, float) else f" (default: {value})"
+
+
+def of_class(cls: Any) -> list[inspect.Parameter]:
+    """The options of a class of parameters that belongs to no stage."""
+    return [_option("_".join(path), [field]) for path, field in _flat(cls)]
+
+
+def with_class(
+    function: Callable[..., Any],
+    cls: Any,
+    *,
+    but: Sequence[str] = (),
+    panels: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    panel: str = _PARAMETERS,
+) -> Callable[..., Any]:
+    """`function` as a command that has the options of a class as well, which it takes as `**`; `but` are not typed.
+
+    `panels` groups options in the help, by title; those of the class that are in none are in `panel`, all others come first.
+    """
+
+    def command(**values: Any) -> Any:
+        return function(**values)
+
+    signature = inspect.signature(function, eval_str=True)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    more = [each for each in of_class(cls) if each.name not in but]
+    titles = {each.name: panel for each in more} | {name: title for title, names in panels.items() for name in names}
+    places = ["", *panels, panel]
+    parameters = [_in_panel(each.replace(kind=each.KEYWORD_ONLY), titles.get(each.name, "")) for each in (*own, *more)]
+    parameters.sort(key=lambda each: places.index(titles.get(each.name, "")))
+    vars(command)["__signature__"] = signature.replace(parameters=parameters)
+    command.__doc__ = function.__doc__
+    return command
+
+
+def _in_panel(parameter: inspect.Parameter, title: str) -> inspect.Parameter:
+    """A parameter whose option stands below `title` in the help, if there is one."""
+    if not title:
+        return parameter
+    kind, about = get_args(parameter.annotation)
+    about = copy(about)
+    about.rich_help_panel = title
+    return parameter.replace(annotation=Annotated[kind, about])
+
+
+def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mapping[str, Any]) -> T:
+    """An object of a class of parameters: what was typed, else `defaults`, else its own. Raises UsageError, all faults at once."""
+    found, wrong = _values(cls, typed)
+    wrong += [] if wrong else faults(cls, found)
+    if wrong:
+        raise UsageError("\n  ".join(wrong))
+    return load(cls, found, *defaults)
+
+
+def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that were typed. Raises UsageError for those that cannot be, all at once."""
+    found, wrong = _values(stage.params, typed)
+    others = {name for each in of_name(stage.name) for name in _names(each)} - {*_names(stage)}
+    wrong += [f"{flag_of(name)}: this toolchain has no such option" for name in typed if name in others]
+    if wrong:
+        raise UsageError("\n  ".join(wrong))
+    return found
+
+
+def _values(cls: Any, typed: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    for path, field in _flat(cls):
+        if (name := "_".join(path)) in typed:
+            try:
+                _put(found, path, _read(field, typed[name]))
+            except ValueError as error:
+                wrong.append(f"{flag(name)}: {error}")
+    return found, wrong
+
+
+def wrong(stage: Stage, given: Mapping[str, Any]) -> list[str]:
+    """What is missing of the parameters of a stage, and what no matrix could have."""
+    return faults(stage.params, given)
+
+
+def faults(cls: Any, given: Mapping[str, Any]) -> list[str]:
+    """What is missing of the parameters of a class, and what no matrix could have."""
+    from trtllm_pipeline.orchestrate import Document, check, model_of
+
+    _, found = check(model_of(cls), Document("", dict(given)))
+    return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in found]
+
+
+def _names(stage: Stage) -> Iterator[str]:
+    """The names under which inputs, files and parameters of a stage are typed."""
+    yield from (f"in_{each}" for each in stage.inputs)
+    yield from (f"file_{each}" for each in stage.file_names)
+    yield from ("_".join(path) for path, _ in _flat(stage.params))
+
+
+def flag_of(typed: str) -> str:
+    """The flag of an option by the name of its parameter."""
+    return flag(typed.removeprefix("in_").removeprefix("file_"))
+
+
+def _read(field: ParamField, text: Any) -> Any:
+    """The value of what was typed. Raises ValueError."""
+    if isinstance(text, bool):
+        return text
+    if field.type == Objectives:
+        from trtllm_pipeline.measure import per_request
+
+        return {f"{name}_ms": limit for name, limit in per_request(text).items()}
+    if field.type == Precisions:
+        from trtllm_pipeline.measure import parse_precisions
+
+        return parse_precisions(text, get_args(StopMetric))
+    if _is_mapping(field):
+        return _mapping(text)
+    if get_origin(field.type) is tuple:
+        return [_scalar(get_args(field.type)[0], part.strip()) for part in text.split(",") if part.strip()]
+    return options.seconds(text) if is_duration(field) else _scalar(field.type, text)
+
+
+def _scalar(kind: Any, text: str) -> Json:
+    if kind not in {int, float}:
+        return text
+    try:
+        return int(text) if kind is int else float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
+
+
+def _mapping(pairs: list[str]) -> dict[str, Any]:
+    """`a.b=1` and `c=text` as a mapping; values are YAML."""
+    from trtllm_pipeline.base import decode_yaml
+
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{pair!r} is not of the form NAME=VALUE")
+        value = decode_yaml(text.encode())
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(f"{pair!r}: {text} is no value of JSON; to give it as text: {name}='\"{text}\"'") from None
+        if not _put(found, name.split("."), value):
+            raise ValueError(f"{pair!r}: {name}, or what it is part of, has a value already")
+    return found
+
+
+def _put(found: dict[str, Any], path: Sequence[str], value: Any) -> bool:
+    """Set a value in mappings of mappings, unless it, or what it is part of, has one already; returns whether it was set."""
+    inner: Any = found
+    for step in path[:-1]:
+        inner = inner.setdefault(step, {}) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or path[-1] in inner:
+        return False
+    inner[path[-1]] = value
+    return True
+
+
+def instead(stage: Stage, typed: str) -> str:
+    """What to do with a matrix instead of typing this option of the stage."""
+    from pydantic import BaseModel
+
+    from trtllm_pipeline.orchestrate import Axes, Settings
+
+    name = typed.removeprefix("file_")
+    section = OF_ANOTHER.get((stage.name, name), stage.section or stage.name)
+    settings: BaseModel = getattr(Settings(), section)
+    keys = {key: key for key, _ in settings}
+    keys |= {
+        f"{outer}_{key}": f"{outer}.{key}"
+        for outer, value in settings
+        if isinstance(value, BaseModel)
+        for key, _ in value
+    }
+    if name in keys:
+        return f"--set settings.{section}.{keys[name]}=VALUE changes this setting of the matrix"
+    if name in Axes.model_fields:
+        return f"--set axes.{name}=[VALUE] changes an axis of the matrix"
+    return "leave it out: the matrix says what its cells are made of"

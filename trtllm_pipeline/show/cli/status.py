@@ -1,0 +1,90 @@
+"""`pipeline status`: the progress of each cell, and the list of runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from trtllm_pipeline.base import UsageError, terminal
+from trtllm_pipeline.orchestrate import plan_of, report_file
+from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli.output import emit, emit_json, emit_rendered
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.show.progress.cell_status import Took
+
+
+def status(
+    cells: options.Cells = None,
+    run: options.Run = None,
+    matrix: options.MatrixOrLatest = None,
+    sets: options.Sets = None,
+    toolchain: options.Toolchain = None,
+    watch: Annotated[
+        bool, options.switch("--watch", "Show it again and again, until nothing runs any more or Ctrl-C.")
+    ] = False,
+    runs: Annotated[
+        bool, options.switch("--runs", "List the runs instead, the newest first: start, matrix, cells done and failed.")
+    ] = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Show the progress of each cell, what is running in any invocation, the time left, and why something failed.
+
+    The cells are all of the latest run's matrix, including those that this run left out.
+
+    With --watch a terminal shows a picture that fits it; a pipe gets a line for each stage run whose status changes, with
+    --format json as an object.
+
+    examples:
+      pipeline status
+      pipeline status --watch
+      pipeline status --cells 'qwen2*/fp8' --format json
+      pipeline status --run latest~1
+      pipeline status --runs
+    """
+    from trtllm_pipeline.orchestrate import newest_cells, outline
+    from trtllm_pipeline.show.progress.cell_status import MatrixStatus, status_of, to_json, to_text
+    from trtllm_pipeline.show.progress.left import goes_on, read
+    from trtllm_pipeline.show.progress.watching import watch as keep_showing
+
+    if runs:
+        given = {"--run": run, "MATRIX": matrix, "--cells": cells, "--set": sets, "--watch": watch or None}
+        if only := next((flag for flag, value in given.items() if value is not None), None):
+            raise UsageError(f"--runs lists all runs of the workspace, without {only}", hint="pipeline status --runs")
+        return _list_runs(workspace, format)
+    if run is not None and matrix is not None:
+        raise UsageError("give --run or --matrix, not both")
+    store = options.known_store(workspace)
+    plan = None if matrix is None else plan_of(options.request(matrix, cells, sets, None, toolchain, None), store)
+
+    def look() -> MatrixStatus:
+        if plan is not None:
+            return status_of(store, outline(plan), "as the matrix stands now")
+        newest = newest_cells(store, run)
+        left = max(filter(None, map(read, newest.folders)), default=None)
+        going = any(map(goes_on, newest.folders))
+        took = None if going else _took(newest.newest)
+        name = newest.newest.name
+        return status_of(store, newest.outline, newest.title, name, cells or (), left=left, goes_on=going, took=took)
+
+    if watch:
+        return keep_showing(look, terminal.raw(sys.stdout), as_json=format == "json")
+    found = look()
+    return emit_json(to_json(found)) if format == "json" else emit_rendered(to_text(found))
+
+
+def _took(folder: Path) -> Took | None:
+    from trtllm_pipeline.orchestrate import of_report
+    from trtllm_pipeline.show.progress.cell_status import Took
+
+    check = of_report(folder / report_file.NAME)
+    return None if check is None else Took(check.line(), check.to_json())
+
+
+def _list_runs(workspace: str, format: str) -> None:
+    from trtllm_pipeline.orchestrate import runs_json, to_text
+
+    found = runs_json(options.known_store(workspace))
+    emit_json(found) if format == "json" else emit(to_text(found))

@@ -1,0 +1,319 @@
+"""`pipeline store`: verify, repair and clean a workspace."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trtllm_pipeline.base import Json, UsageError, folder_bytes
+from trtllm_pipeline.orchestrate import Artifact, Discrepancy, Kind, Store
+from trtllm_pipeline.show.cli import completion, options
+from trtllm_pipeline.show.cli.output import emit_as, note
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate import Roots
+
+
+Names = Annotated[
+    list[str] | None,
+    options.argument(
+        "[ARTIFACT|STAGE|CELL]...",
+        "Artifacts, by id or the beginning of the fingerprint, or those of a stage or cell.",
+        complete=completion.cells,
+    ),
+]
+
+
+_DAY_S = 86400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """The options that select needed artifacts, so that the rest is unused."""
+
+    unused_for: Annotated[
+        float | None,
+        options.duration("--unused-for", "Remove artifacts that no run made or used for this long, such as 30d."),
+    ] = None
+    keep_latest: Annotated[
+        int, options.option("--keep-latest", "N", "Keep artifacts used by the last N runs.", min=0)
+    ] = 0
+    keep_run: Annotated[
+        list[str] | None,
+        options.option(
+            "--keep-run",
+            "RUN",
+            "Keep artifacts used by this run, by its name or id; can be given several times.",
+            complete=completion.runs,
+        ),
+    ] = None
+    keep_matrix: Annotated[
+        list[str] | None,
+        options.option(
+            "--keep-matrix",
+            "FILE",
+            "Keep artifacts that this matrix needs on this machine; can be given several times.",
+            complete=completion.matrices,
+        ),
+    ] = None
+
+    def roots(self, store: Store) -> Roots:
+        """The same, with the matrices planned. Raises UsageError, MatrixError."""
+        from trtllm_pipeline.orchestrate import Roots
+
+        matrices = {}
+        for matrix in self.keep_matrix or ():
+            from trtllm_pipeline.orchestrate import plan_of
+
+            plan = plan_of(options.request(matrix, None, None, None, None, None), store, guess=True)
+            matrices[matrix] = frozenset(run.fingerprint for run in plan.stage_runs.values())
+        days = None if self.unused_for is None else self.unused_for / _DAY_S
+        return Roots(days, self.keep_latest, tuple(self.keep_run or ()), matrices)
+
+
+def list_(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
+    """List the artifacts of a workspace: stage, fingerprint, size, seconds it took, label.
+
+    examples:
+      pipeline store list
+    """
+    store = options.known_store(workspace)
+    rows = store.index.all_artifacts()
+    shown = ("stage", "fingerprint", "label", "size_bytes", "duration_s")
+    found = [
+        {name: getattr(row, name) for name in shown} | {"folder": str(store.folder(row.stage, row.fingerprint))}
+        for row in rows
+    ]
+    lines = (
+        f"{row.stage:<11} {row.fingerprint} {row.size_bytes / 1e6:>10.1f} MB {row.duration_s:>8.1f} s  {row.label}"
+        for row in rows
+    )
+    emit_as(format, {"schema": 1, "artifacts": found}, text=lambda _: "\n".join(lines))
+
+
+def verify(
+    workspace: options.Workspace = options.WORKSPACE,
+    require_signed: options.RequireSigned = False,
+    trusted_keys: options.TrustedKeys = None,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Read every file again and compare it with the manifests, and with signed statements where there are any.
+
+    Damaged artifacts are moved to WORKSPACE/damaged, and made again by the next run. The exit code is 1 if anything is wrong.
+
+    examples:
+      pipeline store verify --workspace .pipeline
+      pipeline store verify --require-signed --trusted-keys trusted/
+    """
+    from trtllm_pipeline.orchestrate import provenance
+
+    policy = provenance.policy(trusted_keys, required=require_signed)
+    judge = partial(provenance.check, policy=policy, contents=False)  # they have just been read
+    checked = damaged = 0
+    findings: list[Json] = []
+    for of_one in options.known_store(workspace).verify(judge):
+        checked += 1
+        damaged += any(each.kind is Kind.DAMAGED for each, _ in of_one)
+        findings += _told(of_one)
+    _show({"checked": checked, "damaged": damaged}, findings, format)
+    raise typer.Exit(1 if findings else 0)
+
+
+def repair(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
+    """Rebuild the index from the manifests and the history.
+
+    It also removes what servers compiled, sets aside what no manifest lists, and restores file modes.
+
+    examples:
+      pipeline store repair
+    """
+    count, lost, done = options.known_store(workspace).repair()
+    note(f"the index was rebuilt from the manifests and the history, {lost}")
+    _show({"artifacts": count}, [*_told(done)], format)
+
+
+@options.grouped
+def prune(
+    needed: Needed,
+    dry_run: Annotated[
+        bool, options.switch("--dry-run", "Only list what would be removed, and what stays and why.")
+    ] = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Remove what killed runs left behind, and artifacts that nobody needs any more, if you say what is needed.
+
+    What the latest run asked for always stays, what a managed server serves, and what store keep names, each with all that it was made
+    from. Reports of runs stay too. What was removed is made again when a run asks for it.
+
+    examples:
+      pipeline store prune --dry-run
+      pipeline store prune --unused-for 30d
+      pipeline store prune --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
+    """
+    from trtllm_pipeline.base import count, size
+    from trtllm_pipeline.orchestrate import sort_out
+
+    store = options.known_store(workspace)
+    roots = needed.roots(store)
+    found = sort_out(store, roots)
+    attempts, stale = store.left(), store.stale()
+    takes = {folder: folder_bytes(folder) for folder in (*attempts, *stale)}
+    removed: Sequence[Artifact] = found.unused
+    if not dry_run:
+        attempts = store.sweep()
+        store.remove_stale(stale)
+        removed = store.remove(lambda: sort_out(store, roots).unused) if removed else []
+    left_bytes = sum(takes.get(folder, 0) for folder in (*attempts, *stale))
+    freed = sum(each.size_bytes for each in removed)
+    kept: dict[str, list[int]] = {}
+    for each, why in found.needed:
+        kept.setdefault(why, []).append(each.size_bytes)
+    data = {
+        "schema": 1,
+        "removed_attempts": len(attempts),
+        "removed_partial": len(stale),
+        "left_bytes": left_bytes,
+        "artifacts": [_entry(each) for each in removed],
+        "freed_bytes": freed,
+        "kept": [{**_entry(each), "why": why} for each, why in found.needed],
+    }
+    lines = [*map(_line, removed)]
+    parts = [f"{count(len(removed), 'unused artifact')} with {size(freed)}"] if roots.any else []
+    parts += [f"{count(len(attempts), 'attempt')} that killed runs left"]
+    parts += [f"{count(len(stale), 'partial transfer')}"] if stale else []
+    parts[-1] += f" with {size(left_bytes)}" if left_bytes else ""
+    lines += [f"{'would be removed' if dry_run else 'removed'}: {', '.join(parts)}"]
+    if dry_run:
+        lines += [f"stays: {count(len(of), 'artifact')} with {size(sum(of))}: {why}" for why, of in kept.items()]
+    emit_as(format, data, text=lambda _: "\n".join(lines))
+
+
+def _entry(each: Artifact) -> dict[str, Json]:
+    return {"stage": each.stage, "fingerprint": each.fingerprint, "size_bytes": each.size_bytes}
+
+
+def rm(
+    names: Names = None,
+    run: options.Run = None,
+    dry_run: Annotated[
+        bool, options.switch("--dry-run", "Only list what would be removed, and what stays and why.")
+    ] = False,
+    yes: Annotated[bool, options.switch("--yes", "Remove without asking.")] = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Remove the artifacts of cells, of stages or of a run. The next run that needs one creates it again.
+
+    Artifacts that other cells share stay, unless they are named by id or stage. So do artifacts that store keep protects
+    and those that a managed server uses, with everything they were made from. With --run alone, artifacts of other runs
+    stay, and the run itself is removed. A name together with --run selects from the artifacts of that run.
+
+    examples:
+      pipeline store rm 'qwen2*/fp8/*' --dry-run
+      pipeline store rm build-4a46c422fbf3 --yes
+      pipeline store rm --run nightly-12 --yes
+    """
+    from trtllm_pipeline.base import count, size
+    from trtllm_pipeline.orchestrate import removal
+
+    if not names and run is None:
+        raise UsageError(
+            "pipeline store rm: nothing is named", hint="name cells, stages or artifacts, or give --run RUN"
+        )
+    store = options.known_store(workspace)
+    found = removal.choose(store, names or (), run)
+    total = f"{count(len(found.removed), 'artifact')} with {size(sum(each.size_bytes for each in found.removed))}"
+    what = total if found.run is None else f"{total} and run {found.run.name}"
+    removed: Sequence[Artifact] = found.removed
+    if not dry_run and (removed or found.run is not None):
+        if not yes:
+            _confirm(f"remove {what}?")
+        removed = removal.remove(store, names or (), run)
+    data = {
+        "schema": 1,
+        "artifacts": [_entry(each) for each in removed],
+        "freed_bytes": sum(each.size_bytes for each in removed),
+        "run": None if found.run is None else found.run.name,
+        "kept": [{**_entry(each), "why": why} for each, why in found.kept],
+    }
+    lines = [*map(_line, removed), f"{'would be removed' if dry_run else 'removed'}: {what}"]
+    lines += [f"stays: {each.stage} {each.fingerprint}: {why}" for each, why in found.kept]
+    emit_as(format, data, text=lambda _: "\n".join(lines))
+
+
+def _confirm(question: str) -> None:
+    """Ask on a terminal. Raises UsageError if there is none, Abort if the answer is no."""
+    if not sys.stdin.isatty():
+        raise UsageError(question, hint="--yes removes without asking; --dry-run lists what would be removed")
+    typer.confirm(question, abort=True, err=True)
+
+
+def _line(each: Artifact) -> str:
+    return f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  {each.label}"
+
+
+def keep(
+    names: Names = None,
+    run: options.Run = None,
+    forget: Annotated[bool, options.switch("--forget", "Keep them no longer.")] = False,
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Keep artifacts, with all that they were made from, so that store prune and store rm leave them. Without names, list what is kept.
+
+    examples:
+      pipeline store keep build-4a46c422fbf3
+      pipeline store keep --run release-1.0
+      pipeline store keep --forget build
+    """
+    from trtllm_pipeline.orchestrate import find_artifacts, find_run, read_run, unused
+
+    store = options.known_store(workspace)
+    kept = unused.kept(store)
+    asked = None if run is None else {each.fingerprint for each in read_run(find_run(store, run)).stage_runs.values()}
+    if names or run is not None:
+        meant = {each.fingerprint: each.stage for name in names or (None,) for each in find_artifacts(store, name)}
+        meant = {each: stage for each, stage in meant.items() if asked is None or each in asked}
+        kept = {each: stage for each, stage in kept.items() if each not in meant} if forget else {**kept, **meant}
+        unused.keep(store, kept)
+    elif forget:
+        raise UsageError("--forget: what is kept no longer?", hint="name artifacts, a stage or a cell, or a --run")
+    there = store.index.artifacts(kept)
+    lines = [_line(there[each]) if each in there else f"{stage:<11} {each}  not there" for each, stage in kept.items()]
+    data = {"schema": 1, "artifacts": [{"stage": stage, "fingerprint": each} for each, stage in kept.items()]}
+    emit_as(format, data, text=lambda _: "\n".join(lines) or "nothing is kept for good")
+
+
+def du(
+    workspace: options.Workspace = options.WORKSPACE,
+    format: options.TextOrJson = "text",
+) -> None:
+    """Show what takes the space of a workspace: artifacts by stage, model and precision, and what lies beside them.
+
+    examples:
+      pipeline store du
+    """
+    from trtllm_pipeline.base import on_terminal
+    from trtllm_pipeline.orchestrate import disk_use
+
+    found = disk_use(options.known_store(workspace))
+    emit_as(format, found.to_json(), text=lambda _: on_terminal(found.blocks()))
+
+
+def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
+    """The findings as JSON; each is a line on stderr as well."""
+    for each, done in findings:
+        note(f"{each}; {done}")
+        yield {**asdict(each), "done": done}
+
+
+def _show(counts: dict[str, Json], findings: list[Json] | None, format: str) -> None:
+    told = {**counts, "findings": len(findings)} if findings else counts
+    data = {"schema": 1, **counts, **({} if findings is None else {"findings": findings})}
+    emit_as(format, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in told.items()))

@@ -1,0 +1,272 @@
+"""Observers that write lines: for logs and pipes, and for programs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final, TextIO
+
+from trtllm_pipeline.base import Cell, Json, Scope, StageError, StageRunId, StageStatus, clean, count, duration
+from trtllm_pipeline.orchestrate import Nodes, Observer, Plan, StageRun
+from trtllm_pipeline.show.progress import json_events
+from trtllm_pipeline.show.progress.left import TimeLeft
+from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Clock, Tracker
+from trtllm_pipeline.show.progress.views import REMIND_EVERY_S, failure, infeasible, node_change, retries, told, who
+
+_S = StageStatus
+_ANNOUNCE_AFTER_S: Final = 3.0
+"""What takes longer is announced while it runs."""
+
+
+class QuietObserver(Observer):
+    """Reports failures only. As every other, it keeps the time left where `pipeline status` finds it."""
+
+    _quiet_s = _ANNOUNCE_AFTER_S
+    _run: str | None = None
+    _time_left: TimeLeft | None = None
+    _tracker: Tracker
+
+    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self.told: set[str] = set()
+        """Reasons that people were given: nothing after the run needs to repeat them."""
+
+    def enter(self, folder: Path) -> None:
+        """From now on the time left can be kept."""
+        self._run = folder.name
+        with suppress(OSError):  # the run's own files will tell of a disk that is full
+            self._time_left = TimeLeft(folder)
+
+    def leave(self, forecast: Mapping[str, Json] | None) -> None:  # noqa: ARG002  reports have it
+        """Nobody has any time left."""
+        if self._time_left is not None:
+            self._time_left.close()
+        self._run = self._time_left = None
+
+    def begin(
+        self,
+        plan: Plan,
+        statuses: Mapping[StageRunId, StageStatus],
+        durations: Mapping[str, float],
+        nodes: Nodes = tuple,
+    ) -> None:
+        """From now on there is something to know."""
+        self._tracker = Tracker(plan, statuses, durations, self._clock, nodes, quiet_s=self._quiet_s)
+        self._begun()
+
+    def _begun(self) -> None:
+        """Show what has just begun, which the tracker knows."""
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:  # noqa: ARG002  nobody is told
+        """Keep the time left."""
+        if self._tracker.estimate() and self._time_left is not None and (left := self._tracker.left()) is not None:
+            with suppress(OSError):
+                self._time_left.say(*left)
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        """Say what failed."""
+        self._tracker.changed(run, status, seconds)
+        if status is _S.FAILED:
+            self._say(*self._failure(run, error, seconds))
+
+    def pulling(self, message: str, *, wrong: bool = False) -> None:
+        """Say what cannot be pulled."""
+        if wrong:
+            self._say(message)
+
+    def node(self, name: str, *, gone: bool) -> None:
+        """Say which node has gone."""
+        if gone:
+            self._say(node_change(name, gone=gone))
+
+    def retrying(self, cells: Sequence[Cell]) -> None:
+        """Say what is changed."""
+        self._say(*retries(cells))
+
+    def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
+        return failure(run, error, seconds, self.told)
+
+    def _say(self, *lines: str) -> None:
+        self._stream.write(clean("".join(f"{line}\n" for line in lines)))
+        self._stream.flush()
+
+
+class PlainObserver(QuietObserver):
+    """One line per event; a stage run that takes long is announced, and again every minute with its progress; so is the time left."""
+
+    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all is said
+        """Say what is pulled."""
+        self._say(message)
+
+    def node(self, name: str, *, gone: bool) -> None:
+        """Say which node has gone, or has come."""
+        self._say(node_change(name, gone=gone))
+
+    def _begun(self) -> None:
+        """Say how much there is to do."""
+        tracker = self._tracker
+        self._reminded: dict[StageRunId, float] = {}
+        """Seconds a stage run had been running when it was last mentioned."""
+        self._silent: Counter[StageStatus] = Counter()
+        """Changes that are said in one line together: one failed download may block thousands of stage runs."""
+        there = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
+        cells = tracker.plan.cells
+        head = f"{count(len(cells), 'cell')}, {count(len(tracker.statuses), 'stage run')}: {there}"
+        self._say(head, *infeasible(cells, self.told))
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        """Say what ended."""
+        self._tracker.changed(run, status, seconds)
+        self._reminded.pop(run.id, None)
+        if status in {_S.BLOCKED, _S.CANCELLED, _S.SKIPPED}:
+            self._silent[status] += 1
+            return
+        self._say_silent()
+        if status is _S.FAILED:
+            first, *rest = self._failure(run, error, seconds)
+            self._say(f"{self._place()} {first}", *rest)
+        elif status is _S.UP_TO_DATE:
+            self._say_of(run, "done by another process")
+        elif status is _S.SUCCEEDED:
+            word = "stopped after" if run.stage.scope is Scope.SERVICE else "done in"
+            self._say_of(run, f"{word} {duration(seconds or 0.0)}")
+
+    def waiting(self, run: StageRun, why: str) -> None:
+        """Say why a stage run waits."""
+        self._say_of(run, f"waiting: {why}")
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
+        """Mention what has been running for long."""
+        super().tick(progress)
+        self._say_silent()
+        for run, seconds in self._tracker.running():
+            last = self._reminded.get(run.id)
+            if seconds < (_ANNOUNCE_AFTER_S if last is None else last + REMIND_EVERY_S):
+                continue
+            self._reminded[run.id] = seconds
+            parts = [f"{self._tracker.verb(run)} for {duration(seconds)}"]
+            parts += [text] if (text := told(progress.get(run.id))) else []
+            self._say_of(run, ", ".join(parts))
+        if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left_text()):
+            self._say(f"{self._place()} {left}")
+
+    def end(self) -> None:
+        """Say what came of it."""
+        self._say_silent()
+        if self._tracker.to_do:
+            self._say(f"{', '.join(self._tracker.summary())}, in {duration(self._tracker.elapsed_s)}")
+
+    def _say_of(self, run: StageRun, text: str) -> None:
+        self._say(f"{self._place()} {run.id}  {who(run)}  {text}")
+
+    def _place(self) -> str:
+        return f"[{self._tracker.ended}/{self._tracker.to_do}]"
+
+    def _say_silent(self) -> None:
+        blocked, cancelled = self._silent[_S.BLOCKED], self._silent[_S.CANCELLED]
+        self._silent.clear()
+        if blocked:
+            self._say(f"{self._place()} {count(blocked, 'stage run')} blocked by failures")
+        if cancelled:
+            self._say(f"{self._place()} {count(cancelled, 'stage run')} not finished")
+
+
+class JsonObserver(QuietObserver):
+    """One JSON object per line, each with `event` and `time_s` (Unix time).
+
+    pulling    message, wrong: whether it cannot be pulled; before `begin`
+    begin      schema, run, cells, infeasible: {id: reason}, stage_runs, to_do
+    changed    stage_run, stage, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log, line, setting
+    waiting    stage_run, stage, why
+    progress   stage_run, stage, done, total, unit; at most one a second for each stage run
+    left       seconds until the end as expected, complete: False where that is mostly guessed; once a minute
+    retrying   cell, changes: [{setting, old, new, stage_run, why}], all so far; another `begin` follows
+    end        seconds, counts: {status: number of stage runs}
+    forecast   expected_s, took_s, stages, as `run.forecast` of a report: the last, where anything ran
+
+    The first of the three that are about a stage run also has its cells.
+    """
+
+    def _begun(self) -> None:
+        """The event `begin`."""
+        plan = self._tracker.plan
+        self._told: dict[StageRunId, float] = {}
+        self._retries: dict[StageRunId, list[str]] = {}
+        """Of what waits for another process, what happened since: it tries again five times a second, mostly in vain."""
+        self._stage_runs = json_events.StageRuns()
+        never: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
+        cells: list[Json] = [cell.id for cell in plan.cells]
+        amounts: dict[str, Json] = {"stage_runs": len(self._tracker.statuses), "to_do": self._tracker.to_do}
+        self._event("begin", schema=json_events.SCHEMA, run=self._run, cells=cells, infeasible=never, **amounts)
+
+    def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
+        """The event `changed`."""
+        self._tracker.changed(run, status, seconds)
+        self._told.pop(run.id, None)
+        fields: dict[str, Json] = {**self._named(run), "status": status.value, "seconds": seconds}
+        if error is not None:
+            fields |= {"failure": error.failure.value, "message": error.message, "hint": error.hint}
+            fields["log"] = None if error.log is None else str(error.log)
+            fields |= {"line": error.line, "setting": error.setting}
+        event = json_events.event("changed", **fields)
+        retry = self._retries.get(run.id)
+        if retry is not None and status is _S.ELSEWHERE:
+            retry.clear()
+        elif retry is not None and status in {_S.PENDING, _S.RUNNING}:
+            retry.append(event)
+        else:
+            self._say(*self._retries.pop(run.id, ()), event)
+            if status is _S.ELSEWHERE:
+                self._retries[run.id] = []
+
+    def waiting(self, run: StageRun, why: str) -> None:
+        """The event `waiting`."""
+        self._event("waiting", **self._named(run), why=why)
+
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
+        """The events `progress` and `left`."""
+        super().tick(progress)
+        for run_id in [run_id for run_id, retry in self._retries.items() if retry]:
+            self._say(*self._retries.pop(run_id))
+        now = self._clock()
+        for run_id, values in progress.items():
+            if now - self._told.get(run_id, float("-inf")) >= 1.0:
+                self._told[run_id] = now
+                self._event("progress", **self._named(self._tracker.plan.stage_runs[run_id]), **values)
+        if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left()) is not None:
+            self._event("left", **json_events.left(*left))
+
+    def pulling(self, message: str, *, wrong: bool = False) -> None:
+        """The events `pulling`."""
+        self._event("pulling", message=message, wrong=wrong)
+
+    def node(self, name: str, *, gone: bool) -> None:
+        """The events `node`."""
+        self._event("node", node=name, gone=gone)
+
+    def retrying(self, cells: Sequence[Cell]) -> None:
+        """The events `retrying`."""
+        for cell in cells:
+            self._event("retrying", cell=cell.id, changes=[asdict(change) for change in cell.changes])
+
+    def end(self) -> None:
+        """The event `end`."""
+        counts: dict[str, Json] = {status.value: number for status, number in self._tracker.counts.items() if number}
+        self._event("end", seconds=round(self._tracker.elapsed_s, 3), counts=counts)
+
+    def leave(self, forecast: Mapping[str, Json] | None) -> None:
+        """The event `forecast`."""
+        super().leave(forecast)
+        if forecast is not None:
+            self._event("forecast", **forecast)
+
+    def _event(self, event: str, **fields: Json) -> None:
+        self._say(json_events.event(event, **fields))
+
+    def _named(self, run: StageRun) -> dict[str, Json]:
+        return self._stage_runs.named(run.id, run.stage.name, run.cells)

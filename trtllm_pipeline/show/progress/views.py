@@ -1,0 +1,282 @@
+"""What all views of a run share: text about stage runs, and cells x stages as a grid with one symbol for each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple, TextIO
+
+from trtllm_pipeline.base import (
+    Cell,
+    Json,
+    StageError,
+    StageStatus,
+    amount,
+    clean,
+    console,
+    duration,
+    in_brackets,
+    in_words,
+    never_works,
+    shorten,
+)
+from trtllm_pipeline.orchestrate import OutlineCell, StageRun, StageState
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+_S = StageStatus
+GOOD: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE, _S.SKIPPED})
+_BAR: Final = 20
+_LEAST_BAR: Final = 5
+
+
+class Look(NamedTuple):
+    """How a status is shown. The symbols alone tell all: color only helps."""
+
+    symbol: str
+    ascii: str
+    style: str
+    word: str
+
+
+LOOKS: Final = {
+    _S.PENDING: Look("·", ".", "dim", "to do"),
+    _S.RUNNING: Look("▶", ">", "bold cyan", "running"),
+    _S.ELSEWHERE: Look("~", "~", "cyan", "waits for another process"),
+    _S.SUCCEEDED: Look("✓", "+", "green", "done"),
+    _S.UP_TO_DATE: Look("=", "=", "green", "up to date"),
+    _S.SKIPPED: Look("-", "-", "dim", "not needed"),
+    _S.FAILED: Look("✗", "X", "bold red", "failed"),
+    _S.BLOCKED: Look("#", "#", "red", "blocked"),
+    _S.CANCELLED: Look("!", "!", "yellow", "interrupted"),
+}
+REMIND_EVERY_S: Final = 60.0
+"""How often lines say what a picture shows all the time."""
+_TELLING: Final = (_S.FAILED, _S.RUNNING, _S.ELSEWHERE, _S.CANCELLED, _S.PENDING, _S.BLOCKED)
+"""Statuses of which one is worth more than any number of others."""
+_MIN_NAME: Final = 12
+_HEAD_WIDTHS: Final = (10, 8, 7, 6, 5, 4, 3, 2)
+"""Widths to cut stage names to, the widest that fits; below the last, one symbol each and no heads."""
+
+
+def symbol(status: StageStatus, *, ascii_only: bool) -> str:
+    """The symbol of a status."""
+    return LOOKS[status].ascii if ascii_only else LOOKS[status].symbol
+
+
+class Part(NamedTuple):
+    """Where several stage runs of a stage stand."""
+
+    status: StageStatus
+    """That which says most."""
+    percent: int | None
+    """How many of them are there, where not all stand like this."""
+
+    def mark(self, width: int, *, ascii_only: bool) -> str:
+        """Its symbol, and how much is there, where that has room."""
+        sign = symbol(self.status, ascii_only=ascii_only)
+        whole = sign if self.percent is None else f"{sign}{self.percent:>2}%"
+        return whole if len(whole) <= width else sign
+
+
+GROUPS: Final = "group (cells)"
+"""Title of the names that `group_line` makes."""
+
+
+def group_line(
+    group: str, cells: int, stages: Iterable[str], counts: Mapping[tuple[str, str, StageStatus], int]
+) -> tuple[str, dict[str, Part]]:
+    """A group of cells for `grid`, from the numbers of its stage runs by stage and status."""
+    parts = ((stage, _part({each: counts.get((group, stage, each), 0) for each in LOOKS})) for stage in stages)
+    return f"{group} ({cells})", {stage: part for stage, part in parts if part is not None}
+
+
+def _part(counts: Mapping[StageStatus, int]) -> Part | None:
+    """Stage runs by status, as one; None where there are none."""
+    status = next((each for each in (*_TELLING, *LOOKS) if counts.get(each)), None)
+    if status is None:
+        return None
+    total, done = sum(counts.values()), sum(counts.get(each, 0) for each in GOOD)
+    return Part(status, None if done == total or counts[status] == total else 100 * done // total)
+
+
+def grid(
+    lines: Sequence[tuple[str, Mapping[str, StageStatus] | Mapping[str, Part]]],
+    stages: Sequence[str],
+    *,
+    width: int,
+    ascii_only: bool,
+    title: str = "",
+) -> list[Text]:
+    """Lines of text no wider than `width`: heads, that of the names a `title`; then one line for each (name, stage -> status)."""
+    from rich.text import Text
+
+    longest = max(map(len, (title, *(name for name, _ in lines))))
+    cut = next((cut for cut in _HEAD_WIDTHS if width - _columns(stages, cut) >= min(longest, 40)), None)
+    if cut is None:
+        cut = next((cut for cut in _HEAD_WIDTHS if width - _columns(stages, cut) >= _MIN_NAME), 0)
+    heads = [stage if len(stage) <= cut else f"{stage[: cut - 1]}…" if cut > 4 else stage[:cut] for stage in stages]
+    name_width = max(1, min(longest, width - _columns(stages, cut)))
+    drawn = []
+    if cut:
+        drawn.append(Text(f"{title[:name_width]:<{name_width}}" + "".join(f" {head}" for head in heads), "dim"))
+    styles = {status: (symbol(status, ascii_only=ascii_only), look.style) for status, look in LOOKS.items()}
+    for name, statuses in lines:
+        text = Text(f"{shorten(name, name_width):<{name_width}}")
+        for stage, head in zip(stages, heads, strict=True):
+            status = statuses.get(stage)
+            if isinstance(status, Part):
+                mark, style = status.mark(len(head), ascii_only=ascii_only), LOOKS[status.status].style
+            else:
+                mark, style = (" ", "") if status is None else styles[status]
+            left = min((len(head) - 1) // 2, len(head) - len(mark))
+            text.append(f" {' ' * left}{mark}{' ' * (len(head) - len(mark) - left)}", style)
+        text.rstrip()
+        text.truncate(width)
+        drawn.append(text)
+    return drawn
+
+
+def _columns(stages: Sequence[str], cut: int) -> int:
+    return sum(1 + max(1, len(stage[:cut])) for stage in stages)
+
+
+def stage_line(
+    stage: str, counts: Mapping[StageStatus, int], *, name_width: int, most: int, width: int, ascii_only: bool
+) -> Text:
+    """One stage: a bar, how many of its stage runs are there, of `most` at any stage, and those that are not in order."""
+    from rich.text import Text
+
+    total, done = sum(counts.values()), sum(counts.get(status, 0) for status in GOOD)
+    digits = len(str(most))
+    text = Text(f"{stage:<{name_width}} ")
+    length = min(_BAR, width - name_width - 2 * digits - 20)
+    if length >= _LEAST_BAR:
+        text.append_text(bar(done / (total or 1), length, ascii_only=ascii_only)).append(" ")
+    text.append(f"{done:>{digits}}/{total:<{digits}}")
+    for status in (_S.RUNNING, _S.ELSEWHERE, _S.FAILED, _S.BLOCKED, _S.CANCELLED):
+        if counts.get(status):
+            text.append(f"  {symbol(status, ascii_only=ascii_only)}{counts[status]}", LOOKS[status].style)
+    return text
+
+
+def bar(part: float, width: int, *, ascii_only: bool) -> Text:
+    """A bar that is full to this part."""
+    from rich.text import Text
+
+    full = int(part * width)
+    on, off = ("#", ".") if ascii_only else ("━", "─")
+    return Text.assemble((on * full, "green"), (off * (width - full), "dim"))
+
+
+def legend(statuses: Iterable[StageStatus], *, width: int, ascii_only: bool) -> list[Text]:
+    """What the symbols of `statuses` mean, in the order of the table."""
+    from rich.text import Text
+
+    used = set(statuses)
+    looks = [(symbol(status, ascii_only=ascii_only), LOOKS[status]) for status in LOOKS if status in used]
+    parts = [Text.assemble((mark, look.style), (f" {look.word}", "dim")) for mark, look in looks]
+    return flow(parts, width, gap="   ")
+
+
+def flow(parts: Iterable[Text], width: int, *, gap: str) -> list[Text]:
+    """Parts one after another, in as many lines as it takes."""
+    lines: list[Text] = []
+    for part in parts:
+        if lines and lines[-1].cell_len + len(gap) + part.cell_len <= width:
+            lines[-1].append(gap).append_text(part)
+        else:
+            lines.append(part.copy())
+    return lines
+
+
+def styled(lines: Iterable[Text], stream: TextIO) -> list[str]:
+    """Lines as they are to be written to `stream`: in color on a terminal that has any, plain elsewhere."""
+    from io import StringIO
+
+    if console(stream).color_system is None:
+        return [clean(line.plain) for line in lines]
+    canvas = console(StringIO(), force_terminal=True, width=10_000)
+    drawn = []
+    for line in lines:
+        with canvas.capture() as capture:
+            canvas.print(line, end="")
+        drawn.append(capture.get())
+    return drawn
+
+
+# Text about stage runs
+
+
+def who(run: StageRun) -> str:
+    """The cell a stage run is for, and how many share it."""
+    return run.first_cell.id if len(run.cells) < 2 else f"{run.first_cell.id} (for {len(run.cells)} cells)"
+
+
+def infeasible(every: Iterable[Cell | OutlineCell], told: set[str], *, whole: bool = False) -> list[str]:
+    """What to say of cells that can never work, see `never_works`; the reasons that it gives are added to `told`."""
+    refused = [(cell.id, str(cell.reason)) for cell in every if cell.reason is not None]
+    lines = never_works(refused, None if whole else "pipeline status")
+    text = "\n".join(lines)
+    told |= {reason for reason in {reason for _, reason in refused} if f": {reason}" in text}
+    return lines
+
+
+def retries(cells: Iterable[Cell | OutlineCell]) -> list[str]:
+    """What was changed after cells had run out of memory."""
+    return [f"{cell.id}: {line}" for cell in cells for line in in_words(cell.changes)]
+
+
+def node_change(name: str, *, gone: bool) -> str:
+    """That a node of the cluster has gone, or has come."""
+    return f"node {name} has gone: nothing is started there" if gone else f"node {name} has come"
+
+
+def failure(run: StageRun, error: StageError | None, seconds: float | None, told: set[str]) -> list[str]:
+    """What to say of a failure: what, why, where, what to do; the most telling lines of its logs where nobody knows the cause.
+
+    What is in `told` is not said again; what is said is added to it.
+    """
+    kind = "" if error is None else in_brackets(error.failure.value)
+    after = "" if seconds is None else f" after {duration(seconds)}"
+    why = "" if error is None else f": {'for the same reason' if error.message in told else error.message}"
+    lines = [f"{run.id}  {who(run)}  failed{after}{kind}{why}"]
+    if error is not None:
+        known = error.message in told
+        state = StageState(_S.FAILED).failed(error)
+        state = replace(state, hint=None if error.hint in told else error.hint, telling=() if known else error.telling)
+        lines += [f"  {line}" for line in state.details]
+        told |= {error.message, *filter(None, (error.hint,))}
+    return lines
+
+
+def time_left(seconds: float, complete: bool) -> str:
+    """The time left of a run, and whether it is known, in words; empty for less than a second."""
+    return f"{'about' if complete else 'perhaps'} {growing(seconds)} left" if seconds >= 1.0 else ""
+
+
+def growing(seconds: float) -> str:
+    """A duration that is still growing, or getting less, without the tenths that would flicker."""
+    return duration(seconds) if seconds >= 10 else f"{int(seconds)} s"
+
+
+def told(progress: Mapping[str, Json] | None) -> str | None:
+    """A stage's own progress in words, "12.3/270.1 MB (5%)"; None when it told nothing that can be shown."""
+    done, total = _numbers(progress)
+    if progress is None or done is None:
+        return None
+    text, part = amount(done, total, str(progress.get("unit", ""))), share(progress)
+    return text if part is None else f"{text} ({part:.0%})"
+
+
+def share(progress: Mapping[str, Json] | None) -> float | None:
+    """How much of its work a stage has done, 0 to 1."""
+    done, total = _numbers(progress)
+    return None if done is None or not total or total < 0 else min(1.0, max(0.0, done / total))
+
+
+def _numbers(progress: Mapping[str, Json] | None) -> tuple[float | None, float | None]:
+    values = [(progress or {}).get(name) for name in ("done", "total")]
+    done, total = (value if isinstance(value, (int, float)) else None for value in values)
+    return done, total

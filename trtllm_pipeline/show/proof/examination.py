@@ -1,0 +1,148 @@
+"""A deep examination of this machine, in order: what is usable, the matrix, what there is time for, the answers, what is installed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline.base import PipelineError, PlanError, UsageError, about, write_json
+from trtllm_pipeline.measure import ANSWERS
+from trtllm_pipeline.orchestrate import PRECISIONS, CellResult, Request, Store, checked, flow, nearest, rows
+from trtllm_pipeline.show.proof import budget, findings, installed, material, reference_answers
+from trtllm_pipeline.show.proof.findings import DeepExamination, DeepFinding
+from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import table
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.base import Machine
+    from trtllm_pipeline.orchestrate import Observer, Outcome, Plan
+
+FOLDER: Final = "doctor"
+"""In the workspace: models, questions, the matrix and the result."""
+RESULT: Final = "deep.json"
+ALL: Final = "all"
+"""Stands for every precision."""
+_LAST_STAGE: Final = "accuracy"
+_DAMAGED: Final = "`pipeline store verify` sets damaged artifacts aside; then examine again"
+
+
+def examine(
+    workspace: Path,
+    observer: Observer,
+    tell: Callable[[str], None],
+    *,
+    families: Sequence[str] = material.FAMILIES[:1],
+    precisions: Sequence[str] | None = None,
+    toolchain: str | None = None,
+) -> DeepExamination:
+    """Examine this machine in `workspace`, and leave the result there.
+
+    Without `precisions` it does what there is time for in about ten minutes, see `budget`. How long it is expected to take
+    is said to `tell` before it starts. What an earlier examination made is not made again. Raises UsageError for unknown
+    names, PlanError where no toolchain can be used or no cell can work.
+    """
+    from trtllm_pipeline.base import this_machine
+
+    _check("--family", families, material.FAMILIES)
+    if precisions is not None:
+        _check("--precision", precisions, (*PRECISIONS, ALL))
+    families = tuple(dict.fromkeys(families))
+    asked = toolchains.names() if toolchain is None else (toolchain,)
+    _check("--toolchain", asked, toolchains.names())
+    machine = this_machine()
+    missing = {name: lacks for name in asked if (lacks := toolchains.load(name).missing(machine)) is not None}
+    usable = [name for name in asked if name not in missing]
+    if not usable:
+        raise PlanError(
+            "no toolchain can be examined on this machine\n  "
+            + "\n  ".join(f"{name}: {lacks}" for name, lacks in missing.items()),
+            hint="pipeline doctor says what is missing",
+        )
+    store = Store(workspace)  # made for a request that can be understood
+    folder = store.workspace / FOLDER
+    wanted = had(usable) if precisions is None or ALL in precisions else [*dict.fromkeys(precisions)]
+    matrix = material.write(folder, machine, families=families, precisions=wanted, toolchain_names=usable)
+    request = Request(matrix, until=_LAST_STAGE)
+    full, seen = flow.outlook(request, store, workspace)
+    cells, takes_s = (
+        budget.chosen(full, seen) if precisions is None else ({cell.id for cell in full.feasible}, seen.total_s)
+    )
+    left_out = budget.left_out(full, cells)
+    if seen.to_run:
+        tell(_announced(takes_s, len(cells), len(left_out), guessed=seen.guessed > 0))
+    started = time.monotonic()
+    plan, outcome = flow.bring_up_to_date(
+        replace(request, cells=tuple(f"!{cell.id}" for cell in left_out)), store, observer
+    )
+    taken, took_s = store.index.taken(flow.BY_HAND), time.monotonic() - started
+    found = DeepExamination(
+        machine,
+        findings.sorted_findings(
+            [
+                *(_of_cell(row, plan, outcome, folder) for row in rows(plan, store, outcome)),
+                *map(findings.of_left_out, left_out),
+                *(() if outcome.interrupted else _of_installation(machine, usable, families)),
+                *(findings.of_toolchain(name, lacks) for name, lacks in missing.items()),
+            ]
+        ),
+        interrupted=outcome.interrupted,
+        forecast=checked(plan, replace(seen, total_s=takes_s), taken, took_s, comparable=outcome.comparable),
+    )
+    write_json(folder / RESULT, found.to_json())
+    return found
+
+
+def had(toolchain_names: Iterable[str]) -> list[str]:
+    """The precisions that any of these toolchains has, on whatever machine."""
+    fields = (
+        each for name in toolchain_names for stage in toolchains.load(name).stages for each in table(stage.params)
+    )
+    known = {choice for each in fields if each.name == "precision" for choice in each.choices}
+    return [precision for precision in PRECISIONS if precision in known]
+
+
+def _announced(takes_s: float, cells: int, left_out: int, *, guessed: bool) -> str:
+    """What is said before anything runs."""
+    basis = (
+        "by formulas, since not all of it ran in this workspace before" if guessed else "by what ran in this workspace"
+    )
+    words = f"expected to take about {about(takes_s)}, {basis}"
+    if left_out:
+        words += (
+            f"; {left_out} of {cells + left_out} cells are left for the next time, so that it takes about "
+            f"{about(budget.LIMIT_S)}: --precision {ALL} does them now"
+        )
+    return words
+
+
+def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UsageError for a name that is not known, or where there is none."""
+    wrong = [name for name in given if name not in known]
+    if wrong or not given:
+        raise UsageError(
+            f"{option}: {f'there is no {wrong[0]!r}{nearest(wrong[0], known)}' if wrong else 'names nothing'}",
+            hint=f"choose of {', '.join(known)}",
+        )
+
+
+def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> DeepFinding:
+    """What a cell came to, judged by its answers where it has any."""
+    for run in map(plan.stage_runs.__getitem__, plan.by_cell[row.id]):
+        if run.stage.name == _LAST_STAGE and (artifact := outcome.artifacts.get(run.fingerprint)) is not None:
+            try:
+                agreement = reference_answers.compare(artifact.out, folder / str(row.axes["model"]))
+            except PipelineError as error:
+                unread = findings.of_cell(row, None)
+                return replace(unread, detail=f"its answers cannot be read: {error.message}", hint=_DAMAGED)
+            return findings.of_cell(row, agreement, str((artifact.out / ANSWERS).relative_to(folder.parent)))
+    return findings.of_cell(row, None)
+
+
+def _of_installation(machine: Machine, usable: Sequence[str], families: Sequence[str]) -> Iterator[DeepFinding]:
+    """What is installed of the toolchains that are examined."""
+    if usable != [toolchains.EMBEDDED]:
+        found = installed.compare(machine, families, engines=toolchains.ENGINES in usable)
+        yield from map(findings.of_comparison, found)

@@ -1,0 +1,132 @@
+"""What is installed, against the tables of this package: options of TensorRT-LLM's programs, placeholders of its templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.base import Machine, TensorRTLLM
+from trtllm_pipeline.tensorrt import commands, installation, program_options, releases, templates
+
+_AT_ONCE: Final = 4
+"""Each imports all of TensorRT-LLM."""
+_OF_EVERY_TOOLCHAIN: Final = "trtllm-serve"
+_OF_EVERY_PROGRAM: Final = frozenset(("-h", "--help"))
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledComparison:
+    """One program, or the templates, as installed and as recorded."""
+
+    name: str
+    command: tuple[str, ...]
+    """What was asked; the directory of templates."""
+    reason: str | None = None
+    """Why it could not be compared."""
+    known: int = 0
+    """Names that are recorded and installed, and the same."""
+    gone: tuple[str, ...] = ()
+    """Recorded, and not installed."""
+    new: tuple[str, ...] = ()
+    """Installed, and not recorded."""
+    changed: tuple[str, ...] = ()
+    """In both, and different: what is recorded and what is installed, in words."""
+
+    @property
+    def differences(self) -> str:
+        """In words; empty where there are none."""
+        found = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
+        return "; ".join(f"{word}: {', '.join(names)}" for word, names in found if names)
+
+
+def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tuple[InstalledComparison, ...]:
+    """All that is installed of TensorRT-LLM, of converters those of `families`. Empty without it.
+
+    Without `engines` it is trtllm-serve alone: the PyTorch runtime needs no other program, and its template in Triton has
+    no placeholders.
+    """
+    found = machine.tensorrt_llm
+    if found is None:
+        return ()
+    there = {
+        name: command for name, command in programs(found, machine, families) if engines or name == _OF_EVERY_TOOLCHAIN
+    }
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        asked = [pool.submit(_program, tool, command, found.release) for tool, command in there.items()]
+        return (*(each.result() for each in asked), *((_templates(found),) if engines else ()))
+
+
+def programs(
+    found: TensorRTLLM, machine: Machine, families: Sequence[str]
+) -> Iterator[tuple[str, tuple[str, ...] | None]]:
+    """Name in the table of options, and how to start it; None where it is not there."""
+
+    def script(inside: str) -> tuple[str, ...] | None:
+        path = installation.script(machine, inside)
+        return None if path is None or not Path(path).is_file() else (found.python, path)
+
+    yield "trtllm-build", None if found.build is None else (found.build,)
+    yield _OF_EVERY_TOOLCHAIN, None if found.serve is None else (found.serve, *commands.serve_subcommand(found.release))
+    yield "quantize.py", script(releases.QUANTIZE_SCRIPT)
+    yield "run.py", script(releases.RUN_SCRIPT)
+    for heads in releases.HEADS:
+        if (start := script(releases.convert_script(found.release, "", heads))) is not None:
+            yield releases.convert_tool("", heads), start
+    for family in families:
+        yield releases.convert_tool(family), script(releases.convert_script(found.release, family))
+
+
+def _program(tool: str, command: tuple[str, ...] | None, release: str) -> InstalledComparison:
+    if command is None:
+        return InstalledComparison(tool, (), reason="is not installed")
+    text = program_options.installed_help(command)
+    installed = {} if text is None else dict(program_options.parse_help(text))
+    if not installed:
+        return InstalledComparison(tool, command, reason=f"{' '.join(command)} --help: no options were printed")
+    spelled = {
+        spelling: form
+        for name, form in program_options.known(tool, release).items()
+        for spelling in (name, *form.aliases)
+    }
+    changed = {
+        name: words for name in spelled.keys() & installed.keys() if (words := _change(spelled[name], installed[name]))
+    }
+    return InstalledComparison(
+        tool,
+        command,
+        known=len(spelled.keys() & installed.keys()) - len(changed),
+        gone=tuple(sorted(spelled.keys() - installed.keys())),
+        new=tuple(sorted(installed.keys() - spelled.keys() - _OF_EVERY_PROGRAM)),
+        changed=tuple(f"{name} {changed[name]}" for name in sorted(changed)),
+    )
+
+
+def _change(recorded: program_options.Form, installed: program_options.Installed) -> str | None:
+    if recorded.takes_value != installed.takes_value:
+        return "takes a value" if installed.takes_value else "takes no value any more"
+    # argparse lists Python's None as well, which is no word to type.
+    ours, theirs = ({*map(str, each.choices)} - {"None"} if each.choices else None for each in (recorded, installed))
+    if theirs is None or ours == theirs:  # help need not list them
+        return None
+    return f"takes one of {', '.join(sorted(theirs))}; recorded: {', '.join(sorted(ours)) if ours else 'anything'}"
+
+
+def _templates(found: TensorRTLLM) -> InstalledComparison:
+    name = "Triton templates"
+    if found.templates is None:
+        return InstalledComparison(name, (), reason="are not installed")
+    installed = templates.installed_places(Path(found.templates))
+    if installed is None:
+        missing = f"{found.templates} lacks one of {', '.join(templates.MODELS)}"
+        return InstalledComparison(name, (found.templates,), reason=missing)
+    recorded = templates.recorded_places(found.release) | {*templates.FIXED}
+    return InstalledComparison(
+        name,
+        (found.templates,),
+        known=len(recorded & installed),
+        gone=tuple(sorted(recorded - installed)),
+        new=tuple(sorted(installed - recorded)),
+    )

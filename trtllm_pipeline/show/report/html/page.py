@@ -1,0 +1,412 @@
+"""A run as one HTML page that needs no network: recommended configurations, all results, and their provenance.
+
+The page is `assets/page.html` (tables, readable without scripts), `page.css`, `page.js` (sorting, filtering, plots) and
+two compressed blocks: the run's data, and Vega with Vega-Lite, which draw the plots. Vega comes from vl-convert-python,
+the Vega project's own package of it; without it the page has its tables and no plots.
+
+A content security policy names the hashes of the page's own scripts and styles, so nothing else on it can run, whatever
+a log or a cell's name says; text is only ever written as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import shlex
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline import __version__
+from trtllm_pipeline.base import CellId, Scope, as_html, count, duration, fingerprint, shared_parts, without
+from trtllm_pipeline.measure import FIELDS, TRITON_GAUGES, Drift, LevelResult, MetricDefinition, TritonUse, load_words
+from trtllm_pipeline.orchestrate import (
+    METRICS,
+    CellResult,
+    CellStatus,
+    Ending,
+    ForecastCheck,
+    Record,
+    StageRecord,
+    label_of,
+    shortened,
+    words,
+    workloads,
+)
+from trtllm_pipeline.show.report.columns import columns
+from trtllm_pipeline.show.report.compare_writers import of_page
+from trtllm_pipeline.show.report.comparison import Comparison
+from trtllm_pipeline.show.report.writers import (
+    CONDITIONS_IN_FULL,
+    conditions_of,
+    failures_of,
+    lengths_of,
+    moment,
+    notes_of,
+    summary_of,
+)
+
+NAME: Final = "report.html"
+LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
+"""Latencies that the page takes limits of."""
+_ASSETS: Final = Path(__file__).parent / "assets"
+_STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "n")
+_LOGS_BYTES: Final = 1_000_000
+"""Together the ends of all logs may be this long before compression; beyond it only failures keep theirs."""
+_SYMBOLS: Final = {
+    CellStatus.DONE: "✓",
+    CellStatus.UP_TO_DATE: "=",
+    CellStatus.FAILED: "✗",
+    CellStatus.INFEASIBLE: "-",
+    CellStatus.INTERRUPTED: "!",
+    CellStatus.RUNNING: "▶",
+    CellStatus.NOT_RUN: "·",
+}
+
+
+_COUNTED: Final = {
+    Ending.MADE: "executed",
+    Ending.SERVED: "executed",
+    Ending.UP_TO_DATE: "up_to_date",
+    Ending.FAILED: "failed",
+}
+"""Columns of the table of stages."""
+
+
+def to_html(
+    rows: Sequence[CellResult],
+    record: Record,
+    matrix: str = "",
+    *,
+    finished: bool = True,
+    limits: Mapping[str, float | str] | None = None,
+    plots: bool = True,
+    forecast: ForecastCheck | None = None,
+    workspace: Path | None = None,
+    comparison: Comparison | None = None,
+) -> str:
+    """The page. `limits` presets its form: "ttft_ms", "tpot_ms", "e2e_ms", "statistic". `plots=False` leaves plots out.
+
+    With the `workspace`, the page has the command that serves each cell. `comparison` is with the run before.
+    """
+    from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup
+
+    library = vega() if plots else ""
+    style, script = ((_ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    parts = shared_parts([row.id for row in rows])
+    data = json.dumps(_data(rows, record, parts, limits or {}, workspace), ensure_ascii=False, separators=(",", ":"))
+    jinja = Environment(
+        loader=FileSystemLoader(_ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return jinja.get_template("page.html").render(
+        policy=_policy([script, *filter(None, [library])], style),
+        style=Markup(style),  # noqa: S704 - a file of this package
+        script=Markup(script),  # noqa: S704 - a file of this package
+        data=_packed(data),
+        library=library and _packed(library),
+        run=record,
+        matrix=Path(matrix).name,
+        finished=finished,
+        summary=summary_of(rows),
+        shared=parts,
+        short=lambda cell: without(cell, parts),
+        head=_facts(record, forecast),
+        columns=columns(rows),
+        rows=rows,
+        symbols=_SYMBOLS,
+        failures=failures_of(rows),
+        conditions=[*_models(rows), *conditions_of(rows, CONDITIONS_IN_FULL)],
+        compared=None if comparison is None else Markup(as_html(of_page(comparison))),  # noqa: S704 - escaped there
+        notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
+        stages=_stage_summary(record),
+        environment=_environment(record),
+        metrics=_occurring(rows, record),
+        version=__version__,
+        written=moment(time.time()),
+    )
+
+
+@lru_cache(maxsize=1)
+def vega() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script that sets `vegaEmbed`; empty when vl-convert-python is not installed."""
+    try:
+        import vl_convert
+    except ImportError:
+        return ""
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return bundle
+
+
+# Packing
+
+
+def _packed(text: str) -> str:
+    """Text for a block that the page unpacks itself: gzip, base64."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _policy(scripts: Sequence[str], style: str) -> str:
+    def digest(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {' '.join(map(digest, scripts))}; style-src {digest(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+# The run's data, as the page's script reads it
+
+
+def _data(
+    rows: Sequence[CellResult],
+    record: Record,
+    parts: Sequence[str],
+    limits: Mapping[str, float | str],
+    workspace: Path | None,
+) -> dict[str, Any]:
+    of_cell: dict[CellId, list[int]] = {row.id: [] for row in rows}
+    for place, stage in enumerate(record.stages):
+        for cell in stage.cells:
+            of_cell.setdefault(cell, []).append(place)
+    asked = shortened(workloads(rows))
+    under = {json.dumps(each): each for each in (_under(row) for row in rows)}
+    places = {text: place for place, text in enumerate(under)}
+    brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
+    return {
+        "limits": limits,
+        "cells": [
+            {
+                **{name: getattr(row, name) for name in _CELL},
+                "name": without(row.id, parts),
+                "status": row.status.value.replace("_", " "),
+                "gpus": max((record.stages[place].resources["gpus"] for place in of_cell[row.id]), default=0),
+                "levels": [_level(level) for level in row.levels],
+                "highest_rate": None if row.highest_rate is None else str(row.highest_rate),
+                "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
+                "accuracy_drift": row.accuracy_drift and _drift(row.accuracy_drift),
+                "measured": moment(row.conditions.measured_s),
+                "tokens": lengths_of(row.levels),
+                "workload": words(workload),
+                "under": places[json.dumps(_under(row))],
+                "launch": _launch(row, record, workspace),
+            }
+            for row, workload in zip(rows, asked, strict=True)
+        ],
+        "under": list(under.values()),
+        "apart": list(dict.fromkeys(label_of(name) for workload in asked for name, _ in workload)),
+        "runs": of_cell,
+        "one_machine": record.request.get("executor") is None,
+        "stages": [_stage(stage, record, logs=brief or stage.ending is Ending.FAILED) for stage in record.stages],
+    }
+
+
+def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | None:
+    """The command line that serves a cell; None where it failed, or no server of ours serves it."""
+    served = any(stage.scope is Scope.SERVICE and row.id in stage.cells for stage in record.stages)
+    if workspace is None or row.unfit is not None or not served:
+        return None
+    asked = record.request
+    words = ["pipeline", "stage", "launch", "--matrix", str(asked.get("matrix"))]
+    sets = asked.get("sets")
+    words += [word for value in (sets if isinstance(sets, list) else ()) for word in ("--set", str(value))]
+    words += [] if asked.get("toolchain") is None else ["--toolchain", str(asked["toolchain"])]
+    return shlex.join([*words, "--cells", row.id, "--workspace", str(workspace)])
+
+
+_CELL: Final = (
+    *("id", "axes", "reason", "unfit", "hint", "log", "accuracy", "accuracy_total", "accuracy_asked"),
+    *("accuracy_intervals", "findings"),
+)
+
+
+def _drift(drift: Drift) -> dict[str, Any]:
+    """What the page shows of it: 1000 cells shall not take more than 1.5 MB."""
+    changes = {
+        name: {"difference": _short(of.difference), "interval": list(map(_short, of.interval))}
+        for name, of in drift.scores.items()
+    }
+    return {"agreement": drift.agreement, "scores": changes}
+
+
+def _under(row: CellResult) -> dict[str, str]:
+    """On what and under which load a cell was measured, by label, in words."""
+    known = [(field, row.conditions.value(field)) for field in FIELDS if row.levels]
+    return {field.label: field.shown(value) for field, value in known if value is not None}
+
+
+def _level(level: LevelResult) -> dict[str, Any]:
+    return {
+        "concurrency": level.concurrency,
+        "rate": level.request_rate,
+        "key": level.key,
+        "at": load_words(level.key),
+        "goodput": level.goodput and level.goodput.share,
+        "requests": level.requests,
+        "failures": level.failures,
+        "out": _short(level.output_tokens_per_s),
+        "in": _short(level.input_tokens_per_s),
+        "req": _short(level.requests_per_s),
+        "window": level.window,
+        "repeats": [_short(rate) for one in level.repeats if (rate := one.output_tokens_per_s) is not None],
+        **{
+            name: {key: _short(values[key]) for key in _STATISTICS if key in values}
+            for name, values in level.latencies.items()
+        },
+        # Elsewhere not even as null: 1000 cells shall not take more than 1.5 MB.
+        **({} if level.gpu_use is None else {"gpu": asdict(level.gpu_use), "joule": _short(level.tokens_per_joule)}),
+        **({} if level.triton_use is None else {"triton": _triton(level.triton_use)}),
+    }
+
+
+def _triton(use: TritonUse) -> dict[str, Any]:
+    """What the page shows of it, in as many digits as it shows."""
+    models = {
+        name: [of.get("requests"), *(_short(of.get(time), 3) for time in _TIMES)] for name, of in use.models.items()
+    }
+    gauges = {name: _short(value, 3) for name in TRITON_GAUGES if (value := getattr(use, name)) is not None}
+    return {"models": models, **gauges}
+
+
+_TIMES: Final = ("request_ms", "queue_ms", "compute_input_ms", "compute_infer_ms", "compute_output_ms")
+
+
+def _short(value: float | None, digits: int = 6) -> float | None:
+    """Six significant digits: rounded again to the page's three, the last one is still right. Whole numbers are brief."""
+    if value is None:
+        return None
+    short = float(f"{value:.{digits}g}")
+    return int(short) if short.is_integer() else short
+
+
+def _stage(stage: StageRecord, record: Record, *, logs: bool) -> dict[str, Any]:
+    start = record.started_s or 0.0
+    return {
+        **{name: getattr(stage, name) for name in _STAGE},
+        "ending": stage.ending.value.replace("_", " "),
+        "attempts": [
+            (round(each.started_s - start, 3), round(each.ended_s - start, 3), each.outcome) for each in stage.attempts
+        ],
+        "commands": [shlex.join(command) for command in stage.commands],
+        "folder": stage.folder and str(stage.folder),
+        "log": stage.log if logs else None,
+        "server_log": stage.server_log if logs else None,
+    }
+
+
+_STAGE: Final = (
+    *(
+        "id",
+        "stage",
+        "name",
+        "made_s",
+        "planned",
+        "message",
+        "hint",
+        "resources",
+        "exclusive",
+        "gpus",
+        "provenance",
+        "key",
+    ),
+    *("fingerprint", "files", "size_bytes"),
+)
+
+# What stands in the page itself
+
+
+def _models(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+    models = list(dict.fromkeys(str(row.axes.get("model")) for row in rows))
+    more = f" and {len(models) - 4} more" if len(models) > 4 else ""
+    return [("model", ", ".join(models[:4]) + more)] if models else []
+
+
+def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinition]:
+    """The metrics that the page shows a value of, and the terms of their formulas."""
+    levels = [level for row in rows for level in row.levels]
+    windows = {level.window for level in levels}
+    known = {name for level in levels for name, values in level.latencies.items() if values}
+    known |= {column.metric for column in columns(rows) if column.metric is not None}
+    terms = {
+        **dict.fromkeys(("n", "input_tokens", "headline", "waves", "percentiles"), bool(levels)),
+        "steady": "steady" in windows,
+        "whole": bool(windows - {"steady", None}),
+        "normalisation": any(row.accuracy for row in rows),
+        "engine_size_bytes": any(row.engine_size_bytes is not None for row in rows),
+        "seconds": any(stage.made_s is not None for stage in record.stages),
+    }
+    known |= {name for name, occurs in terms.items() if occurs}
+
+    def measured(name: str) -> bool:
+        return any(getattr(level, name, None) is not None for level in levels)
+
+    return [metric for metric in METRICS if metric.formula and (metric.name in known or measured(metric.name))]
+
+
+def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, str]]:
+    facts = []
+    if record.started_s is not None:
+        facts.append(("started", str(moment(record.started_s))))
+    if record.seconds is not None:
+        facts.append(("duration", duration(record.seconds)))
+    endings = Counter(stage.ending for stage in record.stages)
+    words = {Ending.MADE: "executed", Ending.UP_TO_DATE: "up to date", Ending.FAILED: "failed"}
+    told = ", ".join(f"{endings[ending]} {word}" for ending, word in words.items() if endings[ending])
+    if told:
+        facts.append(("stage runs", told))
+    if forecast is not None:
+        facts.append(("time", forecast.line()))
+    return facts
+
+
+def _stage_summary(record: Record) -> list[dict[str, Any]]:
+    """For each stage: how many were made, were up to date, failed; seconds spent here, and saved by what was there."""
+    found = []
+    for name in dict.fromkeys(stage.stage for stage in record.stages):
+        stages = [stage for stage in record.stages if stage.stage == name]
+        saved = sum(stage.made_s or 0.0 for stage in stages if stage.ending is Ending.UP_TO_DATE)
+        line = {"stage": name, **Counter(_COUNTED.get(stage.ending, "not_run") for stage in stages)}
+        spent = duration(sum(stage.seconds for stage in stages))
+        found.append({**line, "spent": spent, "saved": duration(saved) if saved else ""})
+    return found
+
+
+def _environment(record: Record) -> list[tuple[str, str]]:
+    """Where and with what: the request, the versions that results depend on, the GPUs, the memory."""
+    about = record.about
+    facts = [("run", record.id)]
+    if about is not None:
+        facts.append(("command", shlex.join(about.command)))
+        if about.ended_s is not None:
+            facts.append(("ended", f"{moment(about.ended_s)}, exit code {about.exit_code}"))
+    facts += [
+        (name.replace("_", " "), ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in record.request.items()
+        if value not in (None, [], "", False)
+    ]
+    known: dict[str, list[str]] = {}
+    for stage in record.stages:
+        identity = stage.key.get("identity")
+        for name, value in identity.items() if isinstance(identity, dict) else ():
+            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if said not in known.setdefault(name, []):
+                known[name].append(said)
+    facts += [(name, "; ".join(values)) for name, values in known.items()]
+    gpus = sorted({gpu for stage in record.stages for gpu in stage.gpus})
+    if gpus:
+        facts.append(("GPUs", ", ".join(gpus)))
+    memory = [value for stage in record.stages if isinstance(value := stage.provenance.get("peak_bytes"), int)]
+    if memory:
+        facts.append(("peak memory of a stage", f"{max(memory) / 1e9:.2f} GB"))
+    return facts

@@ -1,0 +1,108 @@
+"""A run as JUnit XML, for CI systems: one test suite, one test case for each stage run and each infeasible cell.
+
+A stage run that cells share is one case, so that one broken download is one failure. The dialect is the one that
+Jenkins, GitLab and GitHub's test reporters read: suites, suite, case, failure, skipped, system-out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Final
+from xml.etree import ElementTree as Xml
+
+from trtllm_pipeline.base import Json, clean
+from trtllm_pipeline.measure import BY_NAME, FIELDS, UNKNOWN, Conditions, common
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, Ending, Record, StageRecord
+from trtllm_pipeline.show.report.writers import moment
+
+_NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 has no way to write."""
+_UNEXPECTED: Final = "unexpected_failure"
+_SKIPPED: Final = {
+    Ending.NOT_RUN: "not run: a stage it needs failed, or the run ended before",
+    Ending.SKIPPED: "not needed in this run",
+    Ending.INTERRUPTED: "interrupted",
+    Ending.RUNNING: "still running",
+}
+
+
+def to_junit(rows: Sequence[CellResult], record: Record, matrix: str = "") -> str:
+    """The run as an XML document. Times are seconds spent in this run, so what was up to date took none."""
+    findings = {row.id: row.warnings for row in rows}
+    of_cell = {row.id: row.conditions for row in rows if row.levels}
+    shared = common(list(of_cell.values()))
+    cases = [_case(stage, [text for cell in stage.cells for text in findings.get(cell, ())]) for stage in record.stages]
+    for stage, case in zip(record.stages, cases, strict=True):
+        if stage.stage == "perf" and (own := next((of_cell[cell] for cell in stage.cells if cell in of_cell), None)):
+            _properties(case, {name: own.value(BY_NAME[name]) for name in BY_NAME.keys() - shared.keys()}, own)
+    cases += [_impossible(row) for row in rows if row.status is CellStatus.INFEASIBLE]
+    failures = sum(case.find("failure") is not None for case in cases)
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    seconds = sum(stage.seconds for stage in record.stages)
+    counts = {
+        "tests": str(len(cases)),
+        "failures": str(failures),
+        "errors": "0",
+        "skipped": str(skipped),
+        "time": f"{seconds:.3f}",
+    }
+    suite = Xml.Element("testsuite", {"name": _clean(f"{matrix} {record.id}".strip()), **counts})
+    if record.started_s is not None:
+        began = datetime.fromtimestamp(record.started_s, timezone.utc)
+        suite.set("timestamp", began.replace(tzinfo=None).isoformat(timespec="seconds"))
+    _properties(suite, shared)
+    suite.extend(cases)
+    suites = Xml.Element("testsuites", {"name": "trtllm-pipeline", **counts})
+    suites.append(suite)
+    Xml.indent(suites)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + Xml.tostring(suites, encoding="unicode") + "\n"
+
+
+def _properties(element: Xml.Element, values: Mapping[str, Json], own: Conditions | None = None) -> None:
+    """`system.cpu`, `workload.prompts` and so on, first in an element; of a single measurement also when it was made."""
+    known = {
+        f"{field.about}.{field.name}": field.shown(value)
+        for field in FIELDS
+        if (value := values.get(field.name)) not in (None, UNKNOWN)
+    }
+    if own is not None and (text := moment(own.measured_s)):
+        known["measured"] = text
+    if known:
+        properties = Xml.Element("properties")
+        for name, value in known.items():
+            Xml.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+        element.insert(0, properties)
+
+
+def _case(stage: StageRecord, findings: Sequence[str]) -> Xml.Element:
+    case = Xml.Element(
+        "testcase", {"classname": stage.stage, "name": _clean(stage.name), "time": f"{stage.seconds:.3f}"}
+    )
+    if stage.ending is Ending.FAILED:
+        message = stage.message or "failed without a reason"
+        failure = Xml.SubElement(
+            case,
+            "failure",
+            {"type": _UNEXPECTED if stage.failure in {None, "bug"} else str(stage.failure), "message": _clean(message)},
+        )
+        hint = None if stage.hint is None else f"try: {stage.hint}"
+        cells = "cells: " + ", ".join(stage.cells)
+        failure.text = _clean("\n".join(filter(None, (message, hint, cells, stage.log))))
+    elif stage.ending in _SKIPPED:
+        Xml.SubElement(case, "skipped", {"message": _SKIPPED[stage.ending]})
+    said = [stage.id, stage.ending.value.replace("_", " ")]
+    said += [text for text in dict.fromkeys(findings) if stage.stage == "perf"]
+    Xml.SubElement(case, "system-out").text = _clean("\n".join(said))
+    return case
+
+
+def _impossible(row: CellResult) -> Xml.Element:
+    case = Xml.Element("testcase", {"classname": "plan", "name": _clean(row.id), "time": "0.000"})
+    Xml.SubElement(case, "skipped", {"message": _clean(f"infeasible: {row.reason}")})
+    return case
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("", clean(text))

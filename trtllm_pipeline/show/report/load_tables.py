@@ -1,0 +1,184 @@
+"""The result of one load run as text and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from trtllm_pipeline.base import cell, csv_table, plain_table
+from trtllm_pipeline.measure import (
+    RATES,
+    STATISTICS,
+    Beside,
+    LevelDetails,
+    LevelResult,
+    LoadResult,
+    load_words,
+    system_words,
+    workload_words,
+)
+
+_STATISTICS: Final = ("n", *STATISTICS)
+_ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms")
+"""The summaries that come first, in this order."""
+_Summary = Mapping[str, Any]
+_OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "SLOs")
+"""Columns of the overview that stand there where some level has a value."""
+
+
+def to_csv(result: LoadResult) -> str:
+    """One line for each metric of each level, also as other tools define them."""
+    rows = []
+    for level in result.levels:
+        details = _details(level)
+        others = (
+            (f"{name} as {tool}", value) for tool, of in details.other_tools.items() for name, value in of.items()
+        )
+        for name, value in (*_values(level), *_summaries(level), *others):
+            summary, single = (value, None) if isinstance(value, dict) else ({}, value)
+            statistics = {each: summary.get(each) for each in _STATISTICS}
+            rows.append({"load": load_words(level.key), "metric": name, "value": single, **statistics})
+    return csv_table(rows)
+
+
+def to_text(result: LoadResult) -> str:
+    """What people read: conditions, an overview, every level in full, findings."""
+    return "\n".join(_lines(result))
+
+
+def beside_engine(found: Beside | None) -> Iterator[str]:
+    """A report of trtllm-bench beside ours; nothing without one."""
+    if found is not None:
+        yield f"\n{found.title()}"
+        yield plain_table(found.rows())
+
+
+def overview(levels: Iterable[LevelResult]) -> str:
+    """One line for each level."""
+    rows = [_overview(level) for level in levels]
+    shown = [name for name in rows[0] if name not in _OPTIONAL or any(row[name] is not None for row in rows)]
+    return plain_table([{name: row[name] for name in shown} for row in rows])
+
+
+def _lines(result: LoadResult) -> Iterator[str]:
+    details = result.details
+    assert details is not None
+    made_up = ", synthetic prompts" if details.settings.get("prompts") == "synthetic" else ""
+    counted = result.tokens_counted_by
+    yield f"{details.model} over {details.protocol}{made_up}; output tokens counted by {counted}"
+    yield f"system: {system_words(result.conditions)}"
+    yield f"load: {workload_words(result.conditions)}"
+    if result.levels:
+        yield overview(result.levels)
+    if result.highest_rate is not None:
+        yield f"highest rate: {result.highest_rate}"
+    for level in result.levels:
+        yield from _level(level)
+    yield ""
+    yield from map(str, result.findings)
+    yield "formulas: --format json, `definitions`"
+
+
+def _level(level: LevelResult) -> Iterator[str]:
+    details = _details(level)
+    yield f"\n{load_words(level.key)}"
+    yield plain_table([_statistics(name, summary) for name, summary in _summaries(level)])
+    yield "; ".join(f"{name} {cell(value)}" for name, value in _values(level))
+    for objective in details.objectives:
+        yield f"objective missed: {objective.missed}" if objective.missed else f"objective met: {objective.metric}"
+    if details.other_tools:
+        yield "the same events as other tools report them:"
+        yield plain_table([_by_tool(tool, metrics) for tool, metrics in details.other_tools.items()])
+    for repeat in level.repeats:
+        windows = ", ".join(
+            f"{name} {window.duration_s:.2f} s {window.output_tokens_per_s:.1f} tokens/s"
+            for name, window in repeat.windows.items()
+            if window is not None
+        )
+        yield f"output in the windows of repeat {repeat.repeat}: {windows}"
+    if level.window is None:
+        yield f"no rates ({details.window_reason})"
+    else:
+        yield f"rates are of the window {level.window}: {details.window_reason}"
+    for record in details.triton:
+        for model, times in record["of"].items():
+            yield f"Triton's own times, repeat {record['repeat']}, {model}: {_words(times)}"
+    for record in details.gauges:
+        yield f"Triton's gauges, repeat {record['repeat']}: {_words(record['of'])}; in flight by the client {cell(record['ours'])}"
+    for record in details.gpu:
+        for device in record["of"]:
+            yield f"GPU, repeat {record['repeat']}: {_words(device)}"
+
+
+def _details(level: LevelResult) -> LevelDetails:
+    assert level.details is not None
+    return level.details
+
+
+def _summaries(level: LevelResult) -> list[tuple[str, _Summary]]:
+    """Every summary of a level that has samples, by name."""
+    details, schedule = _details(level), _details(level).schedule
+    found = {**level.latencies, **details.summaries}
+    found = {name: found.get(name, {}) for name in _ORDER} | found | dict(level.lengths)
+    if schedule is not None:
+        found["lag_ms"] = schedule.lag_ms
+        found |= {"ttft_from_schedule_ms": schedule.ttft_from_schedule_ms, "response_ms": schedule.response_ms}
+    return [(name, dict(summary)) for name, summary in found.items() if summary.get("n")]
+
+
+def _values(level: LevelResult) -> list[tuple[str, Any]]:
+    """Every other metric of a level by name."""
+    rows: list[tuple[str, Any]] = [(name, getattr(level, name)) for name in ("requests", "failures", *RATES.values())]
+    if (schedule := _details(level).schedule) is not None:
+        rows += [("achieved_rate", schedule.achieved_rate), ("most_in_flight", schedule.most_in_flight)]
+        rows += [("unsent", schedule.unsent)] if schedule.unsent else []
+    if level.saturated_rps is not None:
+        rows += [("saturated_rps", level.saturated_rps)]
+    if level.goodput is not None:
+        rows += [("goodput_share", level.goodput.share), ("goodput_requests_per_s", level.goodput.requests_per_s)]
+    if level.tokens_per_joule is not None:
+        rows += [("tokens_per_joule", level.tokens_per_joule)]
+    if level.acceptance is not None:
+        rows += [("acceptance", level.acceptance)]
+    return rows
+
+
+def _overview(level: LevelResult) -> dict[str, object]:
+    objectives = () if level.details is None else level.details.objectives
+    return {
+        "load": load_words(level.key),
+        "requests": level.requests,
+        "failed": level.failures,
+        "TTFT p50 ms": level.latency("ttft_ms", "p50"),
+        "p99": level.latency("ttft_ms", "p99"),
+        "TPOT p50 ms": level.latency("tpot_ms", "p50"),
+        "ITL p99 ms": level.latency("itl_ms", "p99"),
+        "e2e p50 ms": level.latency("e2e_ms", "p50"),
+        "in tokens/s": level.input_tokens_per_s,
+        "out tokens/s": level.output_tokens_per_s,
+        "requests/s": level.requests_per_s,
+        "goodput": level.goodput and level.goodput.share,
+        "tok/J": level.tokens_per_joule,
+        "accepted drafts": level.acceptance,
+        "SLOs": ("missed" if any(each.missed for each in objectives) else "met") if objectives else None,
+    }
+
+
+def _by_tool(tool: str, metrics: _Summary) -> dict[str, object]:
+    return {
+        "": tool,
+        **{
+            f"{name} {statistic}": metrics.get(name, {}).get(statistic)
+            for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
+            for statistic in ("mean", "p99")
+        },
+        **{name: metrics.get(name) for name in ("output_tokens_per_s", "requests_per_s")},
+    }
+
+
+def _statistics(name: str, values: _Summary) -> dict[str, object]:
+    return {"": name, **{each: values.get(each) for each in _STATISTICS}}
+
+
+def _words(values: _Summary) -> str:
+    return ", ".join(f"{name} {cell(value)}" for name, value in values.items() if value is not None)

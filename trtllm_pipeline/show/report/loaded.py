@@ -1,0 +1,66 @@
+"""Results for programs in Python: `trtllm_pipeline.load_report(path)`.
+
+report = trtllm_pipeline.load_report("runs/20261121-031502-9f3a/report.json")
+report.rows[0].levels[0].latency("ttft_ms", "p99")
+report.frame().groupby("precision").output_tokens_per_s.max()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtllm_pipeline.base import CellId, UsageError
+from trtllm_pipeline.orchestrate import NAME, CellResult, Store, is_workspace, read_report
+from trtllm_pipeline.show.report.results import read_results
+from trtllm_pipeline.show.report.writers import flat
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedReport:
+    """The results of the cells of a run, or of a workspace's latest matrix."""
+
+    run: str
+    """Id of the (newest) run."""
+    matrix: str
+    """File of the matrix."""
+    rows: tuple[CellResult, ...]
+
+    @property
+    def cells(self) -> Mapping[CellId, CellResult]:
+        """The rows by the ids of their cells."""
+        return {row.id: row for row in self.rows}
+
+    def frame(self) -> pd.DataFrame:
+        """One line for each cell and level, with the columns of `pipeline report --format csv`.
+
+        Raises UsageError where pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ModuleNotFoundError as error:
+            raise UsageError("frame() needs pandas", hint="pip install 'trtllm-pipeline[frame]'") from error
+        return pd.DataFrame(flat(self.rows))
+
+
+def load_report(path: str | Path) -> LoadedReport:
+    """What is in a report.json, in the directory of a run, or in a workspace. Raises UsageError, StateError."""
+    place = Path(path)
+    if is_workspace(place):
+        store = Store(place)
+        try:
+            results = read_results(store)
+        finally:
+            store.close()
+        return LoadedReport(results.runs.newest.name, results.matrix, results.rows)
+    rows, about = read_report(place / NAME if place.is_dir() else place)
+    return LoadedReport(_text(about, "id"), _text(about, "matrix"), rows)
+
+
+def _text(about: Mapping[str, Any], name: str) -> str:
+    return str(about.get(name) or "")

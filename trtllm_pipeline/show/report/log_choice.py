@@ -1,0 +1,112 @@
+"""Which log a person means: of a cell's stage, of the one that failed or runs, or of its server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline.base import Scope, StageRunId, StageStatus, UsageError, in_brackets, read_object
+from trtllm_pipeline.orchestrate import (
+    LOG,
+    Outline,
+    OutlineCell,
+    OutlineRun,
+    Store,
+    failed_attempt,
+    find_cell,
+    find_stage,
+    stage_states,
+)
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.measure import LevelResult
+
+SERVER_LOG: Final = "server.log"
+
+
+def stage_run_of(
+    outline: Outline, store: Store, cell: str, stage: str | None, *, server: bool
+) -> tuple[OutlineRun, str] | None:
+    """The stage run whose log is wanted: of `stage`, of the server, or of what failed or runs now, in words.
+
+    None where no stage is named and none failed or runs: `logs_of` has what there is. Raises UsageError.
+    """
+    by_id = outline.stage_runs.get(StageRunId(cell))
+    if by_id is not None and stage is None:
+        return by_id, ""
+    found = find_cell(outline, cell, stage)
+    if stage is not None:
+        return find_stage(outline, found, stage), ""
+    if found.reason is not None:
+        raise UsageError(f"{found.id} has no logs, it can never work: {found.reason}")
+    runs = _runs(outline, found)
+    if server:
+        service = next((run for run in runs if run.scope is Scope.SERVICE), None)
+        if service is None:
+            raise UsageError(f"{found.id} has no server in this plan")
+        return service, ""
+    states = stage_states(outline, store)
+    failed = [run for run in runs if states[run.id].status is StageStatus.FAILED]
+    running = [run for run in runs if states[run.id].status is StageStatus.RUNNING]
+    if failed:
+        return failed[0], f"{failed[0].stage} failed: {failed[0].id}"
+    # Of a server and what runs inside it, the latter says more.
+    return (running[-1], f"{running[-1].stage} runs now: {running[-1].id}") if running else None
+
+
+def logs_of(outline: Outline, store: Store, cell: str) -> tuple[OutlineCell, dict[str, Path]]:
+    """The logs that a cell has, by stage. Raises UsageError where it has none."""
+    found = find_cell(outline, cell)
+    there = {run.stage: path for run in _runs(outline, found) if (path := find_log(store, run, LOG)) is not None}
+    if not there:
+        raise UsageError(f"{found.id} has no logs yet", hint="pipeline status shows how far it is")
+    return found, there
+
+
+def failure_of(store: Store, run: OutlineRun) -> list[str]:
+    """Why the latest attempt at a stage run failed, and what to do; nothing if it did not."""
+    attempt = store.index.attempts([run.fingerprint]).get(run.fingerprint)
+    if attempt is None or attempt.outcome != "failed":
+        return []
+    state = failed_attempt(attempt)
+    return [f"{run.stage} failed{in_brackets(state.failure)}: {state.message}", *state.details]
+
+
+def log_of(store: Store, run: OutlineRun, *, server: bool) -> Path:
+    """The log of a stage run, or of the server that it started. Raises UsageError where there is none."""
+    name = SERVER_LOG if server else LOG
+    found = find_log(store, run, name)
+    if found is not None:
+        return found
+    if server and run.scope is not Scope.SERVICE:
+        raise UsageError(f"{run.stage} starts no server", hint="--server is for the stage launch")
+    tried = run.fingerprint in store.index.attempts([run.fingerprint])
+    why = "it ran, and what it left was cleared away" if tried else "it has not run in this workspace"
+    raise UsageError(f"{run.id} has no {name} here", hint=f"{why}; see pipeline status")
+
+
+def find_log(store: Store, run: OutlineRun, name: str) -> Path | None:
+    """The file of the newest attempt that still has it, or of the artifact."""
+    folders = []
+    attempt = store.index.attempts([run.fingerprint]).get(run.fingerprint)
+    if attempt is not None:
+        folders.append(attempt.folder)
+    # What the index does not know, because it was lost or the pipeline was killed between rename and row.
+    numbered = [path for path in store.work_dir.glob(f"{run.fingerprint}.*") if path.suffix[1:].isdigit()]
+    folders += sorted(numbered, key=lambda path: int(path.suffix[1:]), reverse=True)
+    folders.append(store.folder(run.stage, run.fingerprint))
+    return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+
+def measured_beside(log: Path) -> tuple[LevelResult, ...]:
+    """What the load run measured that wrote this log, level by level."""
+    data = read_object(log.parent / "out" / "perf.json")
+    if data is None:
+        return ()
+    from trtllm_pipeline.measure import levels_of
+
+    return levels_of(data.get("levels"))
+
+
+def _runs(outline: Outline, cell: OutlineCell) -> list[OutlineRun]:
+    return [outline.stage_runs[run] for run in cell.stage_runs]

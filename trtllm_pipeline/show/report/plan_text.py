@@ -1,0 +1,285 @@
+"""A plan for people, as text or Markdown: `pipeline plan`; and `pipeline explain`, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from trtllm_pipeline.base import (
+    Block,
+    Grid,
+    Heading,
+    Items,
+    Json,
+    Scope,
+    StageRunId,
+    StateError,
+    TextLine,
+    UsageError,
+    about,
+    as_markdown,
+    code_digest,
+    count,
+    never_works,
+    size,
+)
+from trtllm_pipeline.models import AS_IS, shown
+from trtllm_pipeline.orchestrate import TIME, Forecast, Need, Plan, StageRun, Store, durations, manifest, tightest
+from trtllm_pipeline.tensorrt import catalog as toolchains
+
+_ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
+"""What becomes of a stage run, as in a plan's JSON, in words."""
+_LIST_UP_TO: Final = 40
+"""Stage runs listed one by one without being asked to."""
+
+
+def plan_text(plan: Plan, seen: Forecast, *, verbose: bool) -> str:
+    """What a plan comes to: totals by stage, why, and what can never work."""
+    lines = [_cells(plan), *_notes(plan)]
+    lines += _work(plan, seen, verbose=verbose) if plan.feasible else []
+    never = [(cell.id, str(cell.reason)) for cell in plan.cells if cell.reason is not None]
+    lines += ["", *never_works(never, None if verbose else "--verbose")] if never else []
+    return "\n".join(lines)
+
+
+def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
+    """The same for the summary of a CI job."""
+    blocks: list[Block] = [Heading(title), TextLine(_cells(plan)), *map(TextLine, _notes(plan))]
+    if plan.feasible:
+        lines = [*_offers(seen), *_takes(plan, seen)]
+        blocks += [Grid(_heads(seen), list(_by_stage(plan, seen))), *map(TextLine, lines)]
+        if rows := list(_needs(_tightest(plan, seen))):
+            blocks.append(Grid(_NEEDS, rows, left=(0, 1, 7)))
+        counted = Counter(seen.reasons.values()).most_common()
+        blocks.append(Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]))
+    never = [TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]
+    return as_markdown([*blocks, Items(f"{count(len(never), 'cell')} can never work", never, folded=True)])
+
+
+def _heads(seen: Forecast) -> tuple[str, ...]:
+    return ("stage", "runs", "up to date", *(("to pull",) if seen.pulls else ()), "to run", "expected")
+
+
+def _cells(plan: Plan) -> str:
+    feasible = len(plan.feasible)
+    unshared = sum(len(run.cells) for run in plan.stage_runs.values())
+    return (
+        count(len(plan.cells), "cell")
+        + (f", {feasible or 'none'} of them feasible" if feasible < len(plan.cells) else "")
+        + (f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared" if feasible else "")
+    )
+
+
+def _notes(plan: Plan) -> list[str]:
+    """What ids do not say: in which form weights are that are taken as they are, and what servers leave out of models."""
+    forms: dict[str, dict[str, None]] = {}
+    for cell in plan.cells:
+        if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
+            forms.setdefault(shown(AS_IS, str(form)), {})[cell.model] = None
+    return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *toolchains.caveats(plan.feasible)]
+
+
+def _by_stage(plan: Plan, seen: Forecast) -> Iterator[tuple[str, ...]]:
+    """A row for each stage, as `_heads` say."""
+    by_stage: dict[str, list[StageRun]] = {stage: [] for stage in _in_order(plan)}
+    for run in plan.stage_runs.values():
+        by_stage[run.stage.name].append(run)
+    for stage, runs in by_stage.items():
+        todo = [run for run in runs if run.id in seen.to_run]
+        done = sum(run.id in seen.present for run in runs)
+        kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
+        seconds = about(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
+        pulled = [str(sum(run.id in seen.pulls for run in runs))] if seen.pulls else []
+        yield stage, str(len(runs)), kept, *pulled, str(len(todo)), seconds
+
+
+def _offers(seen: Forecast) -> list[str]:
+    """What a remote store has, and what of it is not taken."""
+    offers = seen.offers
+    if offers is None:
+        return []
+    if offers.fault is not None:
+        return [f"nothing is pulled: {offers.fault}"]
+    pulled = count(len(offers.pulls), "artifact")
+    lines = [
+        f"pull: {pulled} from {offers.url}, {size(offers.size_bytes)}, instead of making {_them(len(offers.pulls))}"
+    ]
+    if not offers.pulls:
+        lines = [f"nothing to pull from {offers.url}"]
+    refused = Counter(f"{each.stage}: {each.message}" for each in offers.refused.values())
+    return [*lines, *(f"not pulled: {number} x {why}" for why, number in refused.most_common(3))]
+
+
+def _them(number: int) -> str:
+    return "it" if number == 1 else "them"
+
+
+def _takes(plan: Plan, seen: Forecast) -> list[str]:
+    """Time."""
+    if not seen.to_run and seen.pulls:
+        return ["nothing to run after that"]
+    if not seen.to_run:
+        return ["nothing to do: every result that is asked for is up to date"]
+    some = f"{seen.guessed} of {count(len(seen.to_run), 'stage run')} are guesses"
+    every = "a guess: nothing like it has run here"
+    guess = "" if not seen.guessed else f"; {every if seen.guessed == len(seen.to_run) else some}"
+    where = "the assumed machine" if plan.machine.assumed else "this machine"
+    return [f"time: about {about(seen.total_s)} on {where}{guess}"]
+
+
+_NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict")
+
+
+def _needs(needs: Iterable[Need]) -> Iterator[tuple[str, ...]]:
+    """A row for each need, as `_NEEDS` say."""
+    for need in needs:
+        estimate, has, left = need.estimate, need.has, need.headroom
+        in_words = _duration if need.resource == TIME else size
+        yield (
+            need.stage or "all",
+            need.resource,
+            in_words(estimate.value),
+            "?" if has is None else in_words(has),
+            "?" if left is None else f"{'-' if left < 0 else ''}{in_words(abs(left))}",
+            f"±{estimate.error:.0%}",
+            str(estimate.measured or "-"),
+            need.verdict,
+        )
+
+
+def _duration(milliseconds: float) -> str:
+    return about(milliseconds / 1000)
+
+
+def _tightest(plan: Plan, seen: Forecast, *, verbose: bool = False) -> list[Need]:
+    """Memory, disk and time by stages: of each stage the run that needs most, or all that are to run."""
+    order = {stage: number for number, stage in enumerate(_in_order(plan))}
+    needs = [*(seen.needs if verbose else tightest(seen.needs)), *durations(plan, seen, every=verbose)]
+    return sorted(needs, key=lambda need: order.get(need.stage, len(order)))
+
+
+def _needs_table(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
+    """What the stages need beside what there is."""
+    needs = _tightest(plan, seen, verbose=verbose)
+    cells = [f"  {need.cell}" if verbose else "" for need in needs]
+    rows = zip((_NEEDS, *_needs(needs)), ("", *cells), strict=True)
+    return [
+        "",
+        *(
+            f"{stage:<12}{of:<12}{about:>9}{has:>8}{left:>9}{error:>7}{measured:>9}  {verdict}{cell}"
+            for (stage, of, about, has, left, error, measured, verdict), cell in rows
+        ),
+    ]
+
+
+def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
+    """What there is to do, by stages."""
+    rows = (_heads(seen), *_by_stage(plan, seen))
+    widths = (6, 12, *((9,) if seen.pulls else ()), 8, 12)
+    lines = ["", *(f"{stage:<12}{''.join(map(str.rjust, row, widths))}" for stage, *row in rows)]
+    lines += ["", *_offers(seen), *_takes(plan, seen)]
+    if seen.to_run:
+        lines += _needs_table(plan, seen, verbose=verbose)
+    if seen.to_run:
+        lines += ["", "why:", *_why(seen)]
+    todo = seen.to_run.union(seen.pulls)
+    if verbose or 0 < len(todo) <= _LIST_UP_TO:
+        lines += _listing(plan, todo if not verbose else frozenset(plan.stage_runs), seen)
+    return lines
+
+
+def _in_order(plan: Plan) -> list[str]:
+    """The stages of a plan, each after all that any of its stage runs needs; otherwise as they come."""
+    runs = plan.stage_runs
+    needs: dict[str, set[str]] = {run.stage.name: set() for run in runs.values()}
+    for run in runs.values():
+        of_stage = needs[run.stage.name]
+        for each in run.needs:
+            of_stage.add(runs[each].stage.name)
+    ordered: list[str] = []
+    while left := [name for name in needs if name not in ordered]:
+        # Toolchains side by side could want two stages the other way round: then the first that is left.
+        ordered.append(next((name for name in left if needs[name] <= set(ordered)), left[0]))
+    return ordered
+
+
+def _why(seen: Forecast) -> list[str]:
+    counted = Counter(seen.reasons.values())
+    lines = [f"  {count:>5} x {reason}" for reason, count in counted.most_common(12)]
+    return [*lines, f"  and {len(counted) - 12} more reasons"] if len(counted) > 12 else lines
+
+
+def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[str]:
+    lines = ["", f"{'stage run':<26}{'cells':>6}{'expected':>10}  first cell, and why"]
+    for run in plan.stage_runs.values():
+        if run.id in runs:
+            takes = seen.expected_s.get(run.id)
+            expected = size(seen.pulls[run.id]) if run.id in seen.pulls else "" if takes is None else about(takes)
+            why = seen.reasons.get(run.id, _ACTIONS[seen.action(run.id)])
+            lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
+    return lines
+
+
+# Why a cell's stages have to run
+
+
+def explanation(plan: Plan, seen: Forecast, stage: str | None, store: Store | None) -> dict[str, Any]:
+    """Why each stage of each cell has to run, or only `stage`, and what its fingerprint is made of; what other code than
+    this made each artifact. Raises UsageError.
+    """
+
+    def explained(run_id: StageRunId) -> dict[str, Json]:
+        run = plan.stage_runs[run_id]
+        return {
+            "stage": run.stage.name,
+            "id": run_id,
+            "fingerprint": run.fingerprint,
+            "action": seen.action(run_id),
+            "reason": seen.reasons.get(run_id),
+            "shared_with": len(run.cells) - 1,
+            "other_code": _other_code(store, run) if store is not None and run_id in seen.present else None,
+            "key": json.loads(run.key),
+        }
+
+    cells = []
+    for cell in plan.cells:
+        runs = [run for run in plan.by_cell[cell.id] if stage in {None, plan.stage_runs[run].stage.name}]
+        cells.append({"id": cell.id, "reason": cell.reason, "stages": [explained(run) for run in runs]})
+    if stage is not None and not any(cell["stages"] for cell in cells):
+        raise UsageError(f"there is no stage {stage!r} in this plan", hint="pipeline explain CELL shows all of them")
+    return {"schema": 1, "cells": cells}
+
+
+def _other_code(store: Store, run: StageRun) -> str | None:
+    """The digest of the code that made an artifact, if it is not the code that runs now."""
+    try:
+        system = manifest.read(store.folder(run.stage.name, run.fingerprint)).provenance.get("system")
+    except StateError:
+        return None
+    made = system.get("code") if isinstance(system, dict) else None
+    return made if isinstance(made, str) and made != code_digest() else None
+
+
+def explanation_text(explained: dict[str, Any], *, full: bool) -> str:
+    """The same for people; `full` adds everything that a fingerprint is made of."""
+    return "\n".join(line for cell in explained["cells"] for line in _explained(cell, full=full))
+
+
+def _explained(cell: dict[str, Any], *, full: bool) -> list[str]:
+    lines = [cell["id"]]
+    if cell["reason"]:
+        lines.append(f"  infeasible: {cell['reason']}")
+    for stage in cell["stages"]:
+        others = stage["shared_with"]
+        shared = f", shared with {count(others, 'other cell')}" if others else ""
+        lines.append(f"  {stage['stage']:<11} {_ACTIONS[stage['action']]:<11} {stage['fingerprint']}{shared}")
+        if stage["reason"]:
+            lines.append(f"{'':<14}{stage['reason']}")
+        if stage["other_code"]:
+            lines.append(f"{'':<14}made by other code: {stage['other_code']}, this is {code_digest()}")
+        if full:
+            key = json.dumps(stage["key"], indent=2, ensure_ascii=False)
+            lines += ["", "  made of:", *(f"    {line}" for line in key.splitlines())]
+    return lines

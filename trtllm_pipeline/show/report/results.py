@@ -1,0 +1,172 @@
+"""The results of a matrix's cells, each as the newest run left it: what `pipeline report` shows in all its formats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TextIO
+
+from trtllm_pipeline.base import CellId, PipelineError, UsageError, clean
+from trtllm_pipeline.orchestrate import (
+    NAME,
+    CellResult,
+    Ending,
+    ForecastCheck,
+    NewestCells,
+    Record,
+    StageRecord,
+    Store,
+    newest_cells,
+    read_record,
+    read_report,
+    rows_of,
+)
+from trtllm_pipeline.show.report.writers import print_report
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.show.report.comparison import Comparison
+
+
+_EARLIER: Final = 20
+"""Runs among which the page looks for one to compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Rows, and the runs that they are of."""
+
+    runs: NewestCells
+    matrix: str
+    finished: bool
+    """Whether the newest of the runs has written its report."""
+    rows: tuple[CellResult, ...]
+    forecast: ForecastCheck | None = None
+    """Of the newest of the runs."""
+
+
+def read_results(store: Store, wanted: str | None = None) -> Results:
+    """The results of the latest run's matrix, or of the run that is `wanted`. Raises UsageError, StateError."""
+    runs = newest_cells(store, wanted)
+    saved: dict[CellId, CellResult] = {}
+    forecast = None
+    matrix = next((known.matrix for known in store.index.runs() if known.id == runs.newest.name), "")
+    for folder in runs.folders:
+        if (folder / NAME).is_file():
+            rows, about = read_report(folder / NAME)
+            saved |= {row.id: row for row in rows if runs.origins.get(row.id) == folder}
+            if folder == runs.newest:
+                matrix, forecast = str(about["matrix"]), about.get("forecast")
+    if len(saved) < len(runs.outline.cells):
+        saved = {row.id: saved.get(row.id, row) for row in rows_of(runs.outline, store)}
+    return Results(
+        runs,
+        matrix,
+        (runs.newest / NAME).is_file(),
+        tuple(saved[cell.id] for cell in runs.outline.cells),
+        forecast,
+    )
+
+
+def write_results(
+    results: Results,
+    store: Store,
+    form: str,
+    stream: TextIO,
+    *,
+    limits: Mapping[str, float | str],
+    verbose: bool = False,
+) -> None:
+    """Write them as "table", "json", "csv", "markdown", "html", "junit" or "openmetrics"."""
+    if form == "junit":
+        from trtllm_pipeline.show.report.junit import to_junit
+
+        stream.write(clean(to_junit(results.rows, _record(results.runs, store), results.matrix)))
+    elif form == "openmetrics":
+        from trtllm_pipeline.show.report.openmetrics import to_openmetrics
+
+        stream.write(to_openmetrics(results.rows, results.runs.newest.name))
+    elif form == "html":
+        from trtllm_pipeline.show.report.html.page import to_html
+
+        record = _record(results.runs, store)
+        page = to_html(
+            results.rows,
+            record,
+            results.matrix,
+            finished=results.finished,
+            limits=limits,
+            forecast=results.forecast,
+            workspace=store.workspace,
+            comparison=compared_with_previous(results, store),
+        )
+        stream.write(clean(page))
+    else:
+        print_report(
+            results.rows,
+            form,
+            run_id=results.runs.newest.name,
+            matrix=results.matrix,
+            finished=results.finished,
+            stream=stream,
+            workspace=store.workspace,
+            verbose=verbose,
+            forecast=results.forecast,
+        )
+
+
+def compared_with_previous(results: Results, store: Store) -> Comparison | None:
+    """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise: of one
+    that can be compared, or else of one that cannot.
+    """
+    from trtllm_pipeline.orchestrate import REQUEST_FILE, load_measured, read_request, run_folders, with_files
+    from trtllm_pipeline.show.report.comparison import DEFAULT, compare
+
+    new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
+    measured = {cell.perf for cell in new.cells}
+    apart: Comparison | None = None
+    folders = run_folders(store)
+    for folder in folders[folders.index(results.runs.newest) + 1 :][:_EARLIER]:
+        with suppress(PipelineError):  # one that cannot be read, or compared, is left out
+            if read_request(folder / REQUEST_FILE).matrix != read_request(results.runs.newest / REQUEST_FILE).matrix:
+                continue
+            base = load_measured(folder.name, store)
+            if any(cell.levels and cell.perf not in measured for cell in base.cells):
+                found = compare(new, base, DEFAULT)
+                if found.pairs:
+                    return found
+                apart = apart or found
+    return apart
+
+
+def _record(runs: NewestCells, store: Store) -> Record:
+    """The record of the newest run, with the stage runs that earlier ones did for the other cells."""
+    newest, *earlier = (read_record(store, folder) for folder in runs.folders)
+    stages = {stage.id: _earlier(stage) for record in reversed(earlier) for stage in record.stages}
+    stages |= {stage.id: stage for stage in newest.stages}
+    shown = runs.outline.stage_runs
+    return replace(newest, stages=tuple(replace(stages[run], cells=shown[run].cells) for run in shown))
+
+
+def _earlier(stage: StageRecord) -> StageRecord:
+    """A stage run of an earlier run, as seen from the newest: nothing of its time is this run's."""
+    ending = {Ending.MADE: Ending.UP_TO_DATE, Ending.SERVED: Ending.SKIPPED}.get(stage.ending, stage.ending)
+    return replace(stage, ending=ending, attempts=())
+
+
+def page_limits(text: str) -> dict[str, float | str]:
+    """The limits of `report --slo` as the page's form has them. Raises UsageError."""
+    from trtllm_pipeline.measure import HIGHER_IS_BETTER, latency_of
+    from trtllm_pipeline.show.report.html.page import LIMITED
+    from trtllm_pipeline.show.report.recommendation import parse_slo
+
+    found: dict[str, float | str] = {}
+    for slo in parse_slo(text):
+        latency, statistic = ("", "") if slo.metric in HIGHER_IS_BETTER else latency_of(slo.metric)
+        if latency not in LIMITED or found.setdefault("statistic", statistic) != statistic:
+            raise UsageError(
+                f"--slo: the page's limits are {', '.join(LIMITED)}, all at one statistic, not {text!r}",
+                hint="such as ttft_p99=300ms,tpot_p99=40ms; pipeline recommend takes any",
+            )
+        found[latency] = slo.limit
+    return found

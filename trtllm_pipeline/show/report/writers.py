@@ -1,0 +1,540 @@
+"""Results as a terminal table, CSV and Markdown. To add a format: one function, one case in `print_report`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
+
+from trtllm_pipeline.base import (
+    CellId,
+    Grid,
+    Heading,
+    Items,
+    Json,
+    TextLine,
+    as_markdown,
+    count,
+    csv_table,
+    in_brackets,
+    path_from_here,
+    shared_parts,
+    shorten,
+    terminal,
+    without,
+)
+from trtllm_pipeline.measure import (
+    FIELDS,
+    LATENCIES,
+    LENGTHS,
+    TRITON_GAUGES,
+    UNKNOWN,
+    Conditions,
+    LevelResult,
+    TritonUse,
+    load_words,
+    machine_words,
+    system_words,
+    version_words,
+    workload_words,
+)
+from trtllm_pipeline.models import AS_IS
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_json
+from trtllm_pipeline.show.report.columns import Column, columns
+from trtllm_pipeline.show.report.interference import interference
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.text import Text
+
+_STYLES: Final = {
+    CellStatus.DONE: "green",
+    CellStatus.UP_TO_DATE: "green",
+    CellStatus.FAILED: "bold red",
+    CellStatus.INFEASIBLE: "dim",
+    CellStatus.INTERRUPTED: "yellow",
+    CellStatus.RUNNING: "cyan",
+    CellStatus.NOT_RUN: "dim",
+}
+_MIN_NAME: Final = 16
+_NAME: Final = 24
+"""Names of cells keep so many characters beside the columns that people read first."""
+_SHORT_NOTES: Final = 3
+_WHICH: Final = {"lowest": "the lowest load of each cell", "highest": "the highest"}
+_MAX_FAILURES: Final = 20
+_MAX_ROWS: Final = 200
+"""Cells that a table lists: nobody reads more, and JSON and CSV have all."""
+_NOTHING: Final = frozenset({CellStatus.INTERRUPTED, CellStatus.NOT_RUN, CellStatus.RUNNING})
+"""Of so many cells those are not listed that nothing has come of yet."""
+_PIPED_WIDTH: Final = 120
+_SIMILAR: Final = ", or similar"
+
+
+# CSV
+
+
+def to_csv(rows: Sequence[CellResult]) -> str:
+    """`flat` as CSV."""
+    return f"{csv_table(flat(rows)) or 'cell'}\n"
+
+
+def flat(rows: Sequence[CellResult]) -> list[dict[str, object]]:
+    """One mapping for each cell and level, with the same keys, units in them; a cell without measurements has one."""
+    lines = [(*_of_cell(row), *_of_level(row, level)) for row in rows for level in row.levels or (None,)]
+    # Part by part, so that heads are in the same order whatever the first cell lacks.
+    names = dict.fromkeys(name for parts in zip(*lines, strict=True) for part in parts for name in part)
+    return [
+        {**dict.fromkeys(names), **{name: value for part in line for name, value in part.items()}} for line in lines
+    ]
+
+
+def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
+    """A cell as columns, in parts; what no cell has is no column."""
+    drift, at = row.accuracy_drift, row.conditions.measured_s
+    scores: dict[str, object] = {}
+    for name in row.accuracy:
+        if ends := row.accuracy_intervals.get(name):
+            scores |= {f"accuracy_{name}_low": ends[0], f"accuracy_{name}_high": ends[1]}
+        if drift and (of := drift.scores.get(name)):
+            low, high = of.interval
+            scores |= {f"drift_{name}": of.difference, f"drift_{name}_low": low, f"drift_{name}_high": high}
+    conditions: dict[str, object] = {}
+    for field in FIELDS if row.levels else ():
+        value = row.conditions.value(field)
+        shown = value if field.name.endswith("digest") or isinstance(value, (int, float)) else field.shown(value)
+        conditions |= {} if value is None else {f"{field.about}_{field.name}": shown}
+    measured = None if at is None else datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
+    return [
+        {"cell": row.id},
+        row.axes,
+        {"status": row.status.value},
+        {name: getattr(row, name) for name in ("failed_stage", "failure", "reason", "log")},
+        {f"{stage}_s": seconds for stage, seconds in row.seconds.items()},
+        {"engine_size_bytes": row.engine_size_bytes, "accuracy_total": row.accuracy_total},
+        {} if row.highest_rate is None else {"highest_rate": row.highest_rate.rate},
+        _of_bench(row.trtllm_bench),
+        {f"accuracy_{name}": score for name, score in row.accuracy.items()},
+        scores,
+        {"drift_reference": drift.reference, "drift_agreement": drift.agreement} if drift else {},
+        {} if measured is None else {"measured_at": measured},
+        conditions,
+    ]
+
+
+def _of_bench(found: Mapping[str, Json] | None) -> Mapping[str, object]:
+    """What trtllm-bench said of a cell."""
+    names = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
+    return {f"trtllm_bench_{name}": found[name] for name in names if name in found} if found else {}
+
+
+def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, object]]:
+    """A level as columns, in parts: `ttft_p50_ms`, `input_tokens_per_request_mean` and so on; all empty without one."""
+    known = LevelResult() if level is None else level
+    asked = row.conditions.level(known.concurrency, known.request_rate)
+    rates = ("requests", "failures", "duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
+    goodput = known.goodput
+    return [
+        {"concurrency": known.concurrency},
+        {} if known.request_rate is None else {"request_rate": known.request_rate},
+        {name: getattr(known, name) for name in rates},
+        {} if goodput is None else {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s},
+        {} if known.saturated_rps is None else {"saturated_rps": known.saturated_rps},
+        {} if known.acceptance is None else {"acceptance": known.acceptance},
+        {} if known.tokens_per_joule is None else {"tokens_per_joule": known.tokens_per_joule},
+        {} if known.gpu_use is None else {f"gpu_{name}": value for name, value in asdict(known.gpu_use).items()},
+        _of_triton(known.triton_use),
+        *(
+            {
+                f"{name[:-3]}_{key}{'' if key == 'n' else '_ms'}": value
+                for key, value in known.latencies.get(name, {}).items()
+            }
+            for name in LATENCIES
+        ),
+        {name: asked[name] for name in ("warmup_requests", "repeats") if asked.get(name) is not None},
+        *({f"{name}_{key}": value for key, value in known.lengths.get(name, {}).items()} for name in LENGTHS),
+    ]
+
+
+def _of_triton(use: TritonUse | None) -> Mapping[str, object]:
+    """What Triton itself says: `triton_waiting`, `triton_tensorrt_llm_queue_ms` and so on."""
+    if use is None:
+        return {}
+    gauges = {name: getattr(use, name) for name in TRITON_GAUGES}
+    times = {f"{model}_{name}": of[name] for model, of in use.models.items() for name in _TIMES if name in of}
+    return {f"triton_{name}": value for name, value in {**gauges, **times}.items() if value is not None}
+
+
+_TIMES: Final = ("queue_ms", "compute_infer_ms")
+
+# Markdown
+
+
+def to_markdown(
+    rows: Sequence[CellResult], run_id: str = "", matrix: str = "", forecast: ForecastCheck | None = None
+) -> str:
+    """A table for a pull request: what failed and the definitions of the metrics below it."""
+    parts = shared_parts([row.id for row in rows])
+    shown = columns(rows)
+    failures = [
+        f"{what}, {count(len(ids), 'cell')} ({', '.join(ids[:4])}{', …' if len(ids) > 4 else ''}): {'; '.join(details)}"
+        for what, ids, details in failures_of(rows)
+    ]
+    notes, conditions, definitions = _below(rows, shown)
+    status = [place for place, column in enumerate(shown, 1) if column.head == "status"]
+    return as_markdown(
+        [
+            Heading(" ".join(filter(None, ("Pipeline report", run_id, matrix and f"of {Path(matrix).name}")))),
+            TextLine(f"{summary_of(rows)}{'; all cells: ' + ' '.join(parts) if parts else ''}"),
+            Items("measured", conditions),
+            Grid(
+                ["cell", *(column.head for column in shown)],
+                [[_name(row, parts), *(column.value(row) or "" for column in shown)] for row in rows],
+                (0, *status),
+            ),
+            Items("failed and infeasible cells", list(map(TextLine, failures))),
+            Items("notes", notes),
+            Items("definitions", definitions, folded=True),
+            *([] if forecast is None else [Items(forecast.line(), _checked(forecast), folded=True)]),
+        ]
+    )
+
+
+# Terminal
+
+
+def to_table(
+    rows: Sequence[CellResult],
+    width: int,
+    *,
+    workspace: Path | None = None,
+    told: Collection[str] = (),
+    verbose: bool = False,
+    forecast: ForecastCheck | None = None,
+) -> Group:
+    """The rows as a table no wider than `width` columns, why cells failed, and notes: short ones unless `verbose`.
+
+    Reasons in `told` are not repeated. Columns that do not fit are left out, those of the highest rank first, as are cells
+    beyond `_MAX_ROWS`; JSON and CSV have all of them.
+    """
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts = shared_parts([row.id for row in rows])
+    listed = rows if len(rows) <= _MAX_ROWS else [row for row in rows if row.status not in _NOTHING][:_MAX_ROWS]
+    shown, by_model, name_width = _fit(listed, columns(listed), parts, width)
+    said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
+    if listed:
+        said += [Text(), *_table(listed, shown, parts, name_width, by_model=by_model)]
+    if len(rows) > len(listed):
+        more = f"and {count(len(rows) - len(listed), 'more cell')}" if listed else "none has ended"
+        said.append(Text(f"{more}: pipeline report --format csv has all", "dim"))
+    failures = failures_of(rows, workspace, told)
+    for what, ids, details in failures[:_MAX_FAILURES]:
+        names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
+        more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
+        said.append(Text(f"\n{what}, {count(len(ids), 'cell')}: {', '.join(names[:3])}{more}", "bold"))
+        said += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
+    if len(failures) > _MAX_FAILURES:
+        said.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: --format json has all", "dim"))
+    checked = [] if forecast is None else [TextLine(forecast.line(), "dim")]
+    below = [_in_short(rows, shown, width, checked)]
+    if verbose:
+        below = [*_below(rows, shown), [*checked, *_checked(forecast)]]
+    for lines in below:
+        said += [Text("\n" * (place == 0) + line.text, line.style) for place, line in enumerate(lines)]
+    return Group(*said)
+
+
+def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[TextLine]]:
+    """What there is to know of the table: notes, conditions, definitions."""
+    return [
+        [TextLine(_note(*note), "yellow") for note in notes_of(rows)],
+        [TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
+        [TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
+    ]
+
+
+def _checked(forecast: ForecastCheck | None) -> list[TextLine]:
+    """Forecast and truth of each stage."""
+    return [] if forecast is None else [TextLine(line, "dim") for line in forecast.lines()]
+
+
+def _in_short(
+    rows: Sequence[CellResult], shown: Sequence[Column], width: int, checked: Sequence[TextLine]
+) -> list[TextLine]:
+    """The same in few lines cut to `width`: notes, how to read the table, on what it was measured; and `checked`, uncut."""
+    notes = notes_of(rows)
+    keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
+    legend = ["Latencies are medians (p50)"] if any(column.is_latency for column in shown) else []
+    legend += [f"@{key} is {_WHICH.get(key) or load_words(key)}" for key in keys]
+    measured = [row.conditions for row in rows if row.levels]
+    lines = [TextLine(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
+    lines += [TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
+    if systems := {system_words(each).partition(";")[0].replace(UNKNOWN, "an unrecorded system") for each in measured}:
+        at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
+        more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
+        lines.append(TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
+    lines += [TextLine(line, "dim") for line in interference(rows)]
+    more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
+    full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
+    how = [TextLine(_cut(f"-v: {more}{full}", width), "dim")] if legend or notes or checked else []
+    return [*(TextLine(_cut(line.text, width), line.style) for line in lines), *checked, *how]
+
+
+def _note(text: str, cells: int) -> str:
+    severity, _, rest = text.partition(": ")
+    if severity not in {"warning", "invalid"}:
+        severity, rest = "note", text
+    return f"{severity} ({count(cells, 'cell')}): {rest}"
+
+
+def _name(row: CellResult, parts: Sequence[str]) -> str:
+    """A cell's id without `parts`, its precision with what the model's files say of weights that are served as they are."""
+    precision = str(row.axes.get("precision"))
+    words = without(row.id, parts).split("/")
+    return "/".join(precision if word == AS_IS else word for word in words)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1].rstrip()}…"
+
+
+def _fit(
+    rows: Sequence[CellResult], shown: tuple[Column, ...], parts: Sequence[str], width: int
+) -> tuple[tuple[Column, ...], bool, int]:
+    """Columns that fit, whether rows stand under their model's name, and the width left for names."""
+    longest = max((len(_name(row, parts)) for row in rows), default=1)
+    models = {str(row.axes.get("model")) for row in rows}
+    by_model = False
+    while True:
+        free = width - sum(2 + _width(column, rows) for column in shown)
+        if free >= longest:
+            return shown, by_model, longest
+        worst = max(shown, key=lambda column: column.rank)
+        if worst.rank > 2:
+            shown = tuple(column for column in shown if column is not worst)
+        elif len(models) > 1 and not by_model:
+            by_model = True
+            longest = max(2 + len(_name(row, (*parts, str(row.axes.get("model"))))) for row in rows)
+        elif worst.rank > 0 and free < min(longest, _NAME):
+            shown = tuple(column for column in shown if column is not worst)
+        else:
+            return shown, by_model, max(min(longest, free), 8)
+
+
+def _width(column: Column, rows: Sequence[CellResult]) -> int:
+    return max(map(len, (*_head(column), *(column.value(row) or "" for row in rows))))
+
+
+def _head(column: Column) -> list[str]:
+    """A head on up to two lines: "TTFT ms" over "@1"."""
+    first, _, last = column.head.rpartition(" ")
+    return [first, last] if first else [last]
+
+
+def _table(
+    rows: Sequence[CellResult], shown: Sequence[Column], parts: Sequence[str], name_width: int, *, by_model: bool
+) -> Iterator[Text]:
+    """Line by line: rich's own table costs ten times as much."""
+    from rich.text import Text
+
+    aligned = [(_width(column, rows), str.ljust if column.head == "status" else str.rjust) for column in shown]
+    heads = [(["", *_head(column)])[-2:] for column in shown]
+    for number, name in enumerate(("", "cell")):
+        if number or any(head[0] for head in heads):
+            words = [align(head[number], width) for head, (width, align) in zip(heads, aligned, strict=True)]
+            yield Text("  ".join((name.ljust(name_width), *words)), "dim", no_wrap=True)
+    place = {model: number for number, model in enumerate(dict.fromkeys(row.axes.get("model") for row in rows))}
+    model: Json = None
+    for row in sorted(rows, key=lambda row: place[row.axes.get("model")]) if by_model else rows:
+        if by_model and row.axes.get("model") != model:
+            model = row.axes.get("model")
+            yield Text(shorten(str(model), name_width), "bold")
+        name = "  " + _name(row, (*parts, str(model))) if by_model else _name(row, parts)
+        line = Text(shorten(name, name_width).ljust(name_width), no_wrap=True)
+        for column, (width, align) in zip(shown, aligned, strict=True):
+            line.append(
+                f"  {align(column.value(row) or '', width)}", _STYLES[row.status] if column.head == "status" else ""
+            )
+        yield line
+
+
+# What all formats for people say beside the metrics
+
+
+def summary_of(rows: Sequence[CellResult]) -> str:
+    """How many cells there are, by status."""
+    counts = Counter(row.status for row in rows)
+    words = ", ".join(f"{counts[status]} {status.value.replace('_', ' ')}" for status in CellStatus if counts[status])
+    return f"{count(len(rows), 'cell')}: {words}" if rows else "no cells"
+
+
+class FailedCells(NamedTuple):
+    """What failed, the cells it struck, and details: the reason, the log, what to do."""
+
+    what: str
+    cells: list[CellId]
+    details: list[str]
+
+
+def failures_of(
+    rows: Sequence[CellResult], workspace: Path | None = None, told: Collection[str] = ()
+) -> list[FailedCells]:
+    """What failed; cells that a shared stage failed are said once, and reasons that were `told` not again."""
+    groups: dict[tuple[object, ...], list[CellResult]] = {}
+    for row in rows:
+        if row.reason is not None or row.failed_stage is not None:
+            why = None if row.reason in told else (row.reason, row.log, row.line)
+            groups.setdefault((row.status, row.failed_stage, row.failure, why), []).append(row)
+    found = []
+    for struck in groups.values():
+        row = struck[0]
+        what = f"{row.failed_stage} failed" if row.failed_stage else row.status.value
+        details = [row.reason or "no reason was given"]
+        if row.log is not None:
+            place = "" if row.line is None else f":{row.line}"
+            details.append(f"log: {row.log if workspace is None else path_from_here(workspace / row.log)}{place}")
+        details += [] if row.hint is None else [f"try: {row.hint}"]
+        details += [] if row.setting is None else [f"set: {row.setting}"]
+        cells = [row.id for row in struck]
+        found.append(FailedCells(f"{what}{in_brackets(row.failure)}", cells, [] if row.reason in told else details))
+    return found
+
+
+def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
+    """Notes on the measurements, and of how many cells, the most frequent first.
+
+    Findings that differ in their numbers alone are one note, in the words of the first.
+    """
+    first: dict[str, str] = {}
+    cells: Counter[str] = Counter()
+    for row in rows:
+        found = [*row.changes, *row.warnings]
+        if any(level.window == "whole" for level in row.levels):
+            found.append("the steady window was too short: rates include ramp-up and drain")
+        other = (row.trtllm_bench or {}).get("not_the_same")
+        if isinstance(other, list) and other:
+            found.append(f"trtllm-bench had another load than the server: {', '.join(map(str, other))}")
+        if not found:
+            continue
+        kinds = [re.sub(r"[0-9.]+", "0", text) for text in found]
+        cells.update(dict.fromkeys(kinds, 1))
+        for kind, text in zip(kinds, found, strict=True):
+            if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
+                first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
+    return [(first[kind], number) for kind, number in cells.most_common()]
+
+
+_CONDITIONS: Final = (("system", system_words), ("load", workload_words))
+CONDITIONS_IN_FULL: Final = (("machine", machine_words), ("versions", version_words), ("workload", workload_words))
+"""Label -> its words, for `conditions_of`."""
+
+
+def conditions_of(
+    rows: Sequence[CellResult], parts: Sequence[tuple[str, Callable[[Conditions], str]]] = _CONDITIONS
+) -> list[tuple[str, str]]:
+    """When, on what and under which load it was measured; what only some cells have in common is said apart."""
+    measured = [row for row in rows if row.levels]
+    if not measured:
+        return []
+    times = sorted({text for row in measured if (text := moment(row.conditions.measured_s))})
+    found = [("measured", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}")] if times else []
+    for name, words in parts:
+        counts = Counter(words(row.conditions) for row in measured)
+        found += [
+            (name if len(counts) == 1 else f"{name} of {count(cells, 'cell')}", text)
+            for text, cells in counts.most_common()
+        ]
+    found += [("side by side", line) for line in interference(rows)]
+    lengths = lengths_of([level for row in measured for level in row.levels])
+    return [*found, ("tokens per request", lengths)] if lengths else found
+
+
+def lengths_of(levels: Sequence[LevelResult]) -> str:
+    """How long prompts and answers were at these levels: "input mean 61.2, at most 80; output mean 16, at most 16"."""
+    return "; ".join(
+        f"{name.partition('_')[0]} mean {_range(means)}, at most {max(most):g}"
+        for name in LENGTHS
+        if (means := [value for level in levels if (value := level.lengths.get(name, {}).get("mean")) is not None])
+        and (most := [value for level in levels if (value := level.lengths.get(name, {}).get("max")) is not None])
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{value:.4g}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def moment(seconds: float | None) -> str | None:
+    """A Unix time as people read it, in UTC."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def definitions_of(shown: Sequence[Column]) -> list[tuple[str, str]]:
+    """(heads, formula) of the columns shown, equal formulas once."""
+    heads: dict[str, list[str]] = {}
+    for column in shown:
+        if column.formula is not None:
+            median = "; the median (p50) is shown" if column.is_latency else ""
+            heads.setdefault(column.formula + median, []).append(column.head)
+    return [(", ".join(names), formula) for formula, names in heads.items()]
+
+
+# Printing
+
+
+def print_report(
+    rows: Sequence[CellResult],
+    form: str = "table",
+    *,
+    run_id: str = "",
+    matrix: str = "",
+    finished: bool = True,
+    stream: TextIO | None = None,
+    workspace: Path | None = None,
+    told: Collection[str] = (),
+    verbose: bool = False,
+    forecast: ForecastCheck | None = None,
+) -> None:
+    """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown".
+
+    A table does not repeat the reasons in `told`; `verbose` adds definitions and everything known of the measurements.
+    """
+    stream = sys.stdout if stream is None else stream
+    if form == "json":
+        stream.writelines(
+            f"{line}\n" for line in report_json(rows, run_id, matrix, finished=finished, forecast=forecast)
+        )
+        return
+    if form != "table":
+        text = to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix, forecast)
+        stream.write(terminal.clean(text))
+        return
+    width = _width_of(stream)
+    _print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose, forecast=forecast), stream, width)
+
+
+def _print(shown: Group, stream: TextIO, width: int) -> None:
+    console = terminal.console(stream, width=width)
+    with console.capture() as capture:
+        console.print(shown)
+    terminal.raw(stream).write("".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines()))
+
+
+def _width_of(stream: TextIO) -> int:
+    return shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
+
+
+def _piped_width() -> int:
+    columns_set = os.environ.get("COLUMNS", "")
+    return int(columns_set) if columns_set.isdigit() and int(columns_set) > 0 else _PIPED_WIDTH

@@ -1,1 +1,0 @@
-"""All state on disk: artifacts and attempts as folders, an SQLite index of them, claims that die with their process."""

@@ -1,0 +1,100 @@
+"""Words in logs and what they mean: whether a retry helps, what to do, and which setting does it.
+
+The table is `data/signatures.yaml`, which explains its keys. `tensorrt/diagnosis/diagnosis.py` chooses among the signatures that match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base import FailureClass
+
+KILLED: Final = "killed"
+"""Key of the signature for a process that was killed. The log does not say by what; `out_of_memory.verdict` finds out."""
+ANY_STAGE: Final = "any"
+_PATH: Final = PACKAGE / "data" / "signatures.yaml"
+
+
+class Weight(IntEnum):
+    """How specific words are to their cause. The lowest weight that matches wins."""
+
+    CAUSE = 0
+    """Only this cause has these words."""
+    GENERAL = 1
+    """The cause, unless more particular words are present."""
+    CLASS = 2
+    """A kind of trouble with many causes: used only for the line that the form of the logs marks as first."""
+    SYMPTOM = 3
+    """Follows from a cause: never reported as one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """Words in a log, and what they mean."""
+
+    key: str
+    category: str
+    failure: FailureClass
+    patterns: tuple[str, ...]
+    """Regular expressions, any of which matches. ^ and $ match at every line."""
+    hint: str
+    """What to do. `{name}` is a named group of the patterns."""
+    met: tuple[str, ...]
+    """Words as users met them."""
+    source: tuple[str, ...]
+    """Where they were met."""
+    weight: Weight = Weight.CAUSE
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Stage or ANY_STAGE -> "settings.SECTION.KEY=VALUE": the setting to change if this stage failed."""
+
+    @property
+    def pattern(self) -> str:
+        """All patterns as one."""
+        return "|".join(self.patterns)
+
+
+@cache
+def signatures() -> tuple[Signature, ...]:
+    """Return the shipped signatures. The file is read at the first call: most commands diagnose nothing."""
+    return read_signatures(_PATH)
+
+
+def read_signatures(path: Path) -> tuple[Signature, ...]:
+    """Return the signatures of a file in its order. Raises ValueError with the signature and the fault."""
+    import yaml
+
+    data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    found: dict[str, Signature] = {}
+    for row in data["signatures"]:
+        key = row.get("key")
+        if key in found:
+            raise ValueError(f"{path.name}: {key}: the key is not unique")
+        try:
+            found[key] = _signature(row, data["phrases"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path.name}: {key}: {error}") from error
+    return tuple(found.values())
+
+
+def _signature(row: Mapping[str, Any], phrases: Mapping[str, str]) -> Signature:
+    """Return one row as a signature. Signature itself refuses missing and unknown keys."""
+    hint = row["hint"]
+    for name, phrase in phrases.items():
+        hint = hint.replace(f"{{{name}}}", phrase)
+    return Signature(
+        **{
+            **row,
+            "failure": FailureClass(row["failure"]),
+            "patterns": tuple(row["patterns"].splitlines()),
+            "hint": hint,
+            "met": tuple(row["met"].splitlines()),
+            "source": tuple(row["source"]),
+            "weight": Weight[row.get("weight", "cause").upper()],
+        }
+    )

@@ -1,0 +1,573 @@
+"""What a log says went wrong, by its form alone: which lines are statements of a failure, and which of them came first.
+
+No word of a particular failure is known here, only how programs speak of failures: Python's tracebacks and their chains,
+C++ exceptions and assertions, severities of loggers, errors of command lines, the wrappers that Triton, executors and
+clients put around the words of others, and what merely follows when another process has failed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cache
+from typing import Final
+
+
+class Grade(IntEnum):
+    """How much a statement says of the cause; the lightest that are there count."""
+
+    OWN = 0
+    """Says in words of its own what is wrong."""
+    PASSED_ON = 1
+    """The same, as a client passes on what its server said, or a script prints it and may continue."""
+    BARE = 2
+    """Says that something is wrong, hardly what: a crash, `'NoneType' object has no attribute`."""
+    FAINT = 3
+    """Speaks of something that did not work, but not as an error."""
+    WARNED = 4
+    """The same, as a warning."""
+    ENDED = 5
+    """Says which process has died, or which check failed of what was skipped: told where nothing says why."""
+    FOLLOWS = 6
+    """Says that something else has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A place of a log that speaks of a failure."""
+
+    grade: Grade
+    index: int
+    """The line that says it, counted from 0."""
+    first: int
+    """The first line that belongs to it, such as the head of its traceback ..."""
+    last: int
+    """... and the last one."""
+    text: str
+    """What it says, without what others put around it."""
+    when: tuple[str, ...] = ()
+    """Who wrote the time, month, day and time, as far as its line, or one before, tells."""
+    raised: tuple[int, ...] = ()
+    """Of a traceback the lines of its exceptions and their messages."""
+    until: int | None = None
+    """Of several exceptions the line where the message of the one that counts ends."""
+
+    @property
+    def words(self) -> Sequence[int]:
+        """The lines that its words stand in: of a traceback not the code, nor what others wrote in between."""
+        return self.raised or range(self.first, self.last + 1)
+
+    @property
+    def own(self) -> range:
+        """Those of them in which the exception that counts speaks, where there are several."""
+        return range(
+            self.first if self.until is None else self.index, (self.last if self.until is None else self.until) + 1
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line without what loggers, launchers and containers write before it."""
+
+    index: int
+    stream: str
+    """Who wrote it, as far as the line tells: its rank or process."""
+    severity: str
+    """E, W, I, or nothing."""
+    body: str
+    """With its indentation."""
+    when: tuple[str, ...]
+    shouted: bool
+    """It starts with `ERROR:`, as what scripts and installers print."""
+    continued: bool
+    """It continues with a message of several lines, each written with the same time and place."""
+    above: int
+    """The line before it of those that the same one wrote, blank ones aside; -1 without any."""
+
+    @property
+    def indent(self) -> int:
+        """Spaces before its text."""
+        return len(self.body) - len(self.body.lstrip())
+
+
+@dataclass(slots=True)
+class _Traceback:
+    """A traceback that is being read."""
+
+    first: int
+    indent: int
+    harmless: bool
+    """What stands above says that nothing hangs on it."""
+    strangers: int = 0
+
+
+@dataclass(slots=True)
+class _Raised:
+    """What a chain of tracebacks raised: the index of each line and its text, and how it came from the one before."""
+
+    first: int
+    harmless: bool
+    said: list[tuple[int, str]] = field(default_factory=list)
+    more: list[str] = field(default_factory=list)
+    """How the message of the last one continues."""
+    words: list[int] = field(default_factory=list)
+    """The lines of all of that."""
+    last: int = 0
+    linked: bool = False
+    """The next one comes from it."""
+    open: bool = True
+    """Lines that follow may continue with its message."""
+    when: tuple[str, ...] = ()
+
+    def add(self, index: int, text: str) -> None:
+        """What was raised next."""
+        self.said.append((index, text))
+        self.words.append(index)
+        self.more.clear()
+        self.last, self.linked, self.open = index, False, True
+
+
+_PARAGRAPH: Final = 10
+"""Lines that a statement has at most."""
+_LONGEST: Final = 4000
+"""Characters of a line that are read."""
+_PATTERNS: Final = {
+    # what stands before the text of a line: launchers, containers, loggers
+    "prefix": r"""(?x)
+        (?P<task>[ ]*\d{1,4}:[ ](?=\S|[ ]{2}))|(?P<tag>\[\d+,\d+\]<std(?:err|out)>:[ ]?)
+        |(?P<rank>\[?[Rr](?:ank|ANK)[ _:]?\d+\]?:?[ ]?(?=\S|[ ])|\[(?:default)?\d+\]:?[ ](?=\S|[ ]))
+        |(?P<actor>\((?:[\w./-]+(?:[ ]\w+)*[ ])?pid=\d+[^)]*\)[ ]?)
+        |\[[\w.-]+:\d+[ ]*:\d+(?::\d+)?\][ ]+
+        |(?P<pod>[a-z][\w.-]*-\d+[ ]+\|[ ])
+        |(?:std(?:out|err)[ ][FP][ ])|\#\d+[ ]\d+\.\d+[ ]|[ ]{2,}[|+](?:-*[ ])?
+        |\[?(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,:]\d+)?)?)(?:Z|[ ]?[+-]\d\d:?\d\d)?(?:[ ][A-Z]P\d+)*\]?(?:[ ]-)?[ ]?
+        |(?P<clock2>\[?(?:\d\d/\d\d/\d\d[ ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?[ ]+(?=[A-Z\[]))
+        |time=\S+[ ]level=(?P<level6>\w+)[ ](?:source=\S+[ ])?msg="?
+        |\[(?P<torch>[EFIW]\d{3,4}[ ][\d:.]+[ ][\w./-]+:\d+\])[ ]?|[A-Z][a-z]{2}[ ]+\d+[ ]\d\d:\d\d:\d\d[ ]\S+[ ][\w.@-]+\[\d+\]:[ ]?
+        |\[(?P<us>\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d)\][ ]?
+        |(?P<glog>[EFIW]\d+[ ](?:(?P<clocked>[\d:.]+)[ ]+\d+[ ]+)?[\w./-]+:\d+\][ ]*)
+        |(?P<syslog>(?P<level1>ERROR|WARNING|INFO|DEBUG)[ ](?P<day>\d\d-\d\d)[ ](?P<clock>\d\d:\d\d:\d\d)[ ](?:\[[^\]]*\][ ])?)
+        |\[(?:TensorRT-LLM|TRT-LLM|TRT|TensorRT-LLm[ ]Error|modelopt|tritonserver)\][ ]?
+        |\[(?P<level2>(?i:ERROR|WARNING|WARN|INFO|DEBUG|TRACE|FATAL|CRITICAL)|[EWIVFD])\][ ]?
+        |\{(?:"\w+":[ ]?"[^"]*",[ ]?)*"(?:level|severity|levelname)":[ ]?"(?P<level4>[A-Za-z]+)",[ ]?(?:"\w+":[ ]?(?:"[^"]*"|\d+),[ ]?)*(?:"fields":[ ]?\{)?"(?:message|msg)":[ ]?"
+        |(?P<level3>ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL)(?::[\w.]+:|[ ]+[-|][ ]|[ ]+\[|:[ ]+)
+        |(?:[\w.]+[ ]-[ ](?=ERROR|WARNING|INFO|DEBUG))
+        |:[ ](?P<tf>[EWIF])[ ](?=\w+/\S)|[\w./-]+\.(?:py|cc|cpp):\d+\][ ]?
+        |\|[ ](?P<loguru>ERROR|WARNING|INFO|DEBUG|CRITICAL)[ ]+\|[ ](?:[\w.]+:[\w<>]+:\d+[ ]-[ ]|std(?:out|err)[ ]\|[ ])?
+        """,
+    # the severity that a logger writes after the time
+    "level": r" *(ERROR|WARN(?:ING)?|INFO|DEBUG|TRACE|CRITICAL|FATAL)\b:? +(?![-|\[])(?:[a-z_][\w-]*(?:::\w+)*: )*",
+    "located": r":\d+\]\s*$",
+    "head": r"(?:Exception Group )?Traceback \(most recent call last\):?\s*$",
+    "exception": r"^(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*|[a-z_]\w*(?:[eE]rror|exception|timeout))"
+    r"(?:\([\w, .]+\))?(?::(?:\s|$)|\s*$)",
+    "named": r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:\(\w+\))?: ?\S"
+    r"|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$",
+    "link": r"The above exception was the direct cause of the following exception|During handling of the above exception",
+    "frame": r"^\s*(?:\d+\s+0x|File \"|at |#\d|\d+# |\^+$|~+|\[?0x[0-9a-f]{6,}|\S+\.so(?:\.\d+)*\(|\[\S+\] \[ ?\d+\]|[-=*#]{5,}\s*$)",
+    # what others put around the words of a cause; taken off again and again
+    "wrapper": r"""(?x)^(?:["'\s]+
+        |(?:ERROR|Error|error|FATAL|Fatal|fatal|Exception|Failed|Failure|Internal|Unknown|Unavailable|Invalid[ ]argument|Not[ ]found)(?::|,|[ ]-)[ ]*(?=\S)
+        |\[(?:TensorRT-LLM|TRT-LLM|TRT|TensorRT-LLm[ ]Error)\]|\[(?:ERROR|E)\]
+        |terminate[ ]called[ ]after[ ]throwing[ ]an[ ]instance[ ]of[ ]\S+
+        |what\(\):|[\w:]*::TllmException:|tensorrt_llm::\w+::\w+:
+        |[Ff]ailed[ ]to[ ]load[ ]'[^']*'[ ]version[ ]\d+:|[Ff]ailed[ ]to[ ]load[ ]'[^']*'[\s,"]*(?=$)
+        |Failed[ ]to[ ]create[ ]instance:|[Uu]nexpected[ ]error[ ]when[ ]creating[ ]\w+:?
+        |creating[ ]server:|in[ ]ensemble[ ]'[^']*',|\[StatusCode\.\w+\]
+        |[Ff]ailed[ ]to[ ]process[ ]the[ ]request\(s\)[ ]for[ ]model[ ](?:instance[ ])?'[^']*',[ ]message:
+        |Executor[ ]failed[ ]process[ ]requestId[ ]\d+[ ]due[ ]to[ ]the[ ]following[ ]error:
+        |Encountered[ ](?:an[ ])?error(?:[ ]for[ ]requestId[ ]\d+|[ ]in[ ][\w ]+|[ ]when[ ][\w ]+)?(?::|$)
+        |Cannot[ ]process[ ]new[ ]request:
+        |Failed[ ]to[ ]initialize[ ](?:Python[ ]stub(?:[ ]for[ ]auto-complete)?|executor[ ]on[ ]rank[ ]\d+|worker)(?:[^:]{0,40}):
+        |(?:Executor[ ])?[Ww]orker[ ](?:initialization[ ])?(?:returned[ ])?error:?
+        |Thread[ ]\[\d+\][ ]had[ ]error:|Uncaught[ ]exception[^:]{0,60}:|Unhandled[ ]exception[^:]{0,60}:
+        |(?:[\w.]+\.)?(?:RuntimeError|TritonModelException|InferenceServerException|RayTaskError\(\w+\)|RequestError|Exception)(?:\(\w+\))?:
+            (?=[ ]*(?:\[|Executor|Encountered|Failed[ ]to[ ]init|[\w.]+(?:Error|Exception):))
+        |ensemble[ ]'[^']*'[ ]depends[ ]on[ ]'[^']*'[ ]which[ ]has[ ]no[ ]loaded[ ]version\.[ ]Model[ ]'[^']*'[ ]loading[ ]failed[ ]with[ ]error:[ ]version[ ]\d+[ ]is[ ]at[ ]UNAVAILABLE[ ]state:?
+        |UNAVAILABLE:
+    )\s*""",
+    "place": r"\s*\(/?[\w./+-]+\.(?:cpp|cu|cuh|h|hpp|cc|py):\d+\)",
+    # what only says that something else has failed
+    "follows": r"""(?xi)
+        ^(?:\S+[ ]){0,12}(?:check|see)[ ](?:the[ ])?(?:error[ ]|root[ ]|previous[ ]|stack[ ])?(?:log|cause|trace|above|below)s?\b.{0,20}$
+        |^(?:see[ ]above|see[ ].{0,30}(?:log|above|below)|unknown(?:[ ]error)?|failed|error|none|null|\W*)[.!]?$
+        |communicator[ ]was[ ]aborted[ ]on[ ]rank[ ]\d+[.]?$|:[ ]tasks?[ ][\d,-]+:[ ]Terminated$|^received[ ]sig\w+[ ]from[ ](?:a[ ])?child[ ]proc|(?:^|:[ ])Internal[ ]Triton[ ]PTX[ ]codegen[ ]error$
+        |failed[ ]to[ ]load[ ]all[ ]models|first[ ]observed[ ]failure|failed[ ]with[ ](?:(?:error|exit|return)[ ])?(?:code|status|rc)[ :=]+-?\d+[.]?$|has[ ]no[ ]loaded[ ]version|is[ ]at[ ]UNAVAILABLE[ ]state
+        |MPI_ABORT|mpi(?:run|exec)[ ](?:noticed|detected|has[ ]exited|was[ ]unable[ ]to[ ]cleanly)|(?:Primary|Child)[ ]job|peer[ ]process[ ]has|PMIX?[ ]ERROR:[ ](?:UNREACHABLE|LOST)
+        |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe|\bEOFError\b|ConnectionResetError|BrokenPipeError
+        |(?:worker|executor|process|engine|server|task|actor|child|rank|node|stub|raylet|job)[\w\s'"\[\](),.-]{0,40}[ ](?:died|(?:was|been|is)[ ]terminated|terminated[ ]abruptly|has[ ]terminated|exited|is[ ](?:dead|shut|unhealthy|not[ ](?:healthy|ready|alive))|(?:is|has[ ]been|was)[ ](?:shut|aborted|stopped|cancel)|(?:initialization[ ])?failed[.!]?$)
+        |(?:worker|executor|engine)[\w\s]{0,30}[ ](?:returned[ ]error|failed[ ]to[ ](?:start|init\w*))[.!]?$|BrokenProcessPool|BrokenExecutor|ChildFailedError|ProcessExitedException|ProcessRaisedException[:]?$|RayActorError|ActorDiedError|EngineDeadError
+        |(?:engine|model)[ ]?(?:building|build|loading|creation|initialization)[ ]failed[ ,.]*(?:please|see|check|$)
+        |non-?graceful[ ]termination|non-zero[ ](?:exit|status)|exited?[ ]with[ ](?:exit[ ])?(?:code|status)|return(?:ed|[ ]code)[ ](?:code[ ])?[1-9]\d*[.]?$|^exit[ ](?:code|status)
+        |shutting[ ]down|shutdown|all[ ]models[ ]are[ ]stopped|cancel+ed(?!.*[ ]due[ ]to[ ])|KeyboardInterrupt|SystemExit|aborted[ ]\(core|^aborted$|aborting|^waiting[ ]for|tearing[ ]down
+        |CalledProcessError|subcommand[ ]failed|CompilationError:[ ]at[ ]\d+:\d+:(?!\s*\w+Error)|ninja[ ]build[ ]failed|ninja:[ ]build[ ]stopped|make(?:\[\d+\])?:[ ]\*\*\*|configuring[ ]incomplete|gmake|^failed[ ]to[ ]build[ ][\w.-]+$|ld[ ]returned|compilation[ ]terminated
+        |see[ ](?:the[ ])?(?:root[ ]cause|stack[ ]trace)\b|failed[ ]to[ ]maintain[ ]requested[ ]inference[ ]load
+        |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ]restarting|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
+        |Process[ ]received[ ]signal|End[ ]of[ ]error[ ]message|Failing[ ]at[ ]address|core[ ]dumped|Signal[ ]code:|\(\d+[ ]sub-exceptions?\)|leaked[ ](?:semaphore|shared)|resource_tracker|destroy_process_group
+        |^executing[ ]trt[ ]engine[ ]failed|(?:encountered|hit|got|had)[ ]an?[ ](?:\w+[ ])?(?:error|exception)[.!]?$|^an?[ ](?:unknown[ ]|unexpected[ ])?(?:error|exception)[ ](?:occurred|was)[^:]*$|^(?:assertion[ ]failed|failed[ ]to[ ](?:load|create|start|run|build)(?:[ ](?:the|a))?[ ]?(?:model|engine|server|instance|executor)s?)[.:]?$
+        """,
+    # what the program continues without
+    "left out": r"(?i)\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b",
+    "checked": r"(?i)\bfailed\b.{0,10}\bskipping\b",
+    # which process has ended, where that is the first that is known
+    "ended": r"(?i)\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
+    # what says hardly more than that something is wrong
+    "bare": r"""(?x)'NoneType'[ ]object|NoneType:[ ]None$|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception):?$|^ZeroDivisionError
+        |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|:[ ]tasks?[ ][\d,-]+:[ ]Killed$|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
+        |Failed[ ]to[ ]deserialize[ ]cuda[ ]engine|subprocess-exited-with-error|metadata-generation-failed|Failed[ ]building[ ]wheel|Could[ ]not[ ]build[ ]wheels|terminate[ ]called|TimeoutError$|[Ss]erver[ ]disconnected|[Dd]eadline[ ]exceeded|[Tt]imed[ ]out[ ]waiting|\bwatchdog\b.{0,60}\btime(?:out|d[ ]out)|\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)|by[ ]watchdog\b|[Hh]eartbeat[ ]monitor[ ]timed[ ]out|\bHang[ ]detected\b|[Tt]imed[ ]out[ ]after[ ]\d+[ ]seconds[ ]waiting|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|store[ -]based[ ]barrier|RemoteDisconnected|[Cc]onnection[ ]refused|[Ff]ailed[ ]to[ ]connect[ ]to|unhandled[ ](?:cuda|system)[ ]error|^std::exception$|[Uu]nknown[ ]error|unspecified[ ]launch|an[ ]illegal[ ]memory[ ]access
+        """,
+    "killed": r"OOMKilled|[Ee]xit code:? -\d|Bus error|exited on signal|\bKilled\b|SIGKILL|Signal: \w|[Ss]ignal \(\d+\) received|Segmentation fault|Floating point exception|Illegal instruction",
+    # what is often caught and told better: preferred to nothing in a chain
+    "terse": r"^(?:KeyError: \S+|(?:IndexError|StopIteration|StopAsyncIteration|AttributeError)\b.*|(?:\w+\.)*HTTP(?:Status)?Error\b.*)$",
+    # what a program catches that tries one way after another
+    "looked up": r"^(?:\w+\.)*(?:KeyError|AttributeError|LookupError|FileNotFoundError|ImportError|ModuleNotFoundError)\b",
+    # how programs speak of an error
+    "own": r"""(?x)Assertion[ ](?:.{0,80}[ ])?failed|Assertion[ ]`|what\(\):|\bterminate[ ]called
+        |(?:^|:[ ]|\)[ ])(?:fatal[ ])?error(?:[ ]?[A-Z]+\d+)?:[ ]\S|^E:[ ]\S|^Error[ ](?:\w+ing|from|in|while|when|at)\b|^[\w.-]+:[ ](?:\w+[ ]){1,2}error:[ ]\S|Un(?:caught|handled)[ ]exception[^:]{0,60}:[ ]\S|<class[ ]'[\w.]+(?:Error|Exception)'>|^Warning[ ]{2,}Failed|\bUCX[ ]+ERROR|OOMKilled|Bus[ ]error
+        |^(?:free|malloc|realloc|munmap_chunk)\(\)|double[ ]free|corrupted[ ](?:size|double)|stack[ ]smashing
+        |^Error:[ ]\S|^(?:\W{1,4}[ ])?ERROR\b\W*[ ]\S|^(?:fatal|FATAL|panic|Fatal[ ]\w+[ ]error):|\bpanicked[ ]at
+        |[Ff]ailed[ ]to[ ]load[ ]'|Failed[ ]to[ ]create[ ]instance|Poll[ ]failed[ ]for[ ]model|libprotobuf[ ]ERROR|UNAVAILABLE:|Not[ ]loaded:|\(Caused[ ]by[ ]\w+\(
+        |C(?:UDA|uda)[ ](?:runtime[ ]|driver[ ])?error|Cuda[ ]failure|NCCL[ ](?:WARN|error|failure)|:\d+[ ]WARN[ ]|\bCU(?:DA_ERROR|BLAS_STATUS|DNN_STATUS)_\w+|Error[ ]Code[ ]\d+|NVRM:[ ]Xid
+        |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|(?:nvcc|ptxas)[ ]fatal|^\S*\bld:[ ]\S|^\w+(?:Error|Exception)\(["']|Expecting[ ]value:[ ]line[ ]\d+[ ]column|undefined[ ](?:reference|symbol)
+        |:[ ]command[ ]not[ ]found$|error[ ]while[ ]loading[ ]shared[ ]libraries|symbol[ ]lookup[ ]error|:[ ]version[ ]`[\w.]+'[ ]not[ ]found|Error[ ]response[ ]from[ ]daemon|executable[ ]file[ ]not[ ]found
+        |^(?:[\w./-]*sh|\S+\.sh|python3?|mpirun|tritonserver|ls|cp|mkdir):.*(?:No[ ]such[ ]file|Permission[ ]denied|cannot[ ]|not[ ]found)|can't[ ]open[ ]file|GGML_ASSERT|error[ ]loading[ ]model
+        |\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)\b|\bHang[ ]detected\b|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|^ptxas[\w-]*[ ][^;]+;[ ](?:error|fatal)\s*:
+        |Out[ ]of[ ]memory:[ ]Kill|oom-kill|^(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|\]Killed$|Signal:[ ]\w|Signal[ ]\(\d+\)[ ]received|[Cc]aught[ ]signal|Segmentation[ ]fault|Floating[ ]point[ ]exception|Illegal[ ]instruction|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|Unhandled[ ]exception[ ]caught
+        """,
+    "faint": r"(?i)\b(?:cannot|could not|can't|couldn't|unable to|failed|failure|not (?:yet )?supported|unsupported|not found|no such"
+    r"|mismatch|must (?:be|not|have|match)|expected|invalid|exceed\w*|denied|refused|not enough|insufficient|missing|incompatible|not compatible|already (?:filled|in use|taken)"
+    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
+    "function": r"^[a-z]\w*(?:\(\))?: \S",
+    "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ]+)?):$",
+    # what continues with the words of another program, in the lines below
+    "quotes": r"\bstderr: |\bprinting contents of\b",
+    "said": r"Error Code|Assertion|: \S|\d{2}",
+    "warning": r"^(?:\S+:\d+: )?\w*Warning: |^WARNING|^warning: |^Warning\b(?!  | [Oo]r )",
+    "passed on": r"^\||^ERROR:?\s|\{\"(?:error|detail|object)\": ?[\"{\[]|^\[StatusCode|Error code: \d{3}|\b(?:BadRequest|InternalServer|APIStatus|APIConnection)Error\b|InferenceServerException: ",
+    "harmless": r"(?i)exception ignored|falling back|skipping|optional",
+    "calm": r"(?i)\b(?:0|no) (?:errors?|failures?|failed)\b|\bretry(?:ing)?\b|\berrors?=0|failed: 0|error rate|if .{0,40}(?:fails?|error)",
+}
+
+
+@cache
+def _compiled(name: str) -> re.Pattern[str]:
+    return re.compile(_PATTERNS[name])
+
+
+def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Statement]:
+    """All statements of a log, in their order. Of `noise` nothing but the time is read."""
+    parsed = list(_parsed(lines, noise))
+    chains, inside = _tracebacks(parsed)
+    found = [_of_chain(chain) for chain in chains]
+    heads = {chain.first: chain for chain in chains}
+    below = {line.above: line for line in parsed}
+    ruled = False
+    for line in parsed:
+        each = None if line.index in inside else _of_line(line, below.get(line.index))
+        if ruled and each is not None and each.grade is Grade.FAINT and not line.body.startswith("WARNING"):
+            each = _of_help(each, parsed)
+        ruled = line.body.startswith("--------------------")
+        if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
+            found.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
+    return _led_up(sorted(found, key=lambda each: each.index), parsed)
+
+
+def _led_up(found: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
+    """With what the lines right above an error are to it. What a function says there, and speaks of a failure too, is a part
+    of it: libraries without a logger tell an error from the innermost function outwards, a line each. Where it gives the
+    words of another program, what was said above only follows from these.
+    """
+    places = {each.last: place for place, each in enumerate(found)}
+    for place in range(len(found) - 1, -1, -1):
+        line = lines[found[place].first]
+        above = places.get(line.above)
+        if above is None or found[place].grade > Grade.FAINT:
+            continue
+        quoting = _compiled("quotes").search(lines[line.above].body) is not None
+        while quoting and above is not None:
+            found[above] = replace(found[above], grade=Grade.FOLLOWS)
+            above = places.get(lines[found[above].first].above)
+        if above is None:
+            continue
+        said = lines[line.above]
+        function = not (said.severity or line.severity) and _compiled("function").match(said.body)
+        if function and found[place].grade is Grade.OWN and found[above].grade is Grade.FAINT:
+            found[above] = replace(found[above], grade=Grade.OWN)
+    return found
+
+
+def _end(lines: Sequence[_Line], index: int, inside: set[int]) -> int:
+    """The last line of what starts at `index`: indented lines below it continue with it."""
+    last = index
+    for line in lines[index + 1 : index + _PARAGRAPH]:
+        deeper = line.indent > lines[index].indent and not line.severity and line.index not in inside
+        if not deeper or not line.body.strip() or _compiled("frame").search(line.body):
+            break
+        last = line.index
+    return last
+
+
+def _announces(line: _Line, heads: Mapping[int, _Raised]) -> bool:
+    """Whether a line says no more than that the traceback below it follows."""
+    below = next((heads[line.index + n] for n in (0, 1, 2) if line.index + n in heads), None)
+    if below is None or below.harmless or line.index >= below.said[0][0]:
+        return False
+    said = _compiled("head").sub("", unwrapped(line.body)).strip()
+    if any(said and said in text for _, text in below.said):
+        return all(said != text for _, text in below.said)
+    return _compiled("said").search(said) is None and len(said.split()) <= 12
+
+
+def first_statement(found: Sequence[tuple[int, Statement]]) -> tuple[int, Statement] | None:
+    """The one that says the first cause, of (log, statement) pairs: the most particular, then the earliest.
+
+    None where all warn of something, or only follow.
+    """
+    told = [(log, each) for log, each in found if each.grade not in {Grade.WARNED, Grade.FOLLOWS}]
+    if not told:
+        return None
+    best = min(each.grade for _, each in told)
+    told = [(log, each) for log, each in told if each.grade is best]
+    if best is Grade.FAINT:
+        told = _last_together(told)
+    firsts: dict[int, Statement] = {}
+    for log, each in told:
+        if log not in firsts or each.index < firsts[log].index:
+            firsts[log] = each
+    timed = len({each.when[:1] for each in firsts.values()}) == 1
+    return min(firsts.items(), key=lambda pair: (pair[1].when if timed else (), pair[0], pair[1].index))
+
+
+def _last_together(told: Sequence[tuple[int, Statement]]) -> list[tuple[int, Statement]]:
+    """Of what may be harmless, what was said last and at once: a program that ends says why at its end."""
+    together = [told[-1]]
+    for log, each in reversed(told[:-1]):
+        if log != together[-1][0] or together[-1][1].index - each.last > 2:
+            break
+        together.append((log, each))
+    return together
+
+
+def _parsed(lines: Sequence[str], noise: Container[int]) -> Iterator[_Line]:
+    when: tuple[str, ...] = ()
+    before: dict[str, tuple[int, str]] = {}
+    prefix = _compiled("prefix")
+    for index, text in enumerate(lines):
+        stream = severity = ""
+        place = 0
+        shouted = False
+        while (found := prefix.match(text, place)) and found.end() > place:
+            place = found.end()
+            kind = found.lastgroup
+            if kind in {"task", "tag", "rank", "actor", "pod"}:
+                stream += found[0].strip()
+            elif kind in {"torch", "tf"}:
+                severity = found[kind][0]
+            elif kind == "glog":
+                severity = found[0][0]
+                when = (kind, found[0][1:3], found[0][3:5], found["clocked"]) if found["clocked"] else when
+            elif kind == "iso":
+                when = (kind, found["iso"][5:7], found["iso"][8:10], found["iso"][11:].replace(",", "."))
+            elif kind == "us":
+                when = (kind, found["us"][:2], found["us"][3:5], found["us"][11:])
+            elif kind == "syslog":
+                severity = found["level1"][0]
+                when = (kind, found["day"][:2], found["day"][3:], found["clock"])
+            elif kind is not None and kind != "clock2":
+                shouted = found["level3"] == "ERROR" and found.start() == 0
+                severity = found[kind][0].upper()
+            if kind in {"iso", "clock2"} and (level := _compiled("level").match(text, place)):
+                severity, place = level[1][0], level.end()
+        body = "" if index in noise else flattened(text[place : place + _LONGEST].rstrip())
+        written = text[:place]
+        above, same = before.get(stream, (-1, ""))
+        continued = written == same and _compiled("located").search(written) is not None
+        if text[place:].strip():
+            before[stream] = index, written
+        yield _Line(index, stream, "E" if severity in {"F", "C"} else severity, body, when, shouted, continued, above)
+
+
+def flattened(text: str) -> str:
+    """Of several lines that were written as one, with escaped line ends, the one that says something."""
+    if r"\n" not in text:
+        return text
+    parts = [part for part in text.split(r"\n") if part.strip()]
+    if any(_compiled("head").search(part) for part in parts):
+        raised = [part for part in parts if _compiled("exception").match(part.strip())]
+        return raised[0].strip() if raised else ""
+    return parts[0]
+
+
+def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
+    """Chains of tracebacks, and the lines that belong to any."""
+    done: list[_Raised] = []
+    inside: set[int] = set()
+    reading: dict[str, _Traceback] = {}
+    chains: dict[str, _Raised] = {}
+    headed: _Line | None = None
+    for line in lines:
+        body = line.body.strip().strip('"')
+        if headed is not None and line.index == headed.index + 1 and headed.stream and not line.stream:
+            # Only the head was written by a logger.
+            reading[line.stream] = reading.pop(headed.stream)
+        before, chain = reading.get(line.stream), chains.get(line.stream)
+        if _compiled("head").search(line.body):
+            alone = line.body.lstrip().startswith(("Traceback", "Exception Group"))
+            harmless = _harmless(line) or (line.above >= 0 and _harmless(lines[line.above]))
+            reading[line.stream], headed = _Traceback(line.index, line.indent if alone else 0, harmless), line
+            if chain is not None:
+                chain.open = False
+            if alone or body.startswith("Traceback"):
+                inside.add(line.index)
+        elif before is not None:
+            if not body or line.indent > before.indent or _compiled("frame").search(line.body):
+                inside.add(line.index)
+            elif _compiled("exception").match(body) and line.severity != "I":
+                inside.add(line.index)
+                del reading[line.stream]
+                if chain is None or not chain.linked:
+                    chain = chains[line.stream] = _Raised(before.first, before.harmless, when=line.when)
+                    done.append(chain)
+                chain.add(line.index, body)
+            else:
+                before.strangers += 1
+                if before.strangers > 60:
+                    del reading[line.stream]
+        elif chain is not None:
+            if _compiled("link").search(body):
+                chain.linked = True
+                inside.add(line.index)
+            elif chain.linked and _compiled("exception").match(body):
+                chain.add(line.index, body)
+                inside.add(line.index)
+            elif (
+                chain.open
+                and not chain.harmless
+                and body
+                and not line.severity
+                and line.index - chain.last <= 6
+                and _goes_on(line)
+            ):
+                chain.last = line.index
+                chain.more.append(body)
+                chain.words.append(line.index)
+                inside.add(line.index)
+            elif body:
+                chain.open = False
+    for line in lines:
+        if line.index not in inside and _compiled("exception").match(line.body):
+            inside.update(_code_above(lines, line))
+    return done, inside
+
+
+def _code_above(lines: Sequence[_Line], raised: _Line) -> Iterator[int]:
+    """The lines of code right above an exception, where the beginning of its traceback is not there."""
+    place = raised.above
+    while place >= 0 and lines[place].severity == raised.severity and lines[place].indent >= raised.indent + 2:
+        yield place
+        place = lines[place].above
+
+
+def _harmless(above: _Line) -> bool:
+    """Whether a line above a traceback says that the program continues without what failed."""
+    warned = above.severity == "W" and above.body.endswith(":")
+    return warned or _compiled("harmless").search(above.body) is not None
+
+
+def _goes_on(line: _Line) -> bool:
+    """Whether a line below an exception continues with its message."""
+    body = line.body.strip()
+    another = any(_compiled(name).search(body) for name in ("exception", "own", "named"))
+    return not (another or line.stream or _compiled("frame").search(line.body))
+
+
+def _of_chain(chain: _Raised) -> Statement:
+    """Of exceptions that came from one another, the first that says something; the last, where all before were lookups."""
+    graded = [
+        (_grade_raised(text), _compiled("terse").match(text) is not None, *said)
+        for said in chain.said
+        for text in said[1:]
+    ]
+    grade, _, index, text = min(graded, key=lambda each: each[:3])
+    if len(chain.said) > 2 and all(_compiled("looked up").match(text) for _, text in chain.said[:-1]):
+        index, text = chain.said[-1]
+        grade = _grade_raised(text)
+    if chain.harmless:
+        grade = max(grade, Grade.WARNED)
+    if (text.endswith(":") or "validation error" in text) and index == chain.said[-1][0]:
+        text = " ".join([text, *chain.more])
+    until = max(
+        line for line in chain.words if line < min((said for said, _ in chain.said if said > index), default=line + 1)
+    )
+    return Statement(grade, index, chain.first, chain.last, unwrapped(text), chain.when, tuple(chain.words), until)
+
+
+def _grade_raised(text: str) -> Grade:
+    residue = unwrapped(text)
+    if _compiled("follows").search(residue) or _compiled("follows").search(text):
+        return Grade.ENDED if _compiled("ended").search(residue) else Grade.FOLLOWS
+    if _compiled("bare").search(text):
+        return Grade.BARE
+    if _compiled("passed on").search(text):
+        return Grade.PASSED_ON
+    return Grade.OWN if residue.partition(":")[2].strip() or " " in residue else Grade.BARE
+
+
+def _of_help(each: Statement, lines: Sequence[_Line]) -> Statement:
+    """An error that stands between rules, as mpirun draws them around its help: an indented line of it says what failed."""
+    for line in lines[each.index : each.index + 2 * _PARAGRAPH]:
+        if line.body.startswith("--------------------"):
+            break
+        if line.indent and _compiled("faint").search(line.body):
+            each = replace(each, index=line.index, last=line.index, text=unwrapped(line.body))
+            break
+    return replace(each, grade=Grade.OWN)
+
+
+def _of_line(line: _Line, below: _Line | None) -> Statement | None:
+    """What a line outside of tracebacks states, or the next one of the same writer, where it is a title."""
+    body = line.body.strip()
+    if not body or _compiled("frame").search(line.body):
+        return None
+    went_on = below is not None and below.severity == "I"
+    grade = _grade_line(body, line, went_on=went_on)
+    if grade is None:
+        return None
+    titled = below is not None and below.body.strip() and _compiled("titled").search(body)
+    said = below if below is not None and titled and not _compiled("head").search(below.body) else line
+    return Statement(grade, said.index, line.index, said.index, unwrapped(said.body.strip()), line.when)
+
+
+def _grade_line(body: str, line: _Line, *, went_on: bool) -> Grade | None:
+    """`went_on`: what wrote the line informs of something else in the next one, as after an exception that it only printed."""
+    named = _compiled("named").search(body)
+    own = named or (line.severity == "E" and not line.continued) or _compiled("own").search(body)
+    if not own and (not _compiled("faint").search(body) or _compiled("calm").search(body)):
+        return None
+    residue = unwrapped(body)
+    if _compiled("follows").search(residue) and not (own and _compiled("killed").search(body)):
+        return Grade.ENDED if _compiled("ended").search(residue) else Grade.FOLLOWS
+    left_out = _compiled("left out").search(residue)
+    if left_out and line.severity != "E":
+        return Grade.ENDED if _compiled("checked").search(residue) else Grade.FOLLOWS
+    if own and _compiled("bare").search(residue):
+        return Grade.BARE
+    if line.severity == "W" or _compiled("warning").search(body):
+        return Grade.WARNED
+    if not own:
+        return None if line.severity else Grade.FAINT
+    if line.severity == "I" and not named:
+        return Grade.FAINT
+    printed = left_out or (went_on and not line.severity and _compiled("exception").match(body))
+    passed_on = printed or _compiled("passed on").search(body) or (line.shouted and not named)
+    return Grade.PASSED_ON if passed_on else Grade.OWN
+
+
+def unwrapped(text: str) -> str:
+    """The innermost words of a line: without what loggers and other processes put around them, and without its place."""
+    wrapper = _compiled("wrapper")
+    while (found := wrapper.match(text)) and found.end():
+        text = text[found.end() :]
+    return _compiled("place").sub("", text).strip().rstrip('"')

@@ -1,0 +1,44 @@
+"""Parameters of the stages of the embedded toolchain. Types of fields are read: no `annotations` from the future."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from trtllm_pipeline.tensorrt.stage.params import Param, Parameters
+from trtllm_pipeline.tensorrt.stage.repository_settings import TextModels
+
+ARCHITECTURES: Final[Mapping[str, str]] = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+"""Class name in `config.json` -> name of the architecture in a GGUF file."""
+PRECISIONS: Final = ("fp32", "fp16", "bf16", "int8_wo", "int4_wo")
+CONTEXT_STEP: Final = 256
+"""llama.cpp rounds the context of a slot up to a multiple of this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertEmbedded(Parameters):
+    """Parameters of the convert stage."""
+
+    precision: Annotated[str, Param("precision of the weights", choices=PRECISIONS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildEmbedded(Parameters):
+    """Parameters of the build stage."""
+
+    max_batch_size: Annotated[int, Param("requests in flight", ge=1)]
+    max_input_len: Annotated[int, Param("tokens of a prompt", ge=1)]
+    max_seq_len: Annotated[int, Param("tokens of prompt and answer together", ge=1)]
+    max_num_tokens: Annotated[int | None, Param("tokens of one forward pass over all requests", ge=1, null="8192")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryEmbedded(TextModels):
+    """Parameters of the repository stage."""
+
+    max_batch_size: Annotated[int, Param("requests Triton lets in at once", ge=1)]

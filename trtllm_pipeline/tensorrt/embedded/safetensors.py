@@ -1,0 +1,93 @@
+"""Reads safetensors files, one or sharded, without torch and without holding more than the tensor asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.models import (
+    DTYPES,
+    INDEX,
+    SINGLE,
+    TensorEntry,
+    model_files,
+    read,
+    read_index,
+    tensors,
+    to_bfloat16,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Weights(Mapping[str, "NDArray[np.float32]"]):
+    """The tensors of a model directory by name. `weights[name]` reads one, as float32, whatever it is stored in."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read the headers of every file of the model in `directory`.
+
+        Raises StageError where files are missing, damaged, or disagree with their index.
+        """
+        self._entries: dict[str, tuple[Path, TensorEntry]] = {}
+        placed = read_index(folder) if model_files.find(folder, INDEX) is not None else None
+        for shard in [SINGLE] if placed is None else sorted(set(placed.values())):
+            if Path(shard).name != shard:
+                raise _damaged(folder / INDEX, f"shard {shard!r} is not a plain file name")
+            found = tensors(folder, shard)
+            here = found.tensors if placed is None else [name for name, file in placed.items() if file == shard]
+            if missing := sorted(name for name in here if name not in found.tensors):
+                raise _damaged(folder / shard, f"the index places {missing[0]} in it, but it is not there")
+            for name, tensor in found.tensors.items():
+                if tensor.dtype not in DTYPES:
+                    raise StageError(
+                        f"tensor {name} in {folder / shard} has type {tensor.dtype}; {', '.join(DTYPES)} are converted",
+                        failure=FailureClass.INFEASIBLE,
+                        hint="start from the unquantized model",
+                    )
+                self._entries[name] = found.path, tensor
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return read(*self._entries[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        # The inherited form would read the tensor.
+        return name in self._entries
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, without reading it."""
+        return self._entries[name][1].shape
+
+    def dtypes(self) -> tuple[str, ...]:
+        """Data types in use, in safetensors' names, sorted."""
+        return tuple(sorted({entry.dtype for _, entry in self._entries.values()}))
+
+
+def write(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+    """Write `tensors` to `path` as bfloat16, rounding to nearest even."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, tensor in tensors.items():
+        end = position + 2 * tensor.size
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(to_bfloat16(tensor).tobytes())
+
+
+def _damaged(path: Path, reason: str) -> StageError:
+    return StageError(f"{path} is damaged: {reason}", failure=FailureClass.USER, hint="download the model again")

@@ -1,0 +1,185 @@
+"""The embedded toolchain: a real Triton Inference Server from a PyPI wheel and llama.cpp, on any machine, without a GPU.
+
+download -> convert (quantizing as asked) -> build -> repository -> launch -> smoke, perf, accuracy
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from trtllm_pipeline.base import Cell, Json, Machine, Resources, ServerError, version_of
+from trtllm_pipeline.models import CONVERTED, ModelPart
+from trtllm_pipeline.tensorrt.embedded import durations, needs
+from trtllm_pipeline.tensorrt.embedded.params import (
+    ARCHITECTURES,
+    PRECISIONS,
+    BuildEmbedded,
+    ConvertEmbedded,
+    RepositoryEmbedded,
+)
+from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchEmbedded, load, table
+from trtllm_pipeline.tensorrt.stage.repository_settings import TextModels
+from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain
+from trtllm_pipeline.tensorrt.toolchains.common_stages import (
+    ACCURACY,
+    DOWNLOAD,
+    PERF,
+    SCORE,
+    SMOKE,
+    exclusive,
+    foreign,
+    launch,
+    planned_server,
+)
+
+_READ: Final = CONVERTED | {ModelPart.TOKENIZER}
+"""A GGUF file includes the vocabulary."""
+_OWN_SETTINGS: Final = {
+    # section -> what this toolchain has of it, () for all but the options of TensorRT-LLM's programs
+    "quantize": (),
+    "serve": (),
+    "build": {"max_num_tokens", "timeout_s", "retries"},
+    "repository": {*(each.name for each in table(TextModels)), "timeout_s", "retries"},
+}
+
+
+def _missing(_machine: Machine) -> str | None:
+    missing = next((package for package in ("xllamacpp", "gguf") if importlib.util.find_spec(package) is None), None)
+    if missing is None:
+        missing = "nvidia-pytriton" if _triton() is None else None
+    if missing is None:
+        return None
+    if sys.version_info >= (3, 13):
+        return f"needs Python 3.10 to 3.12, this is {sys.version_info.major}.{sys.version_info.minor}"
+    return f"the package {missing} is not installed"
+
+
+def _triton() -> str | None:
+    """The server that would be started and its version, without its path; None where there is none."""
+    from trtllm_pipeline.base import triton_installation
+
+    try:
+        return triton_installation.find().source
+    except ServerError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _identity(machine: Machine) -> Mapping[str, Json]:
+    return {
+        "gguf": version_of("gguf"),
+        "xllamacpp": version_of("xllamacpp"),
+        "triton": _triton(),
+        "cpu": f"{machine.cpu} x {machine.cpus}",
+    }
+
+
+def _infeasible(cell: Cell, _machine: Machine) -> str | None:
+    if cell.tp * cell.pp != 1:
+        return f"tp{cell.tp}pp{cell.pp}: the embedded toolchain runs on one CPU host, tp1 only"
+    family = cell.recipe.get("family")
+    if family is not None and family not in ARCHITECTURES.values():
+        return f"family {family}: the embedded toolchain converts {', '.join(ARCHITECTURES.values())}"
+    if cell.precision not in PRECISIONS:
+        instead = "; for 4 bits use int4_wo" if cell.precision == "int4_awq" else ""
+        return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}{instead}"
+    if cell.settings["quantize"]["kv_cache_precision"] not in {None, "fp16"}:
+        return f"settings.quantize.kv_cache_precision {cell.settings['quantize']['kv_cache_precision']}: only fp16 here"
+    if (reason := foreign(cell, _OWN_SETTINGS)) is not None:
+        return reason
+    if cell.settings["serve"]["frontend"] != "triton":
+        frontend = cell.settings["serve"]["frontend"]
+        return f"settings.serve.frontend {frontend}: the embedded toolchain serves with Triton"
+    return None
+
+
+def _serving_takes(cell: Cell, machine: Machine) -> Resources:
+    """All CPUs: nobody can say how many the runtime uses, so nothing else of ours runs beside it."""
+    return Resources(cpus=machine.cpus, exclusive=exclusive(cell))
+
+
+def _server(_cell: Cell, context: StageContext[Any], machine: Machine) -> Sequence[Sequence[str]]:
+    return (planned_server(context, machine),)
+
+
+CONVERT = Stage(
+    name="convert",
+    version=3,
+    summary="turn a Hugging Face directory into a GGUF checkpoint, quantizing as asked",
+    program="trtllm_pipeline.tensorrt.embedded.convert:run",
+    inputs={"model": "download"},
+    parts=lambda _cell: {"model": _READ},
+    params=ConvertEmbedded,
+    read=lambda cell: load(ConvertEmbedded, {"precision": cell.precision}),
+    section="quantize",
+    identity=("gguf", "xllamacpp"),
+    expected_s=1.0,
+    takes=durations.converting,
+    needs=needs.converting,
+)
+
+BUILD = Stage(
+    name="build",
+    version=2,
+    summary="make an engine directory: weights, limits, and the proof that it loads",
+    program="trtllm_pipeline.tensorrt.embedded.build:run",
+    inputs={"checkpoint": "convert"},
+    params=BuildEmbedded,
+    read=lambda cell: load(
+        BuildEmbedded,
+        {
+            "max_batch_size": cell.max_batch_size,
+            "max_input_len": cell.isl,
+            "max_seq_len": cell.isl + cell.osl,
+        },
+        cell.settings["build"],
+    ),
+    identity=("xllamacpp",),
+    needs=needs.building,
+    expected_s=1.2,
+    takes=durations.building,
+)
+
+REPOSITORY = Stage(
+    name="repository",
+    version=2,
+    summary="write the five-model Triton repository for an engine",
+    program="trtllm_pipeline.tensorrt.embedded.repository:run",
+    inputs={"engine": "build", "model": "download"},
+    expected_s=0.2,
+    params=RepositoryEmbedded,
+    read=lambda cell: load(RepositoryEmbedded, {"max_batch_size": cell.max_batch_size}, cell.settings["repository"]),
+)
+
+TOOLCHAIN: Final = Toolchain(
+    name="embedded",
+    summary="Triton from a PyPI wheel and llama.cpp; any machine, no GPU",
+    stages=(
+        DOWNLOAD,
+        CONVERT,
+        BUILD,
+        REPOSITORY,
+        launch(
+            LaunchEmbedded,
+            inputs={"repository": "repository"},
+            identity=("triton", "xllamacpp"),
+            resources=_serving_takes,
+            starts=_server,
+            needs=needs.serving,
+            expected_s=5.0,
+            takes=durations.loading,
+        ),
+        SMOKE,
+        PERF,
+        ACCURACY,
+        SCORE,
+    ),
+    missing=_missing,
+    identity=_identity,
+    infeasible=_infeasible,
+)

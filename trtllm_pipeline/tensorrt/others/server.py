@@ -1,0 +1,158 @@
+"""The launch stages' program for other OpenAI-compatible servers: one that is started, or one that runs already, until told to end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.base import FailureClass, Group, ServerError, StageError, without_secrets, write_json
+from trtllm_pipeline.measure import server_url
+from trtllm_pipeline.tensorrt.others import command
+from trtllm_pipeline.tensorrt.others.command import GGUF, KNOWN, MODEL
+from trtllm_pipeline.tensorrt.servers.command_lines import Ports
+from trtllm_pipeline.tensorrt.servers.server_process import Server
+from trtllm_pipeline.tensorrt.servers.triton_server import reached_at
+from trtllm_pipeline.tensorrt.stage import launch
+from trtllm_pipeline.tensorrt.stage.base import SERVICE_FILE, StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchOpenAi, LaunchParams
+
+_GGUF_FILE: Final = "model.gguf"
+_LISTS: Final = "/v1/models"
+_LOOK_S: Final = 10.0
+
+
+@dataclass(kw_only=True)
+class CommandServer(Server):
+    """A server that a command line has started."""
+
+    process: Group
+    asked: LaunchOpenAi
+
+    def ready_paths(self) -> Sequence[str]:
+        """The one that is known, or else its list of models."""
+        return (self.asked.ready_path or _LISTS,)
+
+    def service(self) -> dict[str, object]:
+        """What clients need to know. Raises ServerError when it serves no model."""
+        address = f"{self.host}:{self.ports.http}"
+        try:
+            told = _described(self.asked, f"http://{address}")
+        except ServerError as error:
+            error.log = self.log
+            raise
+        return {**told, "pid": self.process.pid, "http": address}
+
+    def stop(self, timeout_s: float) -> int | None:
+        """Interrupt it, then terminate and kill all its processes."""
+        return self.process.stop(timeout_s)
+
+
+def run(context: StageContext[LaunchOpenAi]) -> None:
+    """Serve until told to end. Raises StageError for what cannot be started, ServerError when the server cannot continue."""
+    asked = settled(context.params, context.inputs)
+    if asked.url is not None:
+        _attend(context, asked)
+        return
+    log = context.attempt / launch.LOG_FILE
+    variables = {name: str(value) for name, value in asked.environment.items()}
+
+    def begin(settings: LaunchParams) -> Server:
+        ports, host = launch.ports(settings), reached_at(settings.host)
+        words = argv(asked, context.inputs, settings.host, ports)
+        process = Group(words, env={**without_secrets(os.environ), **variables}, cwd=context.attempt, log=log)
+        return CommandServer(process=process, ports=ports, output=log, name=Path(words[0]).name, host=host, asked=asked)
+
+    launch.serve(context, begin)
+
+
+def settled(asked: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:
+    """What was typed by hand as a matrix would have it. Raises StageError where nothing says which server it is."""
+    if asked.url is not None and (starts := "--server" if asked.server else "--command" if asked.command else None):
+        raise StageError(
+            f"--url names a server that runs already, and {starts} one to start",
+            failure=FailureClass.USER,
+            hint="give one of them",
+        )
+    if asked.server is not None:
+        known = KNOWN[asked.server]
+        asked = replace(
+            asked,
+            command=asked.command or shlex.join(command.of_itself(known)),
+            ready_path=asked.ready_path or known.ready,
+            served_name=asked.served_name or known.served_name,
+            lists_models=known.lists_models,
+        )
+    if asked.url is None and asked.command is None:
+        raise StageError("which server? One of --url, --command and --server is needed", failure=FailureClass.USER)
+    if asked.served_name == f"{{{MODEL}}}":
+        asked = replace(asked, served_name=str(_folders(inputs)[MODEL]))
+    return asked
+
+
+def _folders(inputs: Mapping[str, Path]) -> dict[str, str]:
+    found = {MODEL: str(inputs[MODEL])} if MODEL in inputs else {}
+    return {**found, GGUF: str(inputs["checkpoint"] / _GGUF_FILE)} if "checkpoint" in inputs else found
+
+
+def argv(asked: LaunchOpenAi, inputs: Mapping[str, Path], host: str, ports: Ports) -> list[str]:
+    """The command line of a server at an address. Raises StageError where it needs what is not there."""
+    words = [*shlex.split(asked.command or ""), *command.options(asked.options)]
+    known = {**_folders(inputs), "host": host, "port": str(ports.http)}
+    if lacking := sorted(command.placeholders(words) - known.keys()):
+        raise StageError(
+            f"the command line needs a value for {{{lacking[0]}}}",
+            failure=FailureClass.USER,
+            hint={MODEL: "--model DIR", GGUF: "--checkpoint DIR"}.get(
+                lacking[0], "give --command with the value in its place"
+            ),
+        )
+    return command.fill(words, known)
+
+
+def _attend(context: StageContext[LaunchOpenAi], asked: LaunchOpenAi) -> None:
+    """Tell where the server at a URL is, until told to end. It is left as it is."""
+    assert asked.url is not None
+    parent = os.getppid()
+    with launch.told_to_end() as ended, launch.removed_after(context.attempt / SERVICE_FILE):
+        told = _described(asked, server_url(asked.url))
+        write_json(context.attempt / SERVICE_FILE, {"schema": 1, "log": None, **told, "pid": None, "started": False})
+        print(f"ready: {told['url']}, which was not started by us", flush=True)  # noqa: T201  a stage's stdout is its log
+        while not ended.wait(launch.LOOK_EVERY_S) and os.getppid() == parent:
+            pass
+
+
+def _described(asked: LaunchOpenAi, url: str) -> dict[str, Any]:
+    """What clients need to know of a server that is ready. Raises ServerError when it does not answer, or serves no model."""
+    import asyncio  # a server is started before anything is asked
+
+    from trtllm_pipeline.measure import OpenAiClient, environment_key
+
+    async def look() -> tuple[list[str] | None, str | None]:
+        key = environment_key() if asked.url else None
+        client = OpenAiClient(url, "", asked.endpoint, stream=True, timeout_s=_LOOK_S, api_key=key)
+        return await client.models(), await client.version()
+
+    models, version = asyncio.run(look())
+    name = asked.served_name or next(iter(models or ()), None)
+    if name is None:
+        raise ServerError(
+            f"{url} does not say which model it serves",
+            failure=FailureClass.USER,
+            hint="set settings.openai.served_name",
+        )
+    return {
+        "kind": "openai",
+        "grpc": "",
+        "metrics": None,
+        "http": url,
+        "url": url,
+        "model": name,
+        "bls_model": None,
+        "endpoint": asked.endpoint,
+        "lists_models": asked.lists_models,
+        "server": {"name": asked.server or "OpenAI server", "version": version or asked.version},
+    }

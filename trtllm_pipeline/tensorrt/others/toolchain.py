@@ -1,0 +1,333 @@
+"""Other OpenAI-compatible servers that speak OpenAI's API, as toolchains: vLLM, SGLang, `transformers serve`, llama.cpp's server, and `openai`
+for any other, which a matrix names by its URL or its command line.
+
+download (-> convert, for a command that reads a GGUF file) -> launch -> smoke, perf, accuracy
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.base import ASSUMED, Cell, Exclusive, Json, Machine, Needs, Resources, ServerError, probe
+from trtllm_pipeline.models import AS_IS, ModelPart, part_of, shown
+from trtllm_pipeline.tensorrt.embedded import toolchain as embedded
+from trtllm_pipeline.tensorrt.embedded.params import PRECISIONS as GGUF_PRECISIONS
+from trtllm_pipeline.tensorrt.others import command
+from trtllm_pipeline.tensorrt.others.command import GGUF, KNOWN
+from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
+from trtllm_pipeline.tensorrt.stage.params import DownloadParams, LaunchOpenAi, PerfParams, SmokeParams, load
+from trtllm_pipeline.tensorrt.toolchains import tiles
+from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED, OPENAI, SERVERS, Toolchain
+from trtllm_pipeline.tensorrt.toolchains.common_stages import (
+    ACCURACY,
+    DOWNLOAD,
+    PERF,
+    SCORE,
+    SMOKE,
+    exclusive,
+    foreign,
+    launch,
+    planned_ports,
+    rule,
+)
+from trtllm_pipeline.tensorrt.toolchains.time_estimates import source_bytes
+from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+
+ASKED_FOR_S: Final = 2.0
+"""Time limit for a server that runs already, when a plan asks its version."""
+_OWN_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "quantize": ("calibration", "timeout_s", "retries"),
+    "serve": (),
+    "build": ("timeout_s", "retries"),
+    "repository": ("enable_kv_cache_reuse", "timeout_s", "retries"),
+}
+"""Section -> what of it has an effect here, () for all but the options of TensorRT-LLM's programs."""
+_SPLITTING: Final = frozenset({"vllm", "sglang"})
+"""Servers that split weights over GPUs."""
+_WHOLE_EXPERTS: Final = frozenset({"enable_expert_parallel", "ep_size", "expert_parallel_size", "ep"})
+"""Options of those by which no expert is split."""
+_FEWER_BITS: Final = {"fp8": 8, "int8": 8, "int4": 4}
+"""How a precision starts -> bits of a weight, without scales."""
+
+
+def _infeasible(cell: Cell, machine: Machine) -> str | None:
+    told = command.settings(cell)
+    if (reason := foreign(cell, _OWN_SETTINGS)) is not None:
+        return reason
+    if (frontend := cell.settings["serve"]["frontend"]) != "triton":
+        return f"settings.serve.frontend {frontend}: only the TensorRT-LLM toolchains have frontends"
+    if told["url"]:
+        if told["command"]:
+            return "settings.openai.url and command are both set: one or the other"
+        from trtllm_pipeline.measure import service_at  # a client, which most plans do not need
+
+        try:
+            service_at(told["url"], "openai", cell.model)
+        except ServerError as error:
+            return f"settings.openai.url {error.message}"
+        return None
+    try:
+        words = command.template(cell)
+    except ValueError as error:
+        return f"settings.openai.command: {error}"
+    if not words:
+        return (
+            f"toolchain {OPENAI} needs settings.openai.url, of a server that runs already, or settings.openai.command"
+        )
+    found, known = command.placeholders(words), {*command.values(cell), *command.AT_START}
+    if unknown := sorted(found - known):
+        return f"settings.openai.command: {{{unknown[0]}}} is no placeholder; there are {', '.join(sorted(known))}"
+    if "port" not in found:
+        return "settings.openai.command: has no {port}, so nobody knows where the server listens"
+    return _of_known(cell, found) or _gpus_lacking(cell, machine) or _programs_lacking(cell, words, machine)
+
+
+def _of_known(cell: Cell, found: set[str]) -> str | None:
+    """What a known server cannot do, as it is started."""
+    known = command.known_of(cell)
+    if GGUF in found and cell.precision not in GGUF_PRECISIONS:
+        return f"precision {cell.precision}: GGUF files are made in {', '.join(GGUF_PRECISIONS)}"
+    if known is None:
+        return None
+    if command.reuses(cell) and "true" not in known.reuse:
+        return f"settings.repository.enable_kv_cache_reuse: {cell.toolchain} keeps nothing between prompts"
+    if cell.settings["perf"]["workload"] == "isl_osl" and not known.exact_lengths:
+        return f"settings.perf.workload isl_osl: {cell.toolchain} does not take ignore_eos, so answers have no exact length"
+    if known.precisions is not None and cell.precision not in known.precisions:
+        return f"precision {cell.precision}: {cell.toolchain} is started for {', '.join(known.precisions)}"
+    if cell.tp * cell.pp > 1 and "tp" not in found:
+        return f"tp{cell.tp}pp{cell.pp}: {cell.toolchain} has no option for several GPUs"
+    if cell.ep > 1:
+        return f"ep{cell.ep}: settings.openai.options has none for expert parallelism"
+    return _cut(cell) if cell.toolchain in _SPLITTING else None
+
+
+def _cut(cell: Cell) -> str | None:
+    """Which weights that are quantized already cannot be split over the cell's ranks, in words; or None."""
+    form = cell.recipe.get("quantization")
+    tile = tiles.SERVERS.get(str(form)) if cell.precision == AS_IS else None
+    if tile is None:
+        return None
+    widths, given = tiles.Widths.of(Shape.of(cell.recipe)), command.settings(cell)["options"]
+    if _WHOLE_EXPERTS & {name.lstrip("-").replace("-", "_") for name in given}:
+        widths = replace(widths, experts=0)
+    size = cell.recipe.get("quantization_group_size")
+    return tiles.cut(tiles.grouped(tile, size), widths, cell.tp, precision=shown(cell.precision, form))
+
+
+def _gpus_lacking(cell: Cell, machine: Machine) -> str | None:
+    wanted = gpus(cell, machine)
+    if wanted <= len(machine.gpus):
+        return None
+    return f"{wanted} GPUs are needed, there are {len(machine.gpus)}"
+
+
+def _programs_lacking(cell: Cell, words: Sequence[str], machine: Machine) -> str | None:
+    if "/" in words[0] and not Path(words[0]).is_absolute():
+        return f"settings.openai.command: {words[0]} would be looked for in the directory of each attempt; give its whole path"
+    if machine.assumed:
+        return None
+    if shutil.which(words[0]) is None:
+        return f"{words[0]} is not on PATH; settings.openai.command may name it by its path"
+    if command.uses(cell, GGUF) and importlib.util.find_spec("gguf") is None:
+        return "a GGUF file is made with the package gguf: pip install 'trtllm-pipeline[embedded]'"
+    return None
+
+
+def gpus(cell: Cell, machine: Machine) -> int:
+    """The GPUs that a cell's server is given."""
+    told = command.settings(cell)
+    if told["url"]:
+        return 0
+    return cell.tp * cell.pp if told["gpus"] is None and machine.gpus else int(told["gpus"] or 0)
+
+
+def _takes(cell: Cell, machine: Machine) -> Resources:
+    """GPUs with the CPUs that come with them; without a GPU all CPUs, as nobody can say how many it uses. A server that runs
+    already is given nothing: what is measured on it takes turns with whatever else is measured here.
+    """
+    if command.settings(cell)["url"]:
+        return Resources(cpus=1, exclusive=exclusive(cell), beside_standing=True)
+    leased, beside = gpus(cell, machine), exclusive(cell)
+    if not leased:
+        return Resources(cpus=machine.cpus, exclusive=Exclusive.MACHINE if beside is Exclusive.GPU else beside)
+    return Resources(max(1, machine.cpus * leased // len(machine.gpus)), leased, exclusive=beside)
+
+
+def _needs(cell: Cell, machine: Machine) -> Needs:
+    """The weights alone, as an assumption: what more a server takes is for it to say."""
+    if command.settings(cell)["url"]:
+        return Needs()
+    if leased := gpus(cell, machine):
+        return Needs(gpu=source_bytes(cell) // leased, assumed=("gpu",))
+    return Needs(host=source_bytes(cell), assumed=("host",))
+
+
+def _read(cell: Cell) -> LaunchOpenAi:
+    """The command line with all but directories and port filled in, so that it is what the key has."""
+    told, known = command.settings(cell), KNOWN.get(cell.toolchain)
+    own: dict[str, Any] = {"restarts": 0, **rule(cell), "command": None, "options": {}}
+    if not told["url"]:
+        own["gpus"] = cell.tp * cell.pp if told["gpus"] is None else told["gpus"]
+        own["command"] = shlex.join(command.fill(command.template(cell), command.values(cell)))
+    if known is not None:
+        own["ready_path"] = told["ready_path"] or known.ready
+        own["served_name"] = told["served_name"] or (None if told["url"] else known.served_name)
+        own["lists_models"] = known.lists_models
+    return load(LaunchOpenAi, own, told, cell.settings["serve"])
+
+
+def _with_version(
+    asking: tuple[str, ...], asked: LaunchOpenAi, _files: Mapping[str, str], machine: Machine
+) -> LaunchOpenAi:
+    """The parameters with the version of the server, which is a part of the key."""
+    if machine.assumed:
+        return replace(asked, version=ASSUMED)
+    if asked.url is not None:
+        return replace(asked, version=_running(asked.url))
+    return replace(asked, version=command.version_of(shlex.split(asked.command or ""), asking))
+
+
+@lru_cache(maxsize=64)
+def _running(url: str) -> str | None:
+    """What a server that runs already says it is, and which models it has; None where it does not answer."""
+    import asyncio  # what prints a plan or a log needs none of it
+
+    from trtllm_pipeline.measure import OpenAiClient, environment_key
+
+    async def ask() -> str | None:
+        client = OpenAiClient(url, "", "completions", stream=True, timeout_s=ASKED_FOR_S, api_key=environment_key())
+        try:
+            models = await client.models()
+        except ServerError:
+            return None
+        return ", ".join(filter(None, (await client.version(), *(models or ()))))
+
+    return asyncio.run(ask())
+
+
+def _starts(_cell: Cell, context: StageContext[LaunchOpenAi], _machine: Machine) -> Sequence[Sequence[str]]:
+    from trtllm_pipeline.tensorrt.others.server import argv
+
+    asked = context.params
+    if asked.url is not None:
+        return ()
+    return (argv(asked, context.inputs, asked.host, planned_ports(asked)),)
+
+
+def _identity(machine: Machine) -> Mapping[str, Json]:
+    return {**embedded.TOOLCHAIN.identity(machine), "gpu": probe.identity(machine)["gpu"]}
+
+
+def _reads_weights(cell: Cell) -> bool:
+    return command.uses(cell, command.MODEL) or command.uses(cell, GGUF)
+
+
+def _download(cell: Cell) -> DownloadParams:
+    """The whole model, or, of one on a hub whose weights nothing here reads, what prompts are counted with."""
+    asked: DownloadParams = DOWNLOAD.read(cell)
+    if _reads_weights(cell) or asked.content is None or asked.folder is not None:
+        return asked
+    content = {name: digest for name, digest in asked.content.items() if part_of(name) is not ModelPart.WEIGHTS}
+    return replace(asked, form="tokenizer", content=content, quantization=None)
+
+
+def _downloading(cell: Cell, machine: Machine) -> Needs:
+    assert DOWNLOAD.needs is not None
+    return DOWNLOAD.needs(cell, machine) if _reads_weights(cell) else Needs()
+
+
+def _download_s(cell: Cell, machine: Machine) -> float:
+    assert DOWNLOAD.takes is not None
+    return DOWNLOAD.takes(cell, machine) if _reads_weights(cell) else 0.0
+
+
+def _smoke(cell: Cell) -> SmokeParams:
+    """As of every cell, with the limit of prompts where the server is known to refuse longer ones."""
+    asked: SmokeParams = SMOKE.read(cell)
+    known = command.known_of(cell)
+    return asked if known is not None and known.refuses_longer else replace(asked, max_seq_len=None)
+
+
+def _perf(cell: Cell) -> PerfParams:
+    """As of every cell, but that of its server only what it was told is known."""
+    asked: PerfParams = PERF.read(cell)
+    declared = {name: asked.declared[name] for name in ("tp", "max_input_len", "max_seq_len")}
+    bits = {} if (kept := _weight_bits(cell)) is None else {"weight_bits": kept}
+    return replace(asked, declared={**declared, **bits, "enable_kv_cache_reuse": command.reuses(cell)})
+
+
+def _weight_bits(cell: Cell) -> int | None:
+    """Bits of a weight of a server that makes the model's own smaller when it starts, which bounds how fast it can be; 0 where only
+    its command line says how many. None: as many as the files have.
+    """
+    if command.settings(cell)["url"]:
+        return None
+    if command.known_of(cell) is None or command.settings(cell)["options"]:
+        return 0
+    return next((bits for name, bits in _FEWER_BITS.items() if cell.precision.startswith(name)), None)
+
+
+def _asking(stage: Stage, **changed: Any) -> Stage:
+    """A stage that asks a server, which has no repository here."""
+    inputs = {name: upstream for name, upstream in stage.inputs.items() if name != "repository"}
+    return replace(stage, inputs=inputs, **changed)
+
+
+def _caveat(cell: Cell) -> str | None:
+    url = command.settings(cell)["url"]
+    return f"asked at {url}: that server is not started by us" if url else None
+
+
+def _toolchain(name: str) -> Toolchain:
+    known = KNOWN.get(name)
+    download = replace(
+        DOWNLOAD, read=_download, contents=lambda cell: _download(cell).content, needs=_downloading, takes=_download_s
+    )
+    convert = replace(embedded.CONVERT, applies=lambda cell, _machine: command.uses(cell, GGUF), of=EMBEDDED)
+    serve = launch(
+        LaunchOpenAi,
+        "trtllm_pipeline.tensorrt.others.server:run",
+        inputs={"checkpoint": "convert", command.MODEL: "download"},
+        optional=frozenset({"checkpoint", command.MODEL}),
+        identity=("gpu", "cpu"),
+        resources=_takes,
+        gpus=lambda context: context.params.gpus or 0,
+        starts=_starts,
+        needs=_needs,
+        expected_s=30.0,
+        takes=lambda _cell, _machine: 0.0,
+    )
+    serve = replace(
+        serve,
+        summary="start a server and keep it running",
+        read=_read,
+        settle=partial(_with_version, () if known is None else tuple(known.version)),
+    )
+    return Toolchain(
+        name=name,
+        summary=known.summary if known else "any server that speaks OpenAI's API, by its URL or its command line",
+        stages=(
+            download,
+            convert,
+            serve,
+            _asking(SMOKE, read=_smoke),
+            _asking(PERF, read=_perf),
+            _asking(ACCURACY),
+            SCORE,
+        ),
+        missing=lambda _machine: None,
+        identity=lru_cache(maxsize=1)(_identity),
+        infeasible=_infeasible,
+        caveat=_caveat,
+    )
+
+
+TOOLCHAINS: Final = {name: _toolchain(name) for name in SERVERS}

@@ -1,0 +1,208 @@
+"""What all kinds of servers have in common, and the words for their ends."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from trtllm_pipeline.base import FailureClass, ServerError
+from trtllm_pipeline.measure import ProtocolError
+from trtllm_pipeline.tensorrt.diagnosis import killed, out_of_memory
+from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogLine, LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports
+
+_LOOK_S: Final = 2.0
+"""Time limit for one readiness request: another program may hold the port and never respond."""
+_LONGEST: Final = 300
+
+
+class ServerProcess(Protocol):
+    """The process or process group of a server."""
+
+    @property
+    def pid(self) -> int:
+        """Of the first process."""
+
+    def poll(self) -> int | None:
+        """Its exit status once the server has failed or ended, None before."""
+
+
+@dataclass(kw_only=True)
+class Server(ABC):
+    """A server that was started. Whoever started it must stop it, whatever its state."""
+
+    process: ServerProcess
+    ports: Ports
+    """Where it listens. A server that only speaks HTTP uses the first."""
+    output: Path
+    """The file that its process writes to."""
+    host: str = LOOPBACK
+    """Address to reach it at."""
+    name: str = "Triton"
+    """In messages."""
+    before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
+    """The kernel's out-of-memory counts when the server was started."""
+
+    @property
+    def log(self) -> Path:
+        """The file with its error messages."""
+        return self.output
+
+    def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 10.0) -> tuple[int, bytes]:
+        """Status and body of one HTTP request, `body` as JSON, all within `timeout_s`.
+
+        Raises OSError or HttpError when there is no answer.
+        """
+        # Not before the server is started: importing them takes as long as it takes to begin.
+        import asyncio
+
+        from trtllm_pipeline.measure import fetch
+
+        data = b"" if body is None else json.dumps(body).encode()
+        address = f"[{self.host}]:{self.ports.http}" if ":" in self.host else f"{self.host}:{self.ports.http}"
+        return asyncio.run(fetch(address, path, method=method, body=data, timeout_s=timeout_s))
+
+    @abstractmethod
+    def ready_paths(self) -> Sequence[str]:
+        """The paths that return status 200 when the server and all its models are ready."""
+
+    def ready(self) -> bool:
+        """Whether the server and all its models report that they are ready."""
+        try:
+            return all(self.request("GET", path, timeout_s=_LOOK_S)[0] == 200 for path in self.ready_paths())
+        except (OSError, ProtocolError):
+            return False
+
+    def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
+        """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long.
+
+        A process of it that was killed counts as its end: it would wait for that one until the time is up.
+        """
+        deadline = time.monotonic() + timeout_s
+        watch = killed.Watch(self.process.pid, self.before)
+        while not (ended and ended.is_set()) and not self.ready():
+            if self.process.poll() is not None:
+                raise self.died()
+            if found := watch.look():
+                who, signo = found
+                raise diagnose(f"{self.name} was loading when {who}", -signo, self.log, before=self.before)
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"{self.name} was not ready after {timeout_s:.0f} s{_last_words([LogText(self.log)])}",
+                    failure=FailureClass.TIMEOUT,
+                    hint="a large engine takes minutes to load; raise the limit with --set settings.serve.ready_timeout_s=SECONDS",
+                    log=self.log,
+                )
+            time.sleep(0.05)
+
+    def died(self) -> ServerError:
+        """Why it has ended, from its exit status and its log."""
+        return diagnose(self.name, self.process.poll(), self.log, before=self.before)
+
+    def dead_models(self) -> set[str]:
+        """Models whose process has died since the last call while the server keeps running."""
+        return set()
+
+    @abstractmethod
+    def service(self) -> dict[str, object]:
+        """What clients need to know: the part of service.json that depends on the kind of server.
+
+        Raises OSError, HttpError or ServerError when the server does not answer.
+        """
+
+    @abstractmethod
+    def stop(self, timeout_s: float) -> int | None:
+        """End all its processes within about `timeout_s`. Returns the exit status."""
+
+
+def diagnose(
+    who: str,
+    status: int | None,
+    log: Path,
+    cause: str | None = None,
+    *,
+    before: out_of_memory.Counts | None = None,
+    beside: Sequence[Path] = (),
+) -> ServerError:
+    """What ended `who`, as an error of one line. `cause` is what the server itself says; else the log's own words are quoted.
+
+    `status` is negative for a signal, None if not known. `before` is what the kernel had counted when it was started:
+    whether it was this that ended it. `beside` are logs of processes that ended with it, such as other ranks.
+    """
+    logs = [LogText(each) for each in (log, *beside)]
+    known = first_cause(logs)
+    ended = "ended" if status is None else f"ended with exit status {status}"
+    how = cause or (f"was ended by signal {_signal_name(-status)}" if status is not None and status < 0 else ended)
+    if (known and known.killed) or (status == -signal.SIGKILL and not (known and known.certain)):
+        failure, words_, hint = out_of_memory.verdict(before)
+        return ServerError(f"{who} {how}; {words_}{_last_words(logs)}", failure=failure, hint=hint, log=log)
+    if known is None:
+        limited = _address_space() if status in {-signal.SIGSEGV, -signal.SIGABRT} else None
+        error = first_error(logs[:1]) or first_error(logs)
+        return ServerError(
+            f"{who} {how}{'' if cause else _last_words(logs)}",
+            hint=limited,
+            log=log if error is None else error.path,
+            line=None if error is None else error.number,
+            telling=tuple(map(str, telling_lines(logs))),
+        )
+    said = "" if cause and _same(cause, known.line.said) else f"; {known.quoted(_whose(known.line, log))}"
+    return ServerError(
+        f"{who} {how}{said}",
+        failure=known.failure,
+        hint=known.hint,
+        log=known.line.path,
+        line=known.line.number,
+        setting=known.setting("launch", {}),
+        telling=() if known.certain else tuple(map(str, telling_lines(logs))),
+    )
+
+
+def _same(cause: str, said: str) -> bool:
+    """Whether a server's own words and the line with the first cause say the same."""
+    return cause.rpartition(": ")[2] in said
+
+
+def _whose(line: LogLine, log: Path) -> str:
+    return "its log" if line.path == log else f"{line.path.parent.name}'s log"
+
+
+def _address_space() -> str | None:
+    """A hint for a program that crashed where its address space is limited, as few programs check what they get."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    return f"its address space is limited to {limit >> 20} MiB here, which may be too little: ulimit -v unlimited"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return str(number)
+
+
+def quoted(log: Path, lines: int = 15) -> str:
+    """The end of a log, indented, under the log's name; nothing where there is none."""
+    tail = LogText(log).last(lines)
+    return "\n".join([f"the end of {log}:", *(f"    {line.text[:_LONGEST]}" for line in tail)]) if tail else ""
+
+
+def _last_words(logs: Sequence[LogText]) -> str:
+    """What the first log says went wrong, or its last line, or else what the others say; to be added to a message."""
+    cause = first_cause(logs[:1])
+    if cause is not None:
+        return f"; {cause.quote}"
+    last = logs[0].last(1)
+    error = first_error(logs[:1]) or (None if last else first_error(logs))
+    if error is not None:
+        return f"; its log says: {error.said}"
+    return f"; its last line: {last[0].said}" if last else ""

@@ -1,0 +1,568 @@
+"""Starts a Triton Inference Server, diagnoses its failures, and stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes.util
+import errno
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base import (
+    FailureClass,
+    ServerError,
+    TritonInstallation,
+    kill,
+    look_up,
+    proc_file,
+    process_table,
+    version_of,
+    without_secrets,
+)
+from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
+from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText
+from trtllm_pipeline.tensorrt.diagnosis.killed import STUB, model_run_by
+from trtllm_pipeline.tensorrt.servers import links
+from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
+from trtllm_pipeline.tensorrt.servers.server_process import Server
+from trtllm_pipeline.tensorrt.servers.server_process import diagnose as explained
+
+WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
+_GIVEN_AWAY: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""The first and the last port that the kernel gives to connections."""
+_LEAST_PORT: Final = 20_000
+"""Above those that well-known programs listen on."""
+_TRIED_PORTS: Final = 64
+_CHOSEN: Final[deque[socket.socket]] = deque(maxlen=128)
+"""Marks of the ports that this process has chosen last."""
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary directory
+TEMPORARY: Final = Path("/tmp")  # noqa: S108  Triton's Python backend knows no other
+_MARK: Final = "trtllm-pipeline"
+_TICK_S: Final = 0.05
+"""How far a file system's clock may lag."""
+SHARED_MEMORY_BYTES: Final = 2 << 20
+"""Required for each Python model; measurements show about half of it."""
+EXIT_TIMEOUT_S: Final = 1
+"""How long Triton waits for requests in flight when it is told to exit."""
+_HELP_S: Final = 30.0
+_KILLED_S: Final = 5.0
+STOP_TIMEOUT_S: Final = 3.0
+"""An open gRPC stream can keep Triton 2.51 from exiting, so it is killed after this time."""
+CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
+"""Interfaces of Triton that no client needs; they would give clients access to files and memory of this user."""
+
+
+def check(triton: TritonInstallation, python_models: int) -> None:
+    """Raise ServerError for an environment in which Python models would fail, partly silently."""
+    # The wheel's stubs run under this interpreter; those of another Triton under its own, with its own numpy.
+    if triton.stubs is not None:
+        _check_wheel(triton.stubs, triton.source)
+    for variable, folder, separators in _searched(triton):
+        if found := next((each for each in separators if each in str(folder)), None):
+            raise _unusable(
+                f"{folder} contains {found!r}, which separates directories in {variable}: Triton's Python models would not find "
+                f"their libraries there",
+                "create the Python environment in a directory without it",
+            )
+    needed = (python_models + 1) * SHARED_MEMORY_BYTES
+    shared = os.statvfs(SHARED_MEMORY)
+    if (free := shared.f_bavail * shared.f_frsize) < needed:
+        raise _unusable(
+            f"{SHARED_MEMORY} has {free >> 20} MiB free; {python_models} Python models need {needed >> 20}",
+            "start the container with --shm-size=2g or more",
+        )
+
+
+def _check_wheel(stubs: Path, source: str) -> None:
+    numpy = version_of("numpy")
+    if numpy is not None and int(numpy.split(".")[0]) >= 2:
+        raise _unusable(
+            f"numpy {numpy} is installed; with numpy 2, Triton's Python stub silently passes zeros instead of tensors",
+            "pip install 'numpy<2'",
+        )
+    if not stub_binary(stubs).is_file():
+        known = ", ".join(sorted(folder.name for folder in stubs.iterdir()))
+        raise _unusable(
+            f"{source} has no Python stub for Python {_python()}, only for {known}", "use Python 3.10, 3.11 or 3.12"
+        )
+    if python_library() is None:
+        raise _unusable(
+            f"libpython{_python()}.so.1.0 is missing: Triton's Python stub loads it, but {sys.base_prefix} was built "
+            f"without a shared library",
+            f"install it (Debian, Ubuntu: apt install libpython{_python()}), or use a Python with one",
+        )
+
+
+def _unusable(reason: str, hint: str) -> ServerError:
+    return ServerError(reason, failure=FailureClass.USER, hint=hint)
+
+
+def _searched(triton: TritonInstallation) -> Iterator[tuple[str, Path, str]]:
+    """The search path variables of a server's Python, a directory in each, and the separators that the directory must not contain."""
+    yield "PATH", Path(sys.executable).parent, ":"
+    if triton.libraries is not None:
+        yield "LD_LIBRARY_PATH", triton.libraries, ":;"
+        yield "LD_LIBRARY_PATH", Path(str(sysconfig.get_config_var("LIBDIR"))), ":;"
+
+
+def _python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def stub_binary(stubs: Path) -> Path:
+    """The stub for the running Python."""
+    return stubs / _python() / STUB
+
+
+def python_library() -> Path | None:
+    """The libpython that the stub would load: the one of this Python, or the system's. None if there is neither."""
+    name = f"libpython{_python()}.so.1.0"
+    own = Path(str(sysconfig.get_config_var("LIBDIR"))) / name
+    if own.is_file():
+        return own
+    found = ctypes.util.find_library(f"python{_python()}")
+    return None if found is None else Path(found)
+
+
+def environment(triton: TritonInstallation) -> dict[str, str]:
+    """The server's environment, in which its Python stubs find this interpreter, its packages and this project."""
+    variables = without_secrets(os.environ)
+    variables["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), variables.get("PATH", os.defpath)))
+    if triton.stubs is not None:
+        folders = [str(triton.libraries), str(sysconfig.get_config_var("LIBDIR")), variables.get("LD_LIBRARY_PATH", "")]
+        variables["LD_LIBRARY_PATH"] = os.pathsep.join(folder for folder in folders if folder)
+    root = PACKAGE.parent
+    if root.name not in {"site-packages", "dist-packages"}:  # a checkout that is not installed
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), variables.get("PYTHONPATH"))))
+    variables["TOKENIZERS_PARALLELISM"] = "false"
+    return variables
+
+
+def link(triton: TritonInstallation, repository: Path, folder: Path) -> tuple[Path, Path]:
+    """The model repository and the backend directory for a server, made of links in `directory`; see `links`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = links.plain(folder)
+    links.link_repository(repository, folder / "models")
+    return named / "models", _link_backends(triton, named / "backends")
+
+
+def _link_backends(triton: TritonInstallation, folder: Path) -> Path:
+    """The backend directory; for the wheel, links in `directory` with the right stub."""
+    if triton.stubs is None:
+        return triton.backends
+    python = folder / "python"
+    python.mkdir(parents=True, exist_ok=True)
+    sources = [path for path in (triton.backends / "python").iterdir() if path.is_file()]
+    for source in (*sources, stub_binary(triton.stubs)):
+        link = python / source.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(source)
+    return folder
+
+
+def free_ports(host: str = LOOPBACK) -> Ports:
+    """Three free ports. Raises OSError if `host` is not an address of this machine."""
+    return Ports(*unused_ports(len(Ports._fields), host))
+
+
+def unused_ports(wanted: int, host: str = LOOPBACK) -> list[int]:
+    """So many free ports. Raises OSError if `host` is not an address of this machine.
+
+    A server takes them once it has loaded its models, which may be minutes later. So they are none that the kernel gives to
+    any connection, where there are others, and none that another process of ours has chosen before and still lives.
+    """
+    with contextlib.ExitStack() as stack:
+        found: list[int] = []
+        for port in (*_not_given_away(), *[0] * _TRIED_PORTS):
+            each = stack.enter_context(socket.socket())
+            try:
+                each.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            if _choose(number := each.getsockname()[1]):
+                found.append(number)
+            if len(found) == wanted:
+                break
+        return found
+
+
+def _choose(port: int) -> bool:
+    """Mark a port as chosen while this process lives; False where it is marked already.
+
+    The mark is a name that the kernel keeps where it keeps ports, and forgets with the process.
+    """
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0trtllm-pipeline port {port}")
+    except OSError as error:
+        mark.close()
+        return error.errno != errno.EADDRINUSE  # or there are no such names here
+    _CHOSEN.append(mark)
+    return True
+
+
+def _not_given_away() -> list[int]:
+    """Some ports below those that the kernel gives to connections, in no order; none where that is not known."""
+    import random
+
+    try:
+        first = int(_GIVEN_AWAY.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return []
+    below = range(_LEAST_PORT, first)
+    return random.sample(below, min(_TRIED_PORTS, len(below)))
+
+
+def busy_ports(ports: Iterable[int], host: str = LOOPBACK) -> list[int]:
+    """Those of `ports` that are in use."""
+    busy = []
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                busy.append(port)
+    return busy
+
+
+@dataclass(kw_only=True)
+class RunningTriton(Server):
+    """One Triton or several that load one engine, with the processes of their Python models."""
+
+    prefix: str
+    """Name prefix of all its files in shared memory."""
+    models: tuple[str, ...]
+    """Models that clients may ask; the first is the default."""
+    loaded: tuple[str, ...]
+    """Models that must be ready."""
+    started: float = field(default_factory=time.time)
+    stubs: dict[int, str] = field(default_factory=dict)
+    """Process id -> model of the processes that run Python models of the Triton that clients reach."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the Tritons, the one that clients reach first."""
+        return [self.process.pid]
+
+    def ready_paths(self) -> list[str]:
+        """Those of the server and of its models."""
+        return ["/v2/health/ready", *(f"/v2/models/{model}/ready" for model in self.loaded)]
+
+    def ready(self) -> bool:
+        """Whether it reports that it is ready. Marks the directories that it has made until now."""
+        self._mark_folders()
+        return super().ready()
+
+    def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
+        """As every server; then looks which processes its models have."""
+        super().wait_ready(timeout_s, ended)
+        self.stubs = self._live_stubs()
+
+    def died(self) -> ServerError:
+        """Why it has ended, from its exit status and its log."""
+        return diagnose(self.process.poll(), self.log, before=self.before)
+
+    def dead_models(self) -> set[str]:
+        """Models whose Python process has died since the last call; Triton still reports them as ready."""
+        dead = dead_stubs(self.stubs, self.pids[0]) if self.stubs else {}
+        for pid in dead:
+            del self.stubs[pid]
+        return set(dead.values())
+
+    def service(self) -> dict[str, object]:
+        """Endpoints, models and version. Raises OSError or HttpError when it does not answer, ServerError where another does."""
+        try:
+            answer = json.loads(self.request("GET", "/v2")[1])
+            server = {"name": str(answer["name"]), "version": str(answer["version"])}
+        except (ValueError, LookupError, TypeError) as error:
+            raise ServerError(
+                f"what answers at port {self.ports.http} of {self.host} is not Triton: another program took the port",
+                failure=FailureClass.TRANSIENT,
+                log=self.log,
+            ) from error
+        return {
+            "kind": "triton",
+            "pid": self.pids[0],
+            **{name: f"{self.host}:{port}" for name, port in self.ports._asdict().items()},
+            "model": self.models[0],
+            "bls_model": self.models[1] if len(self.models) > 1 else None,
+            "server": server,
+        }
+
+    def _mark_folders(self) -> None:
+        mark_folders(self.prefix, self.started, self.pids)
+
+    def _live_stubs(self) -> dict[int, str]:
+        found = (each for parent in self.pids[:1] for each in stub_processes(parent))
+        return {pid: model for pid, model in found if _is_stub(pid, self.prefix)}
+
+
+@dataclass(kw_only=True)
+class TritonProcess(RunningTriton):
+    """One Triton server."""
+
+    process: subprocess.Popen[bytes]
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int | None:
+        """Terminate the server, wait, kill it, and clean up. Returns its exit status.
+
+        A terminated server finishes its requests and ends its Python models. Once these have ended it is killed, because it
+        would take another second to notice.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._mark_folders()
+        if self.process.poll() is None:
+            self.process.terminate()
+            while self.process.poll() is None and time.monotonic() < deadline and self._live_stubs():
+                time.sleep(0.02)
+            self.process.kill()
+            self.process.wait()
+        _kill_all(self.prefix)
+        remove_leftovers(self.prefix)
+        return self.process.returncode
+
+
+def closing_options(triton: TritonInstallation) -> tuple[list[str], list[str]]:
+    """Options that close interfaces that no client needs, and the names of those that this Triton release lacks.
+
+    Without --model-control-mode, models can be neither loaded nor unloaded by requests. A restricted interface opens for
+    requests with a configured header. Any user can read a command line, so this header cannot be sent: its name contains
+    a colon, which ends a name in HTTP/1.1 and which gRPC rejects.
+    """
+    header = f"no:{uuid.uuid4().hex}={uuid.uuid4().hex}"
+    closing = {
+        "--http-restricted-api": f"{','.join(CLOSED)}:{header}",
+        "--grpc-restricted-protocol": f"{','.join(CLOSED)}:{header}",
+        "--allow-vertex-ai": "false",  # else AIP_MODE in the environment opens one more port, to everyone
+    }
+    known = _help(triton)
+    missing = [name for name in closing if known and f"{name} " not in known]
+    return [f"{name}={value}" for name, value in closing.items() if name not in missing], missing
+
+
+@functools.cache
+def _help(triton: TritonInstallation) -> str:
+    """The server's --help output; "" if it has none, which counts as having all options."""
+    try:
+        asked = subprocess.run(
+            [triton.binary, "--help"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            env=environment(triton),
+            timeout=_HELP_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (asked.stdout + asked.stderr).decode(errors="replace")
+
+
+def new_prefix() -> str:
+    """A unique name prefix for the shared memory of a new server, which also identifies the process that starts it."""
+    return f"{_prefix(os.getpid())}{uuid.uuid4().hex[:8]}-"
+
+
+def start(
+    triton: TritonInstallation,
+    repository: Path,
+    models: Sequence[str],
+    *,
+    folder: Path,
+    log: Path,
+    ports: Ports,
+    host: str = LOOPBACK,
+    variables: Mapping[str, str] | None = None,
+) -> TritonProcess:
+    """Start `triton` on `repository` in this process's session and group; `models` are those in the repository.
+
+    The server works on links in `directory`. `variables` are added to its environment. Its output is appended to `log`.
+    """
+    remove_stale_leftovers()
+    prefix = new_prefix()
+    models_folder, backends = link(triton, repository, folder)
+    command = [
+        str(triton.binary),
+        f"--model-repository={models_folder}",
+        f"--backend-directory={backends}",
+        *closing_options(triton)[0],
+        *address_options(host, ports),
+        shared_memory_option(prefix),
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+    ]
+    command = private(command)
+    if setpriv := shutil.which("setpriv"):
+        # Should this process be killed, the kernel ends the server: a second line behind whoever watches the group.
+        command = [setpriv, "--pdeathsig", "KILL", *command]
+    started = time.time()
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**environment(triton), **(variables or {})},
+        )
+    return TritonProcess(
+        process=process,
+        ports=ports,
+        output=log,
+        host=reached_at(host),
+        prefix=prefix,
+        models=tuple(models),
+        loaded=tuple(models),
+        started=started,
+    )
+
+
+def reached_at(host: str) -> str:
+    """The address to reach a server at that listens on `host`."""
+    return LOOPBACK if host in WILDCARDS else host
+
+
+def private(command: Sequence[str]) -> list[str]:
+    """The command line that runs `command` with files that only its user can read; see private.py.
+
+    Raises ServerError if the program does not exist.
+    """
+    if shutil.which(command[0]) is None:
+        raise ServerError(f"cannot start the server: {command[0]} is not a program", failure=FailureClass.USER)
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("private.py")), *command]
+
+
+def diagnose(
+    status: int | None,
+    log: Path,
+    who: str = "Triton",
+    *,
+    before: out_of_memory.Counts | None = None,
+    beside: Sequence[Path] = (),
+) -> ServerError:
+    """The error for the end of a server, with the first cause in its log and in those `beside`."""
+    found = re.search(
+        r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*(?:\\n|\"?$)",
+        "\n".join(LogText(log).lines),
+        re.MULTILINE,
+    )
+    cause = f"could not load the model {found[1]}: {found[2]}" if found else None
+    return explained(who, status, log, cause, before=before, beside=beside)
+
+
+def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
+    """Process id and model name of the living Python model processes of a server."""
+    for pid, process in process_table().items():
+        if process.parent == parent and (model := model_run_by(pid)):
+            yield pid, model
+
+
+def dead_stubs(stubs: Mapping[int, str], parent: int) -> dict[int, str]:
+    """Those of `stubs` that have ended. Each is checked on its own, because a listing of a busy system may miss one."""
+    return {pid: model for pid, model in stubs.items() if not _lives(pid, parent)}
+
+
+def _lives(pid: int, parent: int) -> bool:
+    process = look_up(pid)
+    return process is not None and not process.zombie and process.parent == parent
+
+
+def _is_stub(pid: int, prefix: str) -> bool:
+    """Whether `pid` is still a stub of the server with this prefix: process ids are reused."""
+    return prefix.encode() in proc_file(pid, "cmdline")
+
+
+def _kill_all(prefix: str) -> None:
+    """Kill what a server with this prefix has left: whose parent it was when, no listing of a busy system says for certain."""
+    deadline = time.monotonic() + _KILLED_S
+    while (left := [pid for pid in process_table() if _is_stub(pid, prefix)]) and time.monotonic() < deadline:
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+def _prefix(pid: int) -> str:
+    """Name prefix for shared memory of servers started by `pid`, unique even if containers share /dev/shm."""
+    return f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-"
+
+
+def mark_folders(prefix: str, since: float, servers: Iterable[int]) -> None:
+    """Mark the directories that the Python backends of `servers`, started at `since`, have created as belonging to `prefix`.
+
+    Each creates /tmp/python_env_XXXXXX, which remains when Triton is killed or does not wait for its models. Nothing tells
+    whose it is, so the first unmarked directory of this user since then is taken.
+    """
+    marks = {folder: _mark(folder) for folder, made in _own_folders() if made > since - _TICK_S}
+    unknown = [folder for folder, mark in marks.items() if mark is None]
+    if not unknown:
+        return
+    missing = sum(any(stub_processes(pid)) for pid in servers) - list(marks.values()).count(prefix)
+    for folder in unknown[: max(0, missing)]:
+        with contextlib.suppress(OSError), (folder / _MARK).open("x", encoding="utf-8") as file:  # another was first
+            file.write(prefix)
+
+
+def _own_folders() -> Iterator[tuple[Path, float]]:
+    """Directories of this user's Python backends, with their modification times."""
+    for folder in TEMPORARY.glob("python_env_*"):
+        with contextlib.suppress(FileNotFoundError):
+            about = folder.lstat()
+            if about.st_uid == os.geteuid() and stat.S_ISDIR(about.st_mode):
+                yield folder, about.st_mtime
+
+
+def _mark(folder: Path) -> str | None:
+    """The prefix of the server that a directory is marked for; None for an unmarked directory."""
+    try:
+        return (folder / _MARK).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def _remove(over: Callable[[str], bool]) -> None:
+    """Delete the leftovers of servers for whose prefix, or file name that starts with it, `over` is true."""
+    for path in SHARED_MEMORY.iterdir():
+        if over(path.name):
+            with contextlib.suppress(OSError):  # gone, or another user's: anybody may give a file such a name
+                about = path.lstat()
+                if about.st_uid == os.geteuid() and stat.S_ISREG(about.st_mode):
+                    path.unlink()
+    for folder, _ in _own_folders():
+        if over(_mark(folder) or ""):
+            (folder / _MARK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is not empty, or gone
+                folder.rmdir()
+
+
+def remove_leftovers(prefix: str) -> None:
+    """Delete the shared memory files and directories of the server with this prefix."""
+    _remove(lambda name: name.startswith(prefix))
+
+
+def remove_stale_leftovers() -> None:
+    """Delete what servers left behind whose starting process was killed."""
+    own = _prefix(0).removesuffix("0-")
+
+    def over(name: str) -> bool:
+        pid = name.removeprefix(own).split("-")[0]
+        return name.startswith(own) and pid.isdigit() and not Path(f"/proc/{pid}").exists()
+
+    _remove(over)

@@ -1,0 +1,169 @@
+"""Calibration sets, which every toolchain reads alike: rows of a JSON Lines, CSV or Parquet file, and which are taken."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base import Fault, Machine, MatrixError, tables, user_files
+from trtllm_pipeline.tensorrt.stage.params import Selection
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Any)
+"""A class of parameters with a `calibration`, a Selection or None."""
+Tokens = Sequence[int]
+Messages = list[dict[str, Any]]
+_TEXT_KEYS: Final = ("text", "input", "text_input")
+_KEYS: Final = (*_TEXT_KEYS, "messages", "input_ids")
+MOST: Final = 512
+"""Rows taken of a larger set where nobody says how many: as many as TensorRT-LLM's quantize.py takes."""
+_EXPECTED: Final = 'expected an object with "text", "input" or "text_input", a string, "messages", or "input_ids"'
+
+
+DEFAULT_DATA: Final = "builtin:general"
+"""What a matrix calibrates on unless it names something else."""
+
+
+def default_set() -> Path:
+    """The calibration set that comes with the package: 64 short texts of many kinds, written for it."""
+    return PACKAGE / "data" / "calibration" / "general.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a calibration set, in one of three forms."""
+
+    text: str | None = None
+    messages: Messages | None = None
+    """A conversation, for the model's chat template."""
+    tokens: Tokens | None = None
+    """Token ids, for sets that were tokenized before."""
+
+
+def read_rows(path: Path, column: str | None = None) -> list[Row]:
+    """The rows of a file, or what they have in `column`. Raises MatrixError with every malformed row."""
+    return read_lines(path, _parse, column)
+
+
+def read_lines(path: Path, parse: Callable[[Any], T], column: str | None = None, *, first: bool = False) -> list[T]:
+    """What `parse` makes of each row: of a CSV file with a header, a Parquet file, else of JSON Lines that are not blank.
+
+    With `column`, `parse` gets what that holds, under the key for values of its kind. With `first`, of the first rows
+    alone, as `read_json_lines` and `tables.read`. Raises MatrixError with every row that cannot be read, or that `parse`
+    raises ValueError for, and UsageError for a Parquet file without pyarrow.
+    """
+
+    def row(value: Any, _number: int) -> T:
+        return parse(value if column is None else _of_column(value, column))
+
+    if tables.is_table(path):
+        return tables.read(path, row, lambda names: _columns(path, names, column), first=first)
+    hint = 'one JSON object a line, for example {"text": "Water boils at ..."}'
+    return user_files.read_json_lines(path, row, nothing="it has no rows", hint=hint, first=first)
+
+
+def _of_column(value: Any, column: str) -> dict[str, Any]:
+    if not isinstance(value, dict) or column not in value:
+        raise ValueError(
+            f"has no {column!r}" + (f"; it has {', '.join(map(str, value))}" if isinstance(value, dict) else "")
+        )
+    found = value[column]
+    if not isinstance(found, list):
+        return {"text": found}
+    return {"messages" if found and isinstance(found[0], dict) else "input_ids": found}
+
+
+def _columns(path: Path, names: Sequence[str], column: str | None) -> list[str]:
+    """The columns that are read. Raises MatrixError where there are none."""
+    read = [name for name in names if name in (_KEYS if column is None else (column,))]
+    if not read:
+        wanted = f"no column {column!r}" if column else f"none of the columns {', '.join(_KEYS)}"
+        fault = Fault(os.fspath(path), None, "", f"has {wanted}; it has {', '.join(names) or 'none at all'}")
+        raise MatrixError((fault,), hint="name one with settings.quantize.calibration.column, or --calibration-column")
+    return read
+
+
+def _parse(value: Any) -> Row:
+    fields = value if isinstance(value, dict) else {}
+    for key in _TEXT_KEYS:
+        if isinstance(fields.get(key), str) and fields[key]:
+            return Row(text=fields[key])
+    messages, tokens = fields.get("messages"), fields.get("input_ids")
+    if isinstance(messages, list) and messages and all(isinstance(part, dict) for part in messages):
+        return Row(messages=messages)
+    if isinstance(tokens, list) and tokens and all(type(token) is int and token >= 0 for token in tokens):
+        return Row(tokens=tokens)
+    raise ValueError(_EXPECTED)
+
+
+def choose(rows: Sequence[T], selection: Selection) -> list[T]:
+    """As many rows as selected, in their order: all of them in a smaller set, else drawn without replacement."""
+    import numpy as np
+
+    samples = selection.samples or MOST
+    if selection.samples is not None and selection.samples > len(rows):
+        logger.warning("calibrating on %d rows: %d were asked for, and there are no more", len(rows), samples)
+    if len(rows) <= samples:
+        return list(rows)
+    chosen = np.random.default_rng(selection.seed).choice(len(rows), samples, replace=False)
+    return [rows[index] for index in sorted(chosen)]
+
+
+def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | None = None) -> C:
+    """The parameters of a stage that calibrates, with the number of rows that its file really gives.
+
+    Command lines and keys then say what is done. Warns where more were asked for. Raises MatrixError where the first rows cannot
+    be read, as with a wrong column: else a model would be fetched for it. A file that is not here yet, and later rows, are
+    left to the stage.
+    """
+    given = params.calibration
+    if given is None or not Path(files.get("calibration_data", "")).is_file():
+        return params
+    _check_first(files["calibration_data"], given.column)
+    try:
+        rows = _count(files["calibration_data"])
+    except (OSError, ValueError, NotImplementedError):
+        return params
+    if given.samples is not None and given.samples > rows:
+        _warn(files["calibration_data"], given.samples, rows)
+    if not rows:
+        return params
+    return replace(params, calibration=replace(given, samples=min(given.samples or MOST, rows)))
+
+
+@lru_cache(maxsize=64)
+def _check_first(path: str, column: str | None) -> None:
+    """Raise MatrixError for what `read_rows` would find in the first rows of a file."""
+    read_lines(Path(path), _parse, column, first=True)
+
+
+@lru_cache(maxsize=64)
+def _count(path: str) -> int:
+    if tables.is_table(Path(path)):
+        return tables.count(Path(path))
+    with Path(path).open("rb") as file:
+        lines = sum(not line.isspace() for line in file)
+        file.seek(0)
+        array = b"[" in file.read(64)  # otherwise all of a large file would be parsed
+    rows = user_files.json_array(user_files.read_text(Path(path))) if array else None
+    return lines if rows is None else len(rows)
+
+
+@lru_cache(maxsize=64)
+def _warn(path: str, asked: int, rows: int) -> None:
+    logger.warning(
+        "settings.quantize.calibration.samples is %d, but %s has %d rows: the model is calibrated on %d. "
+        "Name a larger set in settings.quantize.calibration.data, or leave samples out to take all rows.",
+        asked,
+        path,
+        rows,
+        rows,
+    )

@@ -1,0 +1,46 @@
+"""What an attempt leaves of its failure, in `failure.json` beside its logs: written by whoever knows, read by all that show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtllm_pipeline.base import FailureClass, StageError, read_object, write_json
+from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE
+
+
+def write(attempt: Path, error: StageError) -> None:
+    """Leave `error` in the attempt's directory."""
+    log = error.log
+    write_json(
+        attempt / FAILURE_FILE,
+        {
+            "failure": error.failure.value,
+            "message": error.message,
+            "hint": error.hint,
+            "log": str(log.relative_to(attempt)) if log is not None and log.is_relative_to(attempt) else None,
+            "line": error.line,
+            "setting": error.setting,
+            "telling": list(error.telling),
+        },
+    )
+
+
+def read(attempt: Path, default_log: Path) -> StageError | None:
+    """The failure that an attempt has left; None where it left none that can be read. `default_log`: where it names none."""
+    told = read_object(attempt / FAILURE_FILE)
+    try:
+        if told is None:
+            return None
+        log, line, setting = told.get("log"), told.get("line"), told.get("setting")
+        telling = told.get("telling")
+        return StageError(
+            str(told["message"]),
+            failure=FailureClass(told["failure"]),
+            hint=None if told["hint"] is None else str(told["hint"]),
+            log=attempt / log if isinstance(log, str) else default_log,
+            line=line if isinstance(line, int) else None,
+            setting=setting if isinstance(setting, str) else None,
+            telling=tuple(map(str, telling)) if isinstance(telling, list) else (),
+        )
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,267 @@
+"""The programs of the launch stages, services: a server, of one of these kinds, until told to end.
+
+    run          one Triton around a model repository
+    run_ranks    a TensorRT-LLM engine, as a world of Tritons under mpirun (`tensorrt/servers/mpi_server.py`)
+    run_llmapi   Triton's `llmapi` model, which starts the workers of its other GPUs itself
+    run_openai   `trtllm-serve`, which does as well, or Triton's own OpenAI front end (`tensorrt/servers/trtllm_serve.py`)
+
+Ready is said by `service.json` in the attempt directory. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
+the process that started it. A server is started again, on the same ports, when a Python model process of it dies, up to
+three times, and when it dies itself, as often as `restarts` says; then it ends with the cause and the tail of the log.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.base import FailureClass, Machine, ServerError, triton_installation, write_json
+from trtllm_pipeline.models import BLS_MODEL, ENSEMBLE, referenced_paths
+from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
+from trtllm_pipeline.tensorrt.servers import engine_requirements, mpi_server, triton_server, trtllm_serve
+from trtllm_pipeline.tensorrt.servers.command_lines import (
+    THREADS_VARIABLE,
+    TRTLLM_SERVE,
+    OpenAiWays,
+    Ports,
+    launcher,
+    reachable,
+)
+from trtllm_pipeline.tensorrt.servers.server_process import Server, quoted
+from trtllm_pipeline.tensorrt.stage.base import REPAIR_FILE, SERVICE_FILE, StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchEmbedded, LaunchParams
+
+LOG_FILE: Final = "server.log"
+STARTS: Final = 3
+"""Tries to find free ports: another program may take one between the test and the server's start."""
+REPAIRS: Final = 3
+"""Deaths of Python model processes after which the server is given up."""
+LOOK_EVERY_S: Final = 0.5
+
+
+def ports(asked: LaunchParams) -> Ports:
+    """The ports asked for, with free ones for the rest. Raises ServerError for what cannot be listened on."""
+    host = asked.host
+    fixed = {name: port for name in Ports._fields if (port := getattr(asked, f"{name}_port"))}
+    if len(set(fixed.values())) < len(fixed):
+        told = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
+        raise ServerError(f"the ports must differ: {told}", failure=FailureClass.USER)
+    try:
+        found = triton_server.free_ports(host)
+        while set(found) & set(fixed.values()):
+            found = triton_server.free_ports(host)
+    except OSError as error:
+        raise ServerError(
+            f"host {host!r} cannot be listened on: {error.strerror or error}",
+            failure=FailureClass.USER,
+            hint="127.0.0.1 for this machine alone, 0.0.0.0 for everyone who reaches it",
+        ) from error
+    found = found._replace(**fixed)
+    if busy := sorted(set(triton_server.busy_ports(found, host)) & set(fixed.values())):
+        raise ServerError(
+            f"port {', '.join(map(str, busy))} of {host} is taken by another program",
+            failure=FailureClass.TRANSIENT,
+            hint="choose another, or 0 for a free one",
+        )
+    return found
+
+
+Begin = Callable[[LaunchParams], Server]
+"""Starts a server and does not wait for it."""
+
+
+def run(context: StageContext[LaunchEmbedded]) -> None:
+    """Serve `context.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot continue."""
+    repository = context.inputs["repository"]
+    if not (repository / ENSEMBLE / "config.pbtxt").is_file():
+        raise ServerError(f"{repository} has no model {ENSEMBLE}", hint="write it with `pipeline stage repository`")
+    referenced_paths.check(repository)
+    installed = _triton(repository)
+
+    def begin(asked: LaunchParams) -> Server:
+        threads = str(context.params.threads)
+        return triton_server.start(
+            installed,
+            repository,
+            (ENSEMBLE, BLS_MODEL),
+            folder=context.attempt / "links",
+            log=context.attempt / LOG_FILE,
+            ports=ports(asked),
+            host=asked.host,
+            variables={THREADS_VARIABLE: threads, **({} if threads == "0" else {"OMP_NUM_THREADS": threads})},
+        )
+
+    serve(context, begin)
+
+
+def run_ranks(context: StageContext[Any], machine: Machine) -> None:
+    """Serve `context.inputs`' repository and the TensorRT-LLM engine in it, `engine`, with as many ranks as that needs.
+
+    Raises ServerError before anything is started when the engine was not built for `machine`.
+    """
+    referenced_paths.check(context.inputs["repository"])
+    engine = engine_requirements.check(context.inputs["engine"], machine)
+    if "drafter" in context.inputs:
+        engine_requirements.check(context.inputs["drafter"], machine)
+    assert engine.release is not None
+    mpirun = launcher(engine.world_size, engine.release, machine.mpirun)
+    _serve_world(context, engine.world_size, mpirun)
+
+
+def run_llmapi(context: StageContext[Any]) -> None:
+    """Serve `context.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
+    referenced_paths.check(context.inputs["repository"])
+    _serve_world(context, 1, None)
+
+
+def _serve_world(context: StageContext[Any], world_size: int, mpirun: str | None) -> None:
+    repository, log = context.inputs["repository"], context.attempt / LOG_FILE
+    start_ranks = partial(mpi_server.start, _triton(repository), repository, world_size, mpirun=mpirun, log=log)
+    serve(context, lambda asked: start_ranks(ports=ports(asked), host=asked.host))
+
+
+def run_openai(context: StageContext[Any], command: Sequence[str], ways: OpenAiWays = TRTLLM_SERVE) -> None:
+    """Serve with `command`, an OpenAI server's without host and port, of `context.inputs["repository"]`."""
+    referenced_paths.check(context.inputs["repository"], command)
+    log = context.attempt / LOG_FILE
+    serve(context, lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host, ways=ways))
+
+
+def _triton(repository: Path) -> triton_installation.TritonInstallation:
+    """The installed server, in an environment in which the repository's Python models can work."""
+    installed = triton_installation.find()
+    triton_server.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
+    if missing := triton_server.closing_options(installed)[1]:
+        print(  # noqa: T201
+            f"warning: {installed.source} has no {', '.join(missing)}: whoever reaches its ports can make it read and "
+            "write files of this user; docs/security.md",
+            file=sys.stderr,
+            flush=True,
+        )
+    return installed
+
+
+def serve(context: StageContext[Any], begin: Begin) -> None:
+    """Keep a server that `begin` starts; see the module's docstring. When it cannot continue, its log's end is in ours."""
+    try:
+        _keep(context, begin)
+    except ServerError as error:
+        if error.log is not None and (end := quoted(error.log)):
+            print(end, flush=True)  # noqa: T201
+        raise
+
+
+def _keep(context: StageContext[Any], begin: Begin) -> None:
+    settings = context.params
+    parent = os.getppid()
+    deaths = repairs = 0
+    if warning := reachable(settings.host):
+        print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
+    repair = context.attempt / REPAIR_FILE
+    with told_to_end() as ended, removed_after(repair), removed_after(context.attempt / SERVICE_FILE):
+        while True:
+            server = start(begin, settings, ended)
+            try:
+                if ended.is_set():
+                    return
+                said = {"schema": 1, "log": LOG_FILE, **server.service()}
+                write_json(context.attempt / SERVICE_FILE, said)
+                repair.unlink(missing_ok=True)
+                where = (f"{name} {said[name]}" for name in Ports._fields if said[name])
+                print("ready:", ", ".join(where), flush=True)  # noqa: T201
+                dead = watch(server, ended, parent)
+                if not dead:
+                    return
+                repairs += 1
+                lines = _repaired(server, dead, repairs)
+                with suppress(OSError):  # service.json stays: a stage that reads it then finds its server soon
+                    write_json(repair, {"schema": 1, "reason": lines[0]})
+                print(*lines, sep="\n", flush=True)  # noqa: T201
+            except ServerError as error:
+                deaths += 1
+                if server.process.poll() is None or deaths > settings.restarts:
+                    raise
+                again = f"starting it again ({deaths} of {settings.restarts} times)"
+                print(*filter(None, (error, quoted(server.log), again)), sep="\n", flush=True)  # noqa: T201
+            finally:
+                server.stop(settings.stop_timeout_s)
+            # Clients know the ports of the first start.
+            settings = replace(settings, **{f"{name}_port": port for name, port in server.ports._asdict().items()})
+
+
+@contextmanager
+def removed_after(path: Path) -> Iterator[None]:
+    """A file that is there no longer than this."""
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _repaired(server: Server, dead: set[str], times: int) -> list[str]:
+    """What to say before a server is started again for its dead models. Raises ServerError when that was too often."""
+    names = ", ".join(sorted(dead))
+    failure, words, _ = out_of_memory.verdict(server.before)
+    said = f"; {words}" if failure is FailureClass.OUT_OF_MEMORY else ""
+    if times > REPAIRS:
+        raise ServerError(
+            f"the process of model {names} died, the {times}th such death; the server is given up{said}",
+            failure=failure,
+            hint=f"{server.log} may say why",
+            log=server.log,
+        )
+    lines = (f"the process of model {names} died{said}", quoted(server.log), "starting the server again")
+    return list(filter(None, lines))
+
+
+def start(begin: Begin, settings: LaunchParams, ended: threading.Event) -> Server:
+    """A server that is ready, or one that is still loading when `ended` was set. Raises ServerError otherwise."""
+    starts = 0
+    while True:
+        starts += 1
+        server = begin(settings)
+        try:
+            server.wait_ready(settings.ready_timeout_s, ended)
+            return server
+        except BaseException as error:
+            server.stop(settings.stop_timeout_s)
+            passing = isinstance(error, ServerError) and error.failure is FailureClass.TRANSIENT
+            if not passing or starts == STARTS:
+                raise
+
+
+def watch(server: Server, ended: threading.Event, parent: int) -> set[str]:
+    """Models whose process has died; none once `ended` is set or process `parent` has gone.
+
+    Raises ServerError when the server itself has ended.
+    """
+    while not ended.wait(LOOK_EVERY_S) and os.getppid() == parent:
+        if server.process.poll() is not None:
+            raise server.died()
+        if dead := server.dead_models():
+            return dead
+        server.before = out_of_memory.counts()  # of a death, only what the kernel does about then is a witness
+    return set()
+
+
+@contextmanager
+def told_to_end() -> Iterator[threading.Event]:
+    """An event that SIGTERM, SIGINT and a hangup that is not ignored set; the old handlers come back afterwards."""
+    event = threading.Event()
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+        numbers.append(signal.SIGHUP)
+    old = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
+    try:
+        yield event
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,72 @@
+"""Score the answers that perf timed: no request is made, no server is needed.
+
+Leaves `answers.jsonl` (every measured answer and its scores) and `accuracy.json`, as the accuracy stage does.
+"""
+
+from __future__ import annotations
+
+from trtllm_pipeline.base import FailureClass, StageError
+from trtllm_pipeline.measure import (
+    accuracy_result,
+    asked_at,
+    chat_renderer,
+    metrics_of,
+    read_questions,
+    scorable,
+    timed_answers,
+)
+from trtllm_pipeline.models import added_prefix, read_tokenizer
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.model_inputs import encoder, model_folder
+from trtllm_pipeline.tensorrt.stage.params import ScoreParams, to_json
+
+
+def run(context: StageContext[ScoreParams]) -> None:
+    """Read, score, write. Raises StageError when there is nothing to score or the score is too low."""
+    model = model_folder(context.inputs)
+    asked = context.params
+    metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
+    path = context.files["input_data"]
+    with chat_renderer(model, lambda: True) as render:
+        everything = read_questions(path, metrics, asked.metrics, render)
+    questions, faults = scorable(everything, metrics)
+    if not questions:
+        raise StageError(
+            f"{path}: none of the {len(everything)} rows can be scored; {faults[0]}",
+            failure=FailureClass.USER,
+            hint="give rows an `output`, or name a data set that has it in settings.perf.input_data",
+        )
+    encode = encoder(model)
+    found = timed_answers(
+        context.inputs["perf"] / "events.jsonl",
+        {each.prompt.id: each for each in questions},
+        encode,
+        "" if encode is None else added_prefix(read_tokenizer(model)),
+    )
+    if not found.answers:
+        raise StageError(
+            f"perf measured no answer to any of the {len(questions)} questions",
+            failure=FailureClass.USER,
+            hint="--input-data must be the file that perf was given",
+        )
+    scored = accuracy_result.score(found.answers, metrics, context.progress)
+    not_scored = {
+        "rows": len(everything) - len(questions),
+        "failed_requests": found.failed,
+        "not_asked": list(found.not_asked),
+    }
+    greedy = not found.settings.get("temperature")
+    means = accuracy_result.summary(
+        scored,
+        metrics,
+        to_json(asked),
+        asked=asked_at(found.protocol, questions),
+        source="perf",
+        not_scored=not_scored,
+        greedy=greedy,
+    )
+    accuracy_result.write(context.out, scored, means)
+    print(means, f"({len(scored)} answers)")  # noqa: T201 - the stage's log
+    for fault in faults:
+        print(f"not scored: {fault}")  # noqa: T201
+    means.check_least(asked.metrics[0], asked.min_score)

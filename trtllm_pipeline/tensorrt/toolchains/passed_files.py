@@ -1,0 +1,41 @@
+"""Files that stages pass on: never copied where a link will do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from trtllm_pipeline.base import DownloadError
+from trtllm_pipeline.models import copy, find
+
+BESIDE_WEIGHTS: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+"""Whatever of these a model directory has goes with the weights of a Hugging Face checkpoint, which is served as a whole."""
+
+
+def link(folder: Path, name: str, target: Path) -> None:
+    """Make `target` the file `name` of `directory`, or a copy of it where they lie on different file systems.
+
+    Raises DownloadError where `directory` has none that may be taken.
+    """
+    source = find(folder, name)  # hub caches hold symbolic links, and a link to one would be a link to a link
+    if source is None:
+        raise DownloadError(f"{folder / name} is missing")
+    try:
+        os.link(source, target)
+    except OSError:
+        copy(source, target)

@@ -1,0 +1,162 @@
+"""The part of a quantized weight that tensor parallelism gives a rank: whole tiles, groups or blocks of its format.
+
+Quantized weights share scales in groups or blocks and are stored in tiles. A rank whose part ends inside one cannot be
+converted, exported or loaded. One table for all routes; each row names who refuses such a part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from trtllm_pipeline.base import Json
+from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What the part of each rank must be a multiple of."""
+
+    inputs: int = 1
+    """Inputs of the layers that are split along them: attention output and MLP output."""
+    outputs: int = 1
+    """Outputs of the layers that are split along those: queries, keys and values, MLP input."""
+    joined: bool = True
+    """Queries, keys and values are one matrix, which has whole tiles. Otherwise each of the three has, and the model itself, over
+    one rank, may end inside a tile."""
+    experts: bool = True
+    """Experts too. Without: their kernels pad the part, or choose smaller groups."""
+
+
+_GROUPS: Final = 128
+"""Weights that share a scale in AWQ and GPTQ, unless a script or the files say otherwise."""
+_WEIGHT_ONLY_GROUPS: Final = Tile(inputs=_GROUPS, outputs=64)
+"""AWQ and GPTQ by TensorRT-LLM's kernels. The groups: the export of AMMO and Model Optimizer (issue 1636 of TensorRT-LLM for
+0.9, 2445 for 0.11 and 0.14), `create_weights` of both AWQ methods in linear.py (PyTorch). The outputs: as for int4_wo."""
+ENGINES: Final[Mapping[str, Tile]] = {
+    # Issue 729 of TensorRT-LLM: 64 for each rank. Issue 1833 is int8_wo of Qwen2 72B over tp4; issue 566 of tensorrtllm_backend has
+    # the words of the assertion for 4 bits, "bytes for rows and cols must be a multiple of 32" (cutlass_preprocessors.cpp).
+    # Release notes of 0.13 name padding of such parts in convert_checkpoint.py. No report of an engine made that way was found, and
+    # quantize.py and trtllm-build do not pad, so the rule holds for every release and route.
+    "int8_wo": Tile(inputs=64, outputs=32),
+    "int4_wo": Tile(inputs=64, outputs=64),
+    "int4_awq": _WEIGHT_ONLY_GROUPS,
+    "w4a8_awq": _WEIGHT_ONLY_GROUPS,
+    "awq": _WEIGHT_ONLY_GROUPS,
+    "gptq": _WEIGHT_ONLY_GROUPS,
+    "nvfp4": Tile(inputs=16),
+}
+"""By the precision that is made, or by the form of weights that are quantized already."""
+PYTORCH: Final[Mapping[str, Tile]] = {
+    "int4_awq": replace(_WEIGHT_ONLY_GROUPS, experts=False),
+    "w4a8_awq": replace(_WEIGHT_ONLY_GROUPS, experts=False),
+    # `NVFP4LinearMethod` of linear.py asserts it; kernels of experts pad.
+    "nvfp4": Tile(inputs=16, experts=False),
+    # `load_weight_shard` cuts the scales into equal numbers of blocks, and `create_weights` of the FP8 block methods counts the
+    # blocks of the part: with parts of blocks, these are not the same.
+    "fp8_block": Tile(inputs=128, outputs=128, joined=False),
+}
+SERVERS: Final[Mapping[str, Tile]] = {
+    # vLLM and SGLang alike: "The input size is not aligned with the quantized weight shape" (issues 5675 and 21695 of vLLM) or
+    # `verify_marlin_supports_shape`. Experts get smaller groups (moe_wna16).
+    "awq": Tile(inputs=_GROUPS, experts=False),
+    "gptq": Tile(inputs=_GROUPS, experts=False),
+    "gptq_desc_act": Tile(inputs=_GROUPS, experts=False),
+    # "in features size is not multiple of 16", ModelOptNvFp4LinearMethod.
+    "nvfp4": Tile(inputs=16, experts=False),
+    # `validate_fp8_block_shape`; of experts "The output_size of gate's and up's weight" (issue 25292 of vLLM). Pull request 52915,
+    # which pads, was open in August 2026.
+    "fp8_block": Tile(inputs=128, outputs=128, joined=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The widths of a model that tensor parallelism splits."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dense: int = 0
+    """Width of an MLP, 0 where all layers have experts instead."""
+    experts: int = 0
+    """Width of an expert, 0 without any."""
+    shared: int = 0
+    """Width of the experts that every token goes to, together; 0 without any."""
+    latent: bool = False
+    """Keys and values come from a latent vector, so that heads alone are split."""
+
+    @staticmethod
+    def of(shape: Shape) -> Widths:
+        """Those of a model's architecture."""
+        some_dense = not shape.num_experts or shape.first_k_dense_replace or shape.interleave_moe_layer_step
+        experts = shape.expert_size if shape.num_experts else 0
+        return Widths(
+            heads=shape.num_attention_heads,
+            kv_heads=shape.num_key_value_heads,
+            head_dim=shape.head_dim,
+            dense=shape.intermediate_size if some_dense else 0,
+            experts=experts,
+            shared=experts * (shape.n_shared_experts or 0),
+            latent=shape.kv_lora_rank is not None,
+        )
+
+
+def uneven(heads: int, kv_heads: int, tp: int) -> str | None:
+    """Which heads of a model cannot be divided over `tp` ranks, in words; or None."""
+    if heads % tp:
+        return f"tp{tp}: {heads} attention heads cannot be split evenly over {tp} GPUs"
+    if kv_heads % tp and tp % kv_heads:
+        return f"tp{tp}: {kv_heads} KV heads can neither be split over {tp} GPUs nor copied to them evenly"
+    return None
+
+
+def cut(tile: Tile, widths: Widths, tp: int, ep: int = 1, *, precision: str) -> str | None:
+    """Which width of a model gives each of `tp` ranks a part of a tile, and the largest smaller tp that does not; or None.
+
+    `ep` of the ranks share out whole experts. Source: see the tables.
+    """
+    for name, width, ranks, multiple in _parts(tile, widths, tp, ep):
+        if width % (ranks * multiple):
+            less = next((each for each in range(tp - 1, 0, -1) if _fits(tile, widths, each, ep)), None)
+            return (
+                f"tp{tp}: {name} {width} gives each GPU {width / ranks:.8g}, which must be a multiple of {multiple} for "
+                f"{precision}; {'no smaller tp' if less is None else f'tp{less}'} fits"
+            )
+    return None
+
+
+def _fits(tile: Tile, widths: Widths, tp: int, ep: int) -> bool:
+    if tp % ep or uneven(widths.heads, widths.kv_heads, tp) is not None:
+        return False
+    return all(width % (ranks * multiple) == 0 for _, width, ranks, multiple in _parts(tile, widths, tp, ep))
+
+
+def _parts(tile: Tile, widths: Widths, tp: int, ep: int) -> Iterator[tuple[str, int, int, int]]:
+    """Name and size of each width, over how many ranks it is split, and what the part of each must be a multiple of."""
+    if tp == 1 and not tile.joined:
+        return
+    both = math.lcm(tile.inputs, tile.outputs)
+    if widths.dense:
+        yield "intermediate_size", widths.dense, tp, both
+    if widths.experts and tile.experts:
+        yield "width of an expert", widths.experts, max(tp // ep, 1), both
+    if widths.shared:
+        yield "width of the shared experts", widths.shared, tp, both
+    yield "attention output", widths.heads * widths.head_dim, tp, tile.inputs
+    if widths.latent:
+        return
+    copied = max(widths.kv_heads, tp) * widths.head_dim
+    if tile.joined:
+        yield "queries, keys and values", widths.heads * widths.head_dim + 2 * copied, tp, tile.outputs
+    else:
+        yield "keys", copied, tp, tile.outputs
+
+
+def grouped(tile: Tile, size: Json) -> Tile:
+    """`tile` with groups of another size, of a script's option or of the files; -1 is one group for all inputs of a layer."""
+    if not isinstance(size, int) or isinstance(size, bool):
+        return tile
+    return replace(tile, inputs=max(size, 1))

@@ -1,0 +1,93 @@
+"""How long TensorRT-LLM's stages take of a model's size, in seconds: see `tensorrt/toolchains/time_estimates.py`.
+
+Figures that builds and conversions were compared with are in `tests/data/tensorrt_llm/durations.json`, those of quantizing in
+`quantizing.json`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trtllm_pipeline.base import Cell, Machine, speeds
+from trtllm_pipeline.tensorrt.modelopt.calibration_memory import SATURATING_TOKENS
+from trtllm_pipeline.tensorrt.modelopt.formats import precision
+from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
+from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, token_s
+from trtllm_pipeline.tensorrt.trtllm import backends, needs
+from trtllm_pipeline.tensorrt.trtllm.case import kv_cache
+from trtllm_pipeline.tensorrt.trtllm.installation import installed
+from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, weights_bytes
+from trtllm_pipeline.tensorrt.trtllm.releases import at_least
+
+_GB: Final = 1e9
+_BUILD_PER_GB: Final = 1.1
+_QUICK_BUILDER: Final = "0.9"
+_TUNING_S: Final = 75.0
+"""Factor by which builds were slower before that release."""
+_CONVERT_PER_GB: Final = 1.0
+_ENCODE_PER_GB: Final = 5.0
+"""Seconds of weight-only quantization, on the host."""
+_TO_GPU: Final = 5e9
+_EXPORT: Final = 3.5e9
+"""Bytes of 16-bit weights a second that our worker loads, and that it packs and writes."""
+_EXPORT_EXPERT_S: Final = 2.4e-3
+"""Seconds for each matrix of an expert."""
+_CALIBRATE: Final = 1.1
+"""Times the floor, in batches."""
+_BATCH_EXPERT_S: Final = 1e-3
+"""Seconds for each expert of each layer, in each batch."""
+_ROW_BY_ROW: Final = 14.0
+"""Times the floor, one row after another, as the release's script does."""
+_SEARCHES: Final = 9
+"""Forward passes that AWQ takes as long as: one for statistics, one and eleven candidates, most of which are cheaper, for the
+search."""
+_SEARCH_KERNELS_S: Final = 50.0
+"""Compiling its kernels, once on a machine."""
+
+
+def converting(cell: Cell, _machine: Machine) -> float:
+    """convert_checkpoint.py: reading and writing the weights, and quantizing them on the host."""
+    weights = weights_bytes(Shape.of(cell.recipe), "bf16", 1, 1) / _GB
+    encodes = needs.weights_of(cell) not in {"fp32", "fp16", "bf16"} and cell.precision != "as_is"
+    return weights * (_CONVERT_PER_GB + (_ENCODE_PER_GB if encodes else 0.0))
+
+
+def building(cell: Cell, machine: Machine) -> float:
+    """trtllm-build, by the size of one rank's engine: each rank has a worker of its own."""
+    engine = needs.engine_bytes(Shape.of(cell.recipe), needs.weights_of(cell), cell.tp, cell.pp) / _GB
+    quick = at_least(installed(machine).release, _QUICK_BUILDER)
+    return engine * _BUILD_PER_GB + (0.0 if quick else _TUNING_S)
+
+
+def quantizing(cell: Cell, machine: Machine) -> float:
+    """The release's script, or our own worker: reading, forward passes of `2 * weights * tokens / rate` each, writing."""
+    shape = Shape.of(cell.recipe)
+    weights = weights_bytes(shape, "bf16", 1, 1)
+    made = precision(cell.precision)
+    measured = made.calibrated or kv_cache(cell) is not None
+    rows = needs.calibration_rows(cell)
+    tokens = rows["samples"] * rows["max_length"] if measured else 0
+    without_head = shape.computed_weights - shape.vocab_size * shape.hidden_size
+    floor = 2.0 * without_head * tokens * (_SEARCHES if made.searches else 1) / speeds(machine).operations
+    if backends.quantizes_by_script(cell, machine):
+        return weights / _TO_GPU + floor * _ROW_BY_ROW + weights / _EXPORT
+    experts = shape.mixture_layers * (shape.num_experts or 0)
+    batches = -(-tokens // SATURATING_TOKENS)
+    calibrating = (
+        floor * _CALIBRATE + batches * experts * _BATCH_EXPERT_S + (_SEARCH_KERNELS_S if made.searches else 0.0)
+    )
+    return weights / _TO_GPU + calibrating + weights / _EXPORT + 3 * experts * _EXPORT_EXPERT_S
+
+
+def checking(cell: Cell, machine: Machine) -> float:
+    """An engine that is loaded and answers once."""
+    return loading(cell, machine) + cell.osl * token_s(cell, machine, 1)
+
+
+def loading(cell: Cell, _machine: Machine) -> float:
+    """Weights from files to GPUs: all ranks read from the same disk."""
+    if cell.toolchain == ENGINES:
+        size = needs.engine_bytes(Shape.of(cell.recipe), needs.weights_of(cell), cell.tp, cell.pp) * cell.tp * cell.pp
+    else:
+        size = weights_bytes(Shape.of(cell.recipe), needs.weights_of(cell), 1, 1)
+    return size / READ

@@ -1,0 +1,90 @@
+"""The end of the build stage: an engine directory that is whole and has the limits that were asked for.
+
+`trtllm-build` has filled it by now. `engine.json` says on what it was built, so that a launch elsewhere is refused before it
+loads for minutes. The tokenizer stays with the model: a corrected chat template must not cost another build.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trtllm_pipeline.base import Machine, StageError, probe, write_json
+from trtllm_pipeline.models import Engine, Fields
+from trtllm_pipeline.tensorrt.servers import engine_requirements
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.toolchains.companions import ADAPTER
+from trtllm_pipeline.tensorrt.trtllm.installation import script
+from trtllm_pipeline.tensorrt.trtllm.params import EngineBuild, EngineCheck, VisualBuild
+from trtllm_pipeline.tensorrt.trtllm.releases import RUN_SCRIPT
+from trtllm_pipeline.tensorrt.trtllm.speculation import MODES, UNCHECKED
+
+
+def run(context: StageContext[EngineBuild]) -> None:
+    """Check what `trtllm-build` left in `context.out` and complete it. Raises StageError, ServerError."""
+    check_limits(context.out, context.params)
+    built = engine_requirements.write(context.out, probe.this_machine().gpus[0])
+    size = sum(file.stat().st_size for file in context.out.glob("rank*"))
+    print(f"engine for {built.gpu}: {built.world_size} ranks, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+
+
+def check_limits(engine: Path, params: EngineBuild) -> None:
+    """Raise StageError if an engine's limits differ from the requested ones: a build that ignored an option is another engine."""
+    built = Engine.read(engine)
+    mode = None if params.speculative is None else MODES[params.speculative]
+    if mode not in {None, built.speculation}:
+        raise StageError(f"{engine}: the engine's speculative decoding is {built.speculation}, asked for was {mode}")
+    if mode is not None and params.max_draft_len not in {None, built.max_draft_len}:
+        raise StageError(
+            f"{engine}: the engine's max_draft_len is {built.max_draft_len}, asked for was {params.max_draft_len}"
+        )
+    for name in ("max_input_len", "max_seq_len", "max_batch_size", "max_num_tokens"):
+        value = getattr(built, name)
+        wanted = getattr(params, name)
+        if value is None or wanted is None or value == wanted:
+            continue
+        what = f"the engine's {name} is {value}, asked for was {wanted}"
+        if name != "max_num_tokens" or value not in _bounds_of_num_tokens(built):
+            raise StageError(f"{engine}: {what}")
+        print(f"{what}: trtllm-build moves it between one block of the KV cache and a full batch")  # noqa: T201 - the stage's log
+
+
+def _bounds_of_num_tokens(built: Engine) -> set[int]:
+    """What `trtllm-build` itself makes of a max_num_tokens beyond them: a full batch, in the first releases of prompts
+    alone, one block of the KV cache, or all that a full batch drafts at a time.
+    """
+    lengths = (built.max_seq_len, built.max_input_len, built.max_draft_len and built.max_draft_len + 1)
+    full = {(built.max_batch_size or 0) * length for length in lengths if length}
+    return full | ({built.tokens_per_block} if built.tokens_per_block else set())
+
+
+def run_visual(context: StageContext[VisualBuild]) -> None:
+    """Check what the script left in `context.out`: an engine of the model type that was asked for. Raises StageError."""
+    built = Fields.read(context.out, "config.json").fields("builder_config").text("model_type")
+    if built != context.params.family:
+        raise StageError(f"{context.out}: the visual engine is of {built}, asked for was {context.params.family}")
+    size = sum(file.stat().st_size for file in context.out.glob("*.engine"))
+    if not size:
+        raise StageError(f"{context.out} has no engine")
+    print(f"visual engine of {built}: {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+
+
+def asks(context: StageContext[EngineCheck], machine: Machine) -> bool:
+    """True if run.py exists and can load the engine: not one with Medusa heads, nor one for LoRA adapters without any.
+
+    Source: `ModelRunnerCpp.from_dir` of model_runner_cpp.py. A plan shows an engine that is yet to be built.
+    """
+    engine = context.inputs["engine"]
+    if script(machine, RUN_SCRIPT) is None or context.params.speculative in UNCHECKED:
+        return False
+    if ADAPTER in context.inputs or not (engine / "config.json").is_file():
+        return True
+    built = Engine.read(engine)
+    return built.max_lora_rank is None or bool(built.lora_dirs)
+
+
+def run_check(context: StageContext[EngineCheck]) -> None:
+    """The result of the engine check: run.py responded, or, if it cannot run, the engine fits this machine by its files."""
+    machine = probe.this_machine()
+    check = engine_requirements.check(context.inputs["engine"], machine)
+    how = "run.py" if asks(context, machine) else "files"
+    write_json(context.out / "check.json", {"schema": 1, "how": how, "world_size": check.world_size})

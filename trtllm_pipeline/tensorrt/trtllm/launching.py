@@ -1,0 +1,86 @@
+"""Programs of the launch stages of both backends: what a repository stage wrote is served by the frontend that was asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from trtllm_pipeline.base import OPENAI_PROGRAM, FailureClass, StageError, probe
+from trtllm_pipeline.models import model_config
+from trtllm_pipeline.tensorrt.servers import command_lines, engine_requirements
+from trtllm_pipeline.tensorrt.stage import launch
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend
+from trtllm_pipeline.tensorrt.trtllm.checkpoint import check_stated
+from trtllm_pipeline.tensorrt.trtllm.installation import installed
+from trtllm_pipeline.tensorrt.trtllm.params import (
+    FRONTEND_TRITON,
+    FRONTEND_TRITON_OPENAI,
+    SERVE_FILE,
+    SETTINGS_FILE,
+)
+
+
+def launch_engine(context: StageContext[LaunchFrontend]) -> None:
+    """Serve an engine with as many ranks as it has, or with an OpenAI server. Raises StageError, ServerError."""
+    if context.params.frontend == FRONTEND_TRITON:
+        launch.run_ranks(context, probe.this_machine())
+    elif context.params.frontend == FRONTEND_TRITON_OPENAI:
+        launch.run_openai(context, openai_command(context.inputs), command_lines.TRITON_OPENAI)
+    else:
+        launch.run_openai(context, serve_command(context.inputs["repository"]))
+
+
+def openai_command(inputs: Mapping[str, Path]) -> list[str]:
+    """The command line of Triton's own OpenAI front end for a repository, with the tokenizer that this one names.
+
+    Raises StageError if it cannot serve the engine, ServerError for an engine that was not built for this machine.
+    """
+    machine, repository = probe.this_machine(), inputs["repository"]
+    engine = engine_requirements.check(inputs["engine"], machine)
+    if machine.triton is None or machine.triton.openai is None:
+        raise _not_served(f"Triton here has no {OPENAI_PROGRAM}; images of NVIDIA have it")
+    if engine.world_size > 1:
+        raise _not_served(
+            f"{inputs['engine']} has {engine.world_size} ranks, which mpirun starts; Triton's OpenAI front end is one process"
+        )
+    try:
+        texts = model_config.string_parameters(model_config.read(repository / "preprocessing" / model_config.FILE_NAME))
+        tokenizer = texts["tokenizer_dir"]
+    except (OSError, KeyError, model_config.ModelConfigError) as error:
+        raise _not_served(f"{repository} names no tokenizer in its model preprocessing: {error}") from error
+    return command_lines.triton_openai(installed(machine).python, machine.triton.openai, str(repository), tokenizer)
+
+
+def _not_served(words: str) -> StageError:
+    return StageError(
+        words, failure=FailureClass.USER, hint="--frontend triton, with pipeline serve gateway in front of it"
+    )
+
+
+def launch_pytorch(context: StageContext[LaunchFrontend]) -> None:
+    """Serve Hugging Face weights, in Triton or with trtllm-serve. Raises StageError, ServerError."""
+    check_stated(context.inputs["model"])
+    if context.params.frontend == FRONTEND_TRITON:
+        launch.run_llmapi(context)
+    elif context.params.frontend == FRONTEND_TRITON_OPENAI:
+        raise _not_served("Triton's OpenAI front end serves engines")
+    else:
+        launch.run_openai(context, serve_command(context.inputs["repository"]))
+
+
+def serve_command(folder: Path) -> list[str]:
+    """The command line in serve.json, its settings file found wherever the directory lies now.
+
+    Raises StageError for a directory that was not made for trtllm-serve.
+    """
+    try:
+        command = [str(word) for word in json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["command"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StageError(
+            f"{folder} was not made for trtllm-serve: {SERVE_FILE}: {error}",
+            failure=FailureClass.USER,
+            hint="pipeline stage repository --frontend trtllm_serve makes one; --frontend triton serves a Triton repository",
+        ) from error
+    return [str(folder / SETTINGS_FILE) if word == SETTINGS_FILE else word for word in command]

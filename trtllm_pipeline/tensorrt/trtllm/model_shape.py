@@ -1,0 +1,192 @@
+"""How much memory of a GPU a cell needs at the very least: its share of the weights, and the KV cache of one request.
+
+The runtime's own memory (activations, buffers, the CUDA context) depends on the release: `needs.py` estimates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from trtllm_pipeline.base import Json
+
+_WEIGHT_BITS: Final = {
+    "fp32": 32.0,
+    "fp16": 16.0,
+    "bf16": 16.0,
+    "fp8": 8.0,
+    "int8_wo": 8.0,
+    "int8_sq": 8.0,
+    "int4_wo": 4.0,
+    "int4_awq": 4.0 + 16 / 128,  # a 16-bit scale for each block of 128
+    "w4a8_awq": 4.0 + 16 / 128,
+    "mxfp4": 4.0 + 8 / 32,  # an 8-bit scale for each block of 32
+    "nvfp4": 4.0 + 8 / 16,  # an 8-bit scale for each block of 16
+}
+"""Precision -> bits of one weight of a quantized layer, its scales included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of a model's architecture, under the names of Hugging Face's `config.json`."""
+
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    parameters: int | None = None
+    kv_lora_rank: int | None = None
+    qk_rope_head_dim: int | None = None
+    q_lora_rank: int | None = None
+    num_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int | None = None
+    n_shared_experts: int | None = None
+    first_k_dense_replace: int | None = None
+    interleave_moe_layer_step: int | None = None
+    vision_parameters: int | None = None
+    weights: int = field(init=False, repr=False, compare=False)
+    """Number of weights: as the recipe says, else embedding and layers, and a head of its own for a mixture of experts,
+    as all that are known have."""
+    layer_weights: int = field(init=False, repr=False, compare=False)
+    """Weights of the layers: without the embedding, and without a head that has separate weights."""
+
+    def __post_init__(self) -> None:
+        # Worked out once: every estimate of every cell asks for them.
+        layers, table = self._layers, self.vocab_size * self.hidden_size
+        weights = (2 if self.num_experts else 1) * table + layers if self.parameters is None else self.parameters
+        own_head = weights - layers > 1.5 * table
+        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "layer_weights", max(weights - (2 if own_head else 1) * table, 0))
+
+    @staticmethod
+    def of(recipe: Mapping[str, Json]) -> Shape:
+        """The numbers of a recipe, which has all of them but perhaps `parameters`. Cells share recipes and ask often."""
+        known = _SHAPES.get(id(recipe))
+        if known is None or known[0] is not recipe:
+            numbers = {each.name: recipe.get(each.name) for each in fields(Shape) if each.init}
+            result = Shape(**{name: int(value) for name, value in numbers.items() if isinstance(value, int)})
+            known = _SHAPES[id(recipe)] = recipe, result
+        return known[1]
+
+    @property
+    def tower_bytes(self) -> int:
+        """Weights of the vision encoder, in 16 bits."""
+        return 2 * (self.vision_parameters or 0)
+
+    @property
+    def _layers(self) -> int:
+        """Weights of the layers: attention, a gated MLP in those without experts, router and experts in the others."""
+        dense = self.num_hidden_layers - self.mixture_layers
+        mixture = self.hidden_size * (self.num_experts or 0) + self.expert_weights * (
+            (self.num_experts or 0) + (self.n_shared_experts or 0)
+        )
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        return self.num_hidden_layers * self._attention + dense * mlp + self.mixture_layers * mixture
+
+    @property
+    def _attention(self) -> int:
+        """Weights of one layer's attention: `2*h*d*(n + k)`; latent attention, whose queries are made from a latent vector
+        too, as in the paper on DeepSeek-V2, 2.1.
+        """
+        hidden, heads, size = self.hidden_size, self.num_attention_heads, self.head_dim
+        if self.kv_lora_rank is None:
+            return 2 * hidden * size * (heads + self.num_key_value_heads)
+        rope = self.qk_rope_head_dim or 0
+        into = hidden if self.q_lora_rank is None else self.q_lora_rank
+        queries = (hidden * into if self.q_lora_rank is not None else 0) + into * heads * (size + rope)
+        cached = hidden * (self.kv_lora_rank + rope) + self.kv_lora_rank * heads * 2 * size
+        return queries + cached + heads * size * hidden
+
+    @property
+    def mixture_layers(self) -> int:
+        """Layers that have experts: all but the first dense ones, or one in every N."""
+        if not self.num_experts:
+            return 0
+        return (self.num_hidden_layers - (self.first_k_dense_replace or 0)) // (self.interleave_moe_layer_step or 1)
+
+    @property
+    def gated(self) -> bool:
+        """True if an MLP has three matrices, as all have since Llama, and not two. Inferred from its number of weights."""
+        if self.num_experts or self.parameters is None:
+            return True
+        mlp = self.layer_weights / self.num_hidden_layers - self._attention
+        return mlp > 2.5 * self.hidden_size * self.intermediate_size
+
+    @property
+    def expert_size(self) -> int:
+        """Width of one expert."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    @property
+    def expert_weights(self) -> int:
+        """Weights of one expert of one layer, a gated MLP."""
+        return 3 * self.hidden_size * self.expert_size
+
+    def read_weights(self, tokens: int) -> int:
+        """Weights that a forward pass of `tokens` tokens reads, the head included: of a mixture those of the experts that at
+        least one token goes to, `E * (1 - (1 - e/E)^tokens)` of them where routing is even.
+        """
+        without_embedding = self.layer_weights + self.vocab_size * self.hidden_size
+        if not self.num_experts:
+            return without_embedding
+        chosen = (self.num_experts_per_tok or 1) / self.num_experts
+        idle = self.num_experts * (1 - chosen) ** tokens
+        return int(without_embedding - self.mixture_layers * idle * self.expert_weights)
+
+    @property
+    def computed_weights(self) -> int:
+        """Weights that one token is multiplied with, the head included."""
+        return self.read_weights(1)
+
+
+_SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
+"""Keyed by identity. The recipe is kept too, so that its identity stays unique."""
+
+
+def weight_bits(precision: str) -> float:
+    """Bits of one weight of a quantized layer, its scales included."""
+    return _WEIGHT_BITS[precision]
+
+
+def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:
+    """Weights on one GPU, in bytes: `(quantized * bits + V*h * 16) / 8 / (tp * pp)`. Embeddings stay as they are.
+
+    Source: TensorRT-LLM's memory reference, `parameters * bytes / (tp * pp)`; embeddings count once, and as split, so
+    this is a lower limit.
+    """
+    bits = _WEIGHT_BITS[precision]
+    embeddings = min(shape.vocab_size * shape.hidden_size, shape.weights)
+    total_bits = (shape.weights - embeddings) * bits + embeddings * max(bits, 16.0)
+    return int(total_bits / 8 / (tp * pp))
+
+
+def kv_bytes_per_token(shape: Shape, element_bytes: float, tp: int, pp: int) -> int:
+    """KV cache of one token on one GPU, in bytes: `2 * layers/pp * max(kv_heads // tp, 1) * head_dim * element_bytes`.
+
+    More GPUs than KV heads hold copies of them. Source: TensorRT-LLM's KV cache manager, size per token. Latent attention
+    keeps `layers/pp * (kv_lora_rank + qk_rope_head_dim) * element_bytes` on every GPU. Source: the paper on DeepSeek-V2, 2.1.
+    """
+    layers = -(-shape.num_hidden_layers // pp)
+    if shape.kv_lora_rank is not None:
+        return int(layers * (shape.kv_lora_rank + (shape.qk_rope_head_dim or 0)) * element_bytes)
+    heads = max(shape.num_key_value_heads // tp, 1)
+    return int(2 * layers * heads * shape.head_dim * element_bytes)
+
+
+def kv_element_bytes(precision: str, kv: str | None) -> float:
+    """Bytes of one number in the KV cache: 1 when it is quantized (`kv` is fp8 or int8), else that of the data type."""
+    if kv is not None:
+        return 1.0
+    return 4.0 if precision == "fp32" else 2.0
+
+
+def least_bytes(shape: Shape, *, precision: str, kv: str | None, tp: int, pp: int, tokens: int) -> tuple[int, int]:
+    """Weights, and KV cache of one request of `tokens` tokens, on one GPU, in bytes."""
+    per_token = kv_bytes_per_token(shape, kv_element_bytes(precision, kv), tp, pp)
+    return weights_bytes(shape, precision, tp, pp), per_token * tokens

@@ -1,0 +1,261 @@
+"""Parameters of the stages of TensorRT-LLM's toolchains.
+
+Types of fields are read, so no `from __future__ import annotations`. Standard library only: our quantization worker runs
+under other Pythons.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from trtllm_pipeline.tensorrt.modelopt import formats
+from trtllm_pipeline.tensorrt.stage.params import ITSELF, CheckParams, Option, Param, Parameters, Scalar, Selection
+from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi, RepositorySettings
+from trtllm_pipeline.tensorrt.trtllm import vision
+from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
+
+SERVE_FILE: Final = "serve.json"
+"""Output of a repository stage for `trtllm-serve`: its command line without the address."""
+SETTINGS_FILE: Final = "llm_api.yaml"
+"""Next to it, the settings of the LLM API that have no option."""
+FRONTEND_TRITON: Final = "triton"
+FRONTEND_TRITON_OPENAI: Final = "triton_openai"
+"""The OpenAI front end in Triton's images, with Triton in the same process."""
+NONE: Final = "none"
+"""Precision of a KV cache that is not quantized."""
+PYTORCH_PRECISIONS: Final = ("fp16", "bf16", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
+"""Precisions with a Hugging Face format that the PyTorch backend loads."""
+_ENGINE_PRECISIONS: Final = tuple(dict.fromkeys(("fp16", "bf16", "fp32", *formats.PRECISIONS)))
+_FAMILY_HELP: Final = "architecture family: model_type of the model's config.json"
+_CACHE_HELP: Final = "precision of the KV cache; none is the model's own"
+
+Precision = Annotated[str, Param("precision of the weights", choices=_ENGINE_PRECISIONS)]
+EngineCache = Annotated[Literal["none", "fp8", "int8"], Param(_CACHE_HELP)]
+Family = Annotated[str, Param(_FAMILY_HELP, choices=tuple(FAMILIES))]
+Prequantized = Annotated[
+    str | None,
+    Param(
+        "how the weights of the model are quantized already; the precision is then what they have in memory",
+        choices=("fp8", "fbgemm_fp8", "awq", "gptq"),
+        null="not at all",
+        key_with=ITSELF,
+    ),
+]
+Heads = Annotated[
+    Literal["medusa", "eagle"] | None,
+    Param(
+        "heads that become part of the checkpoint, of the directory with the draft model", null="none", key_with=ITSELF
+    ),
+]
+Drafts = Annotated[
+    Literal["draft", "medusa", "lookahead", "eagle"] | None,
+    Param("who drafts tokens for the engine", null="nobody", key_with=ITSELF),
+]
+Calibrated = Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)]
+RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, null="what memory holds", runtime=True)]
+ServeOptions = Annotated[
+    dict[str, Option] | None, Param("further options of trtllm-serve, as num_postprocess_workers=2", key_with=ITSELF)
+]
+Served = Annotated[
+    Literal["triton", "trtllm_serve"],
+    Param("what it is served by: Triton, with any front end, or TensorRT-LLM's OpenAI server trtllm-serve"),
+]
+InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
+"""As Triton calls them in instance_group."""
+Batch = Annotated[int, Param("requests in flight", ge=1)]
+InputLength = Annotated[int, Param("tokens of a prompt", ge=1)]
+Length = Annotated[int, Param("tokens of prompt and answer together", ge=1)]
+Pass = Annotated[
+    int | None,
+    Param(
+        "tokens of one forward pass over all requests",
+        ge=1,
+        null="8192, at least a prompt and a token of every request",
+    ),
+]
+TensorParallel = Annotated[int, Param("tensor parallel size", ge=1)]
+PipelineParallel = Annotated[int, Param("pipeline parallel size", ge=1)]
+ExpertParallel = Annotated[
+    int | None,
+    Param(
+        "expert parallel size of a mixture of experts, a divisor of tp",
+        ge=1,
+        null="1, each expert is split over the GPUs of tp",
+        key_with=ITSELF,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(Parameters):
+    """Parameters of the stages that make a checkpoint for engines."""
+
+    checkpoint_format: ClassVar[str] = "tensorrt_llm"
+    precision: Precision
+    kv_cache_precision: EngineCache = "none"
+    quantization: Prequantized = None
+    family: Family
+    tp: TensorParallel = 1
+    pp: PipelineParallel = 1
+    ep: ExpertParallel = None
+    max_position_embeddings: Annotated[
+        int | None, Param("longest sequence of the model, for phi3", ge=1, key_with=ITSELF)
+    ] = None
+    heads: Heads = None
+    max_draft_len: Annotated[
+        int | None, Param("tokens of the tree that heads draft", ge=1, null="63", key_with=ITSELF)
+    ] = None
+    num_medusa_heads: Annotated[int | None, Param("Medusa heads", ge=1, null="4", key_with=ITSELF)] = None
+    num_medusa_layers: Annotated[int | None, Param("layers of a Medusa head", ge=1, null="1", key_with=ITSELF)] = None
+    num_eagle_layers: Annotated[int | None, Param("depth of EAGLE's tree", ge=1, null="4", key_with=ITSELF)] = None
+    max_non_leaves_per_layer: Annotated[
+        int | None, Param("nodes of a level of EAGLE's tree that have children", ge=1, null="10", key_with=ITSELF)
+    ] = None
+    calibration: Calibrated = None
+    batch_size: RowsAtATime = None
+    options: Annotated[dict[str, Option], Param("further options of the script that does it, as awq_block_size=64")] = (
+        field(default_factory=dict)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuggingFaceCheckpoint(Parameters):
+    """Parameters of the stage that makes a quantized Hugging Face directory: the layout over GPUs is the runtime's business."""
+
+    precision: Annotated[str, Param("precision of the weights", choices=PYTORCH_PRECISIONS)]
+    kv_cache_precision: Annotated[Literal["none", "fp8", "nvfp4"], Param(_CACHE_HELP)] = "none"
+    family: Annotated[str, Param(_FAMILY_HELP)]
+    calibration: Calibrated = None
+    checkpoint_format: Annotated[Literal["hugging_face"], Param("what is written")] = "hugging_face"
+    batch_size: RowsAtATime = None
+    tp: ClassVar[int] = 1
+    pp: ClassVar[int] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineBuild(Parameters):
+    """Parameters of the build stage."""
+
+    precision: Precision
+    kv_cache_precision: EngineCache = "none"
+    quantization: Prequantized = None
+    family: Family
+    tp: TensorParallel = 1
+    pp: PipelineParallel = 1
+    ep: ExpertParallel = None
+    max_batch_size: Batch
+    max_input_len: InputLength
+    max_seq_len: Length
+    max_num_tokens: Pass = None
+    max_lora_rank: Annotated[
+        int | None, Param("largest rank of LoRA adapters", ge=1, null="the engine takes none", key_with=ITSELF)
+    ] = None
+    lora_target_modules: Annotated[
+        tuple[str, ...], Param("layers that LoRA adapters change, in TensorRT-LLM's words", key_with=ITSELF)
+    ] = ()
+    speculative: Drafts = None
+    max_draft_len: Annotated[int | None, Param("tokens drafted at a time", ge=1, null="3, or 63", key_with=ITSELF)] = (
+        None
+    )
+    max_multimodal_len: Annotated[
+        int | None,
+        Param("tokens of images of all requests in flight together", ge=1, null="takes no images", key_with=ITSELF),
+    ] = None
+    options: Annotated[dict[str, Option], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
+        field(default_factory=dict)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisualBuild(Parameters):
+    """Parameters of the stage that builds a visual engine."""
+
+    family: Annotated[str, Param("architecture family of the model that takes images", choices=tuple(vision.FAMILIES))]
+    max_batch_size: Annotated[int, Param("images, or parts of them, that it encodes at once", ge=1)] = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCheck(CheckParams):
+    """Parameters of the check stage."""
+
+    world_size: Annotated[int, Param("ranks of the engine", ge=1)] = 1
+    speculative: Drafts = None
+    lookahead: Annotated[
+        tuple[int, ...], Param("sizes of lookahead decoding: window, n-gram, verification set", ge=0, key_with=ITSELF)
+    ] = ()
+    gpu_weights_percent: Annotated[
+        float, Param("share of the weights kept on the GPU, of an engine that streams them", ge=0, le=1, later=True)
+    ] = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRepository(RepositorySettings):
+    """Parameters of the repository stage for an engine."""
+
+    frontend: Served = FRONTEND_TRITON
+    options: ServeOptions = None
+    max_batch_size: Annotated[int, Param("requests Triton lets in at once", ge=1)]
+    parameters: Annotated[
+        dict[str, Scalar], Param("values of any other placeholder of the templates, as NAME=VALUE")
+    ] = field(default_factory=dict)
+    triton_parameters: Annotated[
+        dict[str, dict[str, Scalar]] | None,
+        Param("parameters of Triton models, added if the template lacks them, as MODEL.NAME=VALUE", key_with=ITSELF),
+    ] = None
+    preferred_batch_size: Annotated[
+        tuple[int, ...] | None,
+        Param("batches that Triton hands to the engine at once", ge=1, null="the release's own", key_with=ITSELF),
+    ] = None
+    instance_kinds: Annotated[
+        dict[str, InstanceKind] | None,
+        Param("where Triton runs instances of a model, as preprocessing=KIND_GPU", key_with=ITSELF),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsRepository(LlmApi):
+    """Parameters of the repository stage for Hugging Face weights."""
+
+    frontend: Served = FRONTEND_TRITON
+    options: ServeOptions = None
+    max_batch_size: Batch
+    max_seq_len: Length
+    max_num_tokens: Pass = None
+    tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
+    pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
+    moe_expert_parallel_size: ExpertParallel = None
+    speculative: Annotated[
+        Literal["draft", "eagle3", "mtp", "ngram"] | None,
+        Param("who drafts tokens", null="nobody", key_with=ITSELF),
+    ] = None
+    max_draft_len: Annotated[
+        int | None, Param("tokens drafted at a time", ge=1, null="3, or 1 for mtp", key_with=ITSELF)
+    ] = None
+    max_ngram_size: Annotated[
+        int | None,
+        Param("longest run of tokens looked for in the text so far", ge=1, null="2", key_with=ITSELF),
+    ] = None
+    llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
+        field(default_factory=dict)
+    )
+    unquantized: Annotated[bool, Param("refuse a model whose weights are quantized", runtime=True)] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineBench(Parameters):
+    """Parameters of the stage that runs trtllm-bench. An engine says its limits and its layout itself."""
+
+    name: Annotated[str, Param("name of the model")]
+    concurrency: Annotated[int, Param("requests in flight", ge=1)]
+    backend: Annotated[Literal["engine", "pytorch"], Param("what is asked")] = "engine"
+    tp: TensorParallel = 1
+    pp: PipelineParallel = 1
+    ep: ExpertParallel = None
+    max_batch_size: Annotated[int | None, Param("requests in flight", ge=1, null="the engine's")] = None
+    max_seq_len: Annotated[int | None, Param("tokens of prompt and answer together", ge=1, null="the engine's")] = None
+    max_num_tokens: Annotated[
+        int | None, Param("tokens of one forward pass over all requests", ge=1, null="the engine's")
+    ] = None
+    kv_cache_free_gpu_mem_fraction: Annotated[
+        float | None, Param("share of free GPU memory for the KV cache", gt=0, le=1, null="the release's own")
+    ] = None
+    settings: Annotated[dict[str, Any], Param("further arguments of the LLM API")] = field(default_factory=dict)

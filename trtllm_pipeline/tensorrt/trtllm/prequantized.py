@@ -1,0 +1,121 @@
+"""Weights that are quantized already (`precision: as_is`): which release reads which form of them, on which GPUs.
+
+Sources. PyTorch runtime: `_update_from_hf_quant_config` in llm_utils.py and `model_config.py` of 1.0 to 1.3, which end with
+NotImplementedError for any other form or, in later candidates of 1.3, look for weights that AutoAWQ and GPTQ do not store; the
+hardware matrix of the page on quantization; the deployment guide of gpt-oss.
+Engines: `update_quant_config_from_hf` of the scripts that convert Llama and Qwen; release notes 0.16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from trtllm_pipeline.base import LAST_WITH_ENGINES, Cell, Json
+from trtllm_pipeline.models import AS_IS
+from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS
+from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
+from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES, FIRST_PYTORCH, at_least, parse
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsForm:
+    """One form of quantized weights."""
+
+    precision: str
+    """The precision whose kernels, GPUs and size it has."""
+    pytorch: str | None = None
+    """First release whose PyTorch runtime reads it. None if none does."""
+    sms: tuple[tuple[int, int], ...] = ()
+    """First and last compute capability that it works on, if narrower than the precision's."""
+    converters: Mapping[str, str] = field(default_factory=dict)
+    """Family's script -> first release that converts it."""
+    options: Mapping[str, bool] = field(default_factory=dict)
+    """Switches of the script; the others it reads from the model's config.json."""
+    algorithm: str | None = None
+    """TensorRT-LLM's `quant_algo` in a converted checkpoint."""
+
+
+FORMS: Final[Mapping[str, WeightsForm]] = {
+    "fp8": WeightsForm("fp8", FIRST_PYTORCH, (), {"llama": "0.13"}, {"--use_fp8": True}, "FP8"),
+    "fp8_block": WeightsForm("fp8", FIRST_PYTORCH, ((90, 90), (100, 119))),
+    "fbgemm_fp8": WeightsForm("fp8", None, ((89, 90),), {"llama": "0.15"}, {}, "FP8_PER_CHANNEL_PER_TOKEN"),
+    "nvfp4": WeightsForm("nvfp4", FIRST_PYTORCH),
+    "mxfp4": WeightsForm("mxfp4", "1.1"),
+    "int4_awq": WeightsForm("int4_awq", FIRST_PYTORCH),
+    "w4a8_awq": WeightsForm("w4a8_awq", FIRST_PYTORCH),
+    # Both are groups of 4 bits with a zero point: TensorRT-LLM computes AutoAWQ's as GPTQ's.
+    "awq": WeightsForm("int4_awq", None, (), {"llama": "0.16", "qwen": "0.16"}, {}, "W4A16_GPTQ"),
+    "gptq": WeightsForm("int4_awq", None, (), {"llama": "0.16", "qwen": "0.17"}, {}, "W4A16_GPTQ"),
+    "mixed": WeightsForm("fp8", FIRST_PYTORCH),
+}
+_LLAMA: Final = ("llama", "mistral")
+"""Families of the script for Llama whose quantized weights it is known to read."""
+
+
+def computed(precision: str, recipe: Mapping[str, Json]) -> str:
+    """The precision that a cell's weights have in memory: of those taken as they are, that of their form."""
+    if precision != AS_IS:
+        return precision
+    form = FORMS.get(str(recipe.get("quantization")))
+    return "bf16" if form is None else form.precision
+
+
+def form_of(cell: Cell) -> str | None:
+    """The format of a cell's weights. None if they are not used as they are."""
+    value = cell.recipe.get("quantization")
+    return str(value) if cell.precision == AS_IS and value is not None else None
+
+
+def unreadable(cell: Cell, release: str, sm: int | None) -> str | None:
+    """Why a release does not take the weights of a cell as they are, or None. Nothing is said of unknown forms."""
+    name = form_of(cell)
+    if name is None:
+        return None
+    form = FORMS.get(name)
+    family = str(cell.recipe["family"])
+    if cell.toolchain == ENGINES:
+        reason = unconvertible(family, name, release)
+    else:
+        reason = _unloadable(name, form, release, cell.recipe)
+    sms = () if form is None else form.sms
+    if reason is not None or sm is None or not sms or any(low <= sm <= high for low, high in sms):
+        return reason
+    known = " and ".join(f"{low}" if low == high else f"{low} to {high}" for low, high in sms)
+    return f"precision {AS_IS} ({name}): works on SM {known}, this is SM {sm}"
+
+
+def _unloadable(name: str, form: WeightsForm | None, release: str, recipe: Mapping[str, Json]) -> str | None:
+    if form is None or form.pytorch is None:
+        reads = (
+            f"precision {AS_IS} ({name}): the PyTorch runtime reads FP8, NVFP4 and AWQ weights of Model Optimizer, FP8 weights "
+            "with scales of 128 x 128 blocks, and MXFP4"
+        )
+        return "; ".join([reads, *_instead(name, form, release, recipe)])
+    if not at_least(release, form.pytorch):
+        return f"precision {AS_IS} ({name}): the PyTorch runtime reads it since {form.pytorch}, this is {release}"
+    return None
+
+
+def _instead(name: str, form: WeightsForm | None, release: str, recipe: Mapping[str, Json]) -> Iterator[str]:
+    """A release's alternative for weights that its PyTorch runtime does not read."""
+    if form is None:
+        return
+    engines = parse(release) <= parse(LAST_WITH_ENGINES)
+    if engines and unconvertible(str(recipe["family"]), name, release) is None:
+        yield f"the toolchain {ENGINES} converts it"
+    searched = PRECISIONS[form.precision].searches
+    if not (searched and recipe.get("num_experts")):
+        yield f"precision {form.precision} makes weights of that size from the unquantized model"
+
+
+def unconvertible(family: str, name: str, release: str) -> str | None:
+    """Why no script of a release converts weights of the form `name`, or None. The family is one that it converts."""
+    form, script = FORMS.get(name), FAMILIES[family].script if family in FAMILIES else None
+    since = None if form is None or script is None else form.converters.get(script)
+    if since is None or (script == "llama" and family not in _LLAMA) or (script == "qwen" and family == "qwen"):
+        return f"precision {AS_IS} ({name}): no script of TensorRT-LLM that we know converts such weights of {family}"
+    if not at_least(release, since):
+        return f"precision {AS_IS} ({name}): TensorRT-LLM converts it for {family} since {since}, this is {release}"
+    return None

@@ -1,0 +1,142 @@
+"""Releases of TensorRT-LLM: their order, and their changes other than options (those are in `options.py`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from trtllm_pipeline.base import UsageError
+
+if TYPE_CHECKING:
+    from packaging.version import Version
+
+FIRST: Final = "0.8"
+"""First release with `trtllm-build` and checkpoints as they are today."""
+FIRST_PYTORCH: Final = "1.0"
+"""PyTorch became the default backend; before, it was a preview."""
+FIRST_SERVE: Final = "0.15"
+"""First release with `trtllm-serve`."""
+FIRST_BENCH: Final = "0.20"
+"""First release of which trtllm-bench is known to keep requests in flight and to write a report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An architecture family as the example scripts know it."""
+
+    script: str
+    """Directory of its `convert_checkpoint.py`."""
+    since: str
+    """First release known to convert it from a Hugging Face directory."""
+    tensor_parallel: str = FIRST
+    """First release that splits it over GPUs."""
+    pipeline_parallel: str | None = FIRST
+    """First release that splits its layers over GPUs. None if none does."""
+    expert_parallel: str | None = None
+    """First release that distributes whole experts over GPUs. None if there are none."""
+    transformers: str | None = ""
+    """First transformers that has the architecture itself, of a family whose repositories bring code: before, that code
+    is needed. "" if repositories bring none, None if no transformers has it."""
+    former_script: str | None = None
+    """That directory before 0.20, if it had another name."""
+
+
+_LLAMA: Final = Family("llama", "0.8")
+_QWEN: Final = Family("qwen", "0.9")
+
+# By `model_type` of config.json. Releases are those of the support matrices and of the scripts themselves: phi's asserts
+# one pipeline stage and took no sizes from 0.9 to 0.10, gemma's has only a world size, gpt's has stages since 0.10; those of
+# llama and qwen have `--moe_ep_size` since 0.11; GLM-4's asserts one stage. InternLM2 and GLM-4: release notes of 0.11 and 0.12.
+FAMILIES: Final = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": replace(_LLAMA, expert_parallel="0.11"),
+    "qwen": replace(_QWEN, transformers=None),
+    "qwen2": _QWEN,
+    "qwen2_moe": Family("qwen", "0.11", expert_parallel="0.11"),
+    "qwen2_vl": Family("qwen", "0.16"),
+    "llava_onevision": Family("qwen", "0.16"),
+    "qwen3": Family("qwen", "0.20"),
+    "qwen3_moe": Family("qwen", "0.20", expert_parallel="0.20"),
+    "phi": Family("phi", "0.8", tensor_parallel="0.11", pipeline_parallel=None),
+    "phi3": Family("phi", "0.10.0", tensor_parallel="0.11", pipeline_parallel=None, transformers="4.41.0"),
+    "gpt2": Family("gpt", "0.9", pipeline_parallel="0.10"),
+    "gemma": Family("gemma", "0.13", pipeline_parallel=None),
+    "gemma2": Family("gemma", "0.13", pipeline_parallel=None),
+    "internlm2": Family("internlm2", "0.11", transformers=None),
+    "chatglm": Family("glm-4-9b", "0.12", pipeline_parallel=None, transformers=None, former_script="chatglm"),
+}
+
+
+def brings_code(family: str) -> bool:
+    """True if repositories of a family have code that a transformers may need to load it."""
+    known = FAMILIES.get(family)
+    return known is not None and known.transformers != ""
+
+
+_TRANSFORMERS: Final = {"0.10": "4.38.2"}
+"""Versions that releases pin, if known and older than a family of ours needs."""
+
+
+def transformers_of(release: str) -> str | None:
+    """The version of transformers that a release pins. None if unknown."""
+    version = parse(release)
+    return _TRANSFORMERS.get(f"{version.major}.{version.minor}")
+
+
+@lru_cache(maxsize=256)
+def parse(release: str) -> Version:
+    """The release as something that compares. Raises UsageError for what is not a version."""
+    from packaging.version import InvalidVersion, Version  # here: workers without it read FAMILIES
+
+    try:
+        return Version(release)
+    except InvalidVersion as error:
+        raise UsageError(
+            f"{release!r} is not a TensorRT-LLM release", hint="write it as its package does: 0.16.0, 1.3.0rc3"
+        ) from error
+
+
+@lru_cache(maxsize=4096)
+def at_least(release: str, since: str) -> bool:
+    """Whether `release` is `since` or newer. `0.17` counts every build of that line, nightly ones too; `0.17.0` is exact."""
+    first = f"{since}.dev0" if since.count(".") == 1 else since
+    return parse(release) >= parse(first)
+
+
+HEADS: Final = ("medusa", "eagle")
+"""Parts of a model with a separate `convert_checkpoint.py`."""
+
+
+def convert_script(release: str, family: str, heads: str | None = None) -> str:
+    """Path of the `convert_checkpoint.py` of a family, or of the heads that it makes part of it, inside the directory
+    `examples`.
+    """
+    if heads is not None:
+        return f"{heads}/convert_checkpoint.py"
+    known = FAMILIES[family]
+    if at_least(release, "0.20"):
+        return f"models/core/{known.script}/convert_checkpoint.py"
+    return f"{known.former_script or known.script}/convert_checkpoint.py"
+
+
+QUANTIZE_SCRIPT: Final = "quantization/quantize.py"
+"""Path inside the directory `examples`, in every release."""
+
+
+def visual_script(release: str) -> str:
+    """Path inside the directory `examples` of what builds visual engines: renamed with 0.19, when images became one of several
+    kinds of input.
+    """
+    nested = "models/core/" * at_least(release, "0.20")
+    return f"{nested}multimodal/build_{'multimodal' if at_least(release, '0.19') else 'visual'}_engine.py"
+
+
+RUN_SCRIPT: Final = "run.py"
+"""Path inside the directory `examples`, in every release."""
+
+
+def convert_tool(family: str, heads: str | None = None) -> str:
+    """Name of the convert script of a family, or of heads, in the table of options."""
+    return f"convert_checkpoint.py:{heads or FAMILIES[family].script}"

@@ -1,0 +1,1467 @@
+"""What TensorRT-LLM refuses after its options are parsed, by release: the one table, asked while planning.
+
+A rule is a function from a case to words, or None. The first that finds something is the cell's reason. Most stand for
+a check in a program of TensorRT-LLM that comes late, after a download, a calibration or a build; the others for what a
+release does not have at all. The programs' own words are in `tests/data/tensorrt_llm/refusals.json`, by which the
+stand-ins refuse, so that this table and they can disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final, Literal
+
+from packaging.specifiers import SpecifierSet
+
+from trtllm_pipeline.base import LAST_WITH_ENGINES, Cell, Json, Machine
+from trtllm_pipeline.measure import ImagesAsked
+from trtllm_pipeline.models import AS_IS, trusted_code
+from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import (
+    AWQ_OF_EXPERTS,
+    read_since,
+    uneven_stages,
+    unwritten,
+)
+from trtllm_pipeline.tensorrt.stage.lora import NO_ADAPTER
+from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
+from trtllm_pipeline.tensorrt.toolchains import companions, tiles
+from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
+from trtllm_pipeline.tensorrt.toolchains.common_stages import images_asked
+from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options, vision
+from trtllm_pipeline.tensorrt.trtllm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
+from trtllm_pipeline.tensorrt.trtllm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
+from trtllm_pipeline.tensorrt.trtllm.model_shape import least_bytes
+from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
+from trtllm_pipeline.tensorrt.trtllm.releases import (
+    FAMILIES,
+    FIRST,
+    FIRST_PYTORCH,
+    at_least,
+    convert_tool,
+    parse,
+    transformers_of,
+)
+from trtllm_pipeline.tensorrt.trtllm.speculation import LOOKAHEAD, MODES
+
+Severity = Literal["error", "warning"]
+"""error: a program of TensorRT-LLM fails, or lacks the feature. warning: it continues without the request
+for, so that something else would be measured than the cell says."""
+
+Check = Callable[[Case], str | None]
+_BOTH: Final = (ENGINES, PYTORCH)
+_LEAST_SM: Final = {"bf16": 80, "fp8": 89, "w4a8_awq": 89, "mxfp4": 90, "nvfp4": 100}
+_NOT_ON_BLACKWELL: Final = frozenset({*WEIGHT_ONLY, "int8_sq", "int4_awq", "w4a8_awq"})
+_NOT_ON_BLACKWELL_PLUGINS: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plugin", "low_latency_gemm_plugin")
+_ENGINES_ONLY: Final = frozenset({"chatglm", "gemma", "gemma2", "gpt2", "internlm2", "phi", "qwen"})
+_MARLIN: Final = "1.3.0rc20"
+"""First release whose PyTorch backend computes NVFP4 weights on Hopper, by Marlin kernels."""
+_GEMMA2_TOKENS: Final = 4096
+_WEIGHT_ONLY_OPTIONS: Final = ("--weight_only_precision", "--use-weight-only-with-precision")
+_LORA_IN_ENGINES: Final = "0.10"
+"""First release whose templates are known to have `lora_task_id`."""
+_LORA_IN_SERVE: Final = "1.0"
+_LORA_IN_LLMAPI: Final = "1.3.0rc20"
+"""Of 30 June 2026; pull request 14079 was merged in May."""
+_NOT_PLANNED: Final = {
+    "eagle2": "Triton's TensorRT-LLM backend has no dynamic trees; its heads are those of the method eagle",
+    "redrafter": "the PyTorch backend has none, and no engines are made with examples/redrafter here; pipeline stage build "
+    "--checkpoint DIR --options speculative_decoding_mode=explicit_draft_tokens makes one of a checkpoint of yours",
+}
+"""Methods that people look for -> why no cell has them."""
+WITHOUT_OWN_LAYERS: Final = frozenset(
+    {*FAMILIES, "gemma3", "gemma3_text", "gpt_oss", "internvl_chat", "llama4", "llava", "llava_next", "qwen2_5_vl"}
+)
+"""Families whose models have no draft layers. For others, config.json or a recipe has the number."""
+_SPECULATION_SINCE: Final = {"draft": "0.18", "eagle": "0.17", "lookahead": "0.19"}
+_SPECULATION_SERVED: Final = "0.20"
+_SPECULATION_PRECISIONS: Final = {
+    "draft": ("fp16", "bf16", "fp8"),
+    "medusa": ("fp16", "bf16", "fp8"),
+    "lookahead": ("fp16", "bf16", "fp8"),
+    "eagle": ("fp16", "bf16"),
+}
+_SPECULATION_SM: Final = 80
+_EAGLE_TOKENS: Final = 256
+_EAGLE_BATCH: Final = 512
+_BLOCK_SIZE: Final = "awq_block_size"
+_SMALL_BLOCK: Final = 64
+"""The other size of AWQ's groups that kernels have: issue 988."""
+_GIB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that cannot work."""
+
+    id: str
+    name: str
+    severity: Severity
+    toolchains: tuple[str, ...]
+    since: str | None
+    """First release with it, None for all from the first on. `0.19` counts every build of that line."""
+    before: str | None
+    """First release without it. None if unknown."""
+    what: str
+    """The fault it finds, as a phrase."""
+    source: str
+    """The source."""
+    hint: str
+    """The remedy."""
+    check: Check
+
+    def holds_in(self, release: str) -> bool:
+        """Whether `release` has it."""
+        begun = self.since is None or at_least(release, self.since)
+        return begun and (self.before is None or not at_least(release, self.before))
+
+
+RULES: Final[list[Rule]] = []
+"""In the order in which they are asked."""
+
+
+def rule(
+    number: str,
+    hint: str = "",
+    *,
+    severity: Severity = "error",
+    toolchains: tuple[str, ...] = (ENGINES,),
+    since: str | None = None,
+    before: str | None = None,
+) -> Callable[[Check], Check]:
+    """Define a rule by a function from a case to words. The function's name is the rule's; its docstring says what it
+    finds and, after "Source:", who says so.
+    """
+
+    def define(check: Check) -> Check:
+        name = check.__name__.replace("_", "-")
+        what, _, source = " ".join((check.__doc__ or "").split()).rstrip(".").partition(". Source: ")
+        RULES.append(Rule(number, name, severity, toolchains, since, before, what, source, hint, check))
+        return check
+
+    return define
+
+
+_OF_MODEL: Final = frozenset(
+    (
+        *("TLM102", "TLM103", "TLM104", "TLM106", "TLM107", "TLM108", "TLM109", "TLM201", "TLM202", "TLM205", "TLM206"),
+        *("TLM207", "TLM208", "TLM305", "TLM601", "TLM605", "TLM606"),
+    )
+)
+"""Rules about a model, a precision and a parallelism, for any settings."""
+
+
+def takes_model(cell: Cell, machine: Machine) -> bool:
+    """True if the cell's toolchain has its model in its precision and parallelism. The machine has TensorRT-LLM."""
+    assert machine.tensorrt_llm is not None
+    case = Case.of(cell, machine, machine.tensorrt_llm, None)
+    rules = _rules_of(cell.toolchain, case.release)
+    return all(each.id not in _OF_MODEL or each.check(case) is None for each in rules)
+
+
+def refusal(cell: Cell, machine: Machine, installed_help: str | None = None) -> tuple[Rule, str] | None:
+    """The first rule of the release that `cell` breaks, with its words, or None. The machine has TensorRT-LLM.
+
+    `installed_help` is the output of the installed `trtllm-build --help`, if it is installed.
+    """
+    assert machine.tensorrt_llm is not None
+    case = Case.of(cell, machine, machine.tensorrt_llm, installed_help)
+    for each in _rules_of(cell.toolchain, case.release):
+        if (fault := each.check(case)) is not None:
+            return each, fault
+    return None
+
+
+def infeasible(cell: Cell, machine: Machine, installed_help: str | None = None) -> str | None:
+    """Why `cell` can never work on `machine`, and what to do, or None; for both toolchains of TensorRT-LLM."""
+    if machine.tensorrt_llm is None:
+        return "TensorRT-LLM is not installed"
+    reason = refusal(cell, machine, installed_help)
+    return None if reason is None else "; ".join(filter(None, (reason[1], reason[0].hint)))
+
+
+@lru_cache(maxsize=64)
+def _rules_of(toolchain: str, release: str) -> tuple[Rule, ...]:
+    return tuple(each for each in RULES if toolchain in each.toolchains and each.holds_in(release))
+
+
+# ------------------------------------------------------------------------------------ TLM1: what a release has at all
+
+
+@rule(
+    "TLM101",
+    f"engines need trtllm-build, which is part of the package from {FIRST} to {LAST_WITH_ENGINES}; the toolchain {PYTORCH} "
+    "needs none",
+)
+def no_builder(case: Case) -> str | None:
+    """Engines with a release, or an installation, that has no `trtllm-build`. Source: the release page of 1.3.0rc20,
+    which calls itself the last one with the TensorRT backend.
+    """
+    if not at_least(case.release, FIRST):
+        return f"TensorRT-LLM {case.release}: engines are built this way since {FIRST}"
+    # The installation decides, not the number of the release.
+    return None if case.installed.build else f"TensorRT-LLM {case.release} here has no trtllm-build"
+
+
+@rule("TLM102", "docs/tensorrt-llm.md has the families of both toolchains")
+def no_family(case: Case) -> str | None:
+    """An architecture that no release's converter has; a model with images that Triton's templates do not take in any. Source:
+    support matrices, and the converters themselves; preprocessing of the templates.
+    """
+    if (why := vision.ENGINES_WITHOUT.get(case.family)) is not None:
+        other = "" if case.family in vision.PYTORCH_WITHOUT else f"; the toolchain {PYTORCH} takes them"
+        return f"family {case.family}: {why}{other}"
+    if case.family in FAMILIES:
+        return None
+    return f"family {case.family}: no script of TensorRT-LLM that we know converts it; known are {', '.join(FAMILIES)}"
+
+
+@rule("TLM103", "use the toolchain tensorrt_llm", toolchains=(PYTORCH,), before=FIRST_PYTORCH)
+def no_pytorch(case: Case) -> str | None:
+    """The PyTorch runtime before 1.0, when it was a preview. Source: release notes."""
+    return f"TensorRT-LLM {case.release}: its PyTorch backend is for use since {FIRST_PYTORCH}"
+
+
+@rule("TLM104", "take what the recipe has", toolchains=_BOTH)
+def not_in_recipe(case: Case) -> str | None:
+    """A precision or release that the model's recipe leaves out. Source: the recipe, whose comments say from where it
+    knows.
+    """
+    cell = case.cell
+    listed = cell.recipe.get("precisions")
+    works = listed.get(cell.toolchain) if isinstance(listed, dict) else listed
+    if isinstance(works, list | tuple) and cell.precision not in works:
+        known = ", ".join(map(str, works)) or "none"
+        return f"precision {cell.precision}: the recipe of {cell.model} has for {cell.toolchain}: {known}"
+    limits = _of_toolchain(case, "releases")
+    if isinstance(limits, str) and not _within(case.release, limits):
+        return f"{cell.model}: TensorRT-LLM has it in releases {limits}, this is {case.release}"
+    later = _of_toolchain(case, "precision_releases")
+    limits = later.get(cell.precision) if isinstance(later, dict) else None
+    if isinstance(limits, str) and not _within(case.release, limits):
+        return f"precision {cell.precision}: works with {cell.model} in releases {limits}, this is {case.release}"
+    return None
+
+
+_LATER: Final = {"qwen": " (Qwen 1; Qwen1.5, Qwen2 and Qwen2.5 are family qwen2)"}
+"""Family -> which models it has, where later ones of the same name have another."""
+
+
+@rule("TLM105")
+def needs_code(case: Case) -> str | None:
+    """A model whose repository brings code that transformers needs to load it, and that `settings.download.trust_remote_code`
+    does not name; the words have its files and the lines to add. Source: the converters, which load with
+    `trust_remote_code=True`; wheels of transformers, for what they have themselves.
+    """
+    family, recipe = FAMILIES.get(case.family), case.cell.recipe
+    # Which files there are is known of a model that is pinned.
+    if family is None or family.transformers == "" or "source" not in recipe:
+        return None
+    why = f"family {case.family}{_LATER.get(case.family, '')}: no transformers has it"
+    if family.transformers is not None:
+        # Where transformers has the architecture itself, the download takes the references to code away.
+        transformers = case.installed.transformers or transformers_of(case.release)
+        if transformers is None or parse(transformers) >= parse(family.transformers):
+            return None
+        why = f"family {case.family}: transformers has it since {family.transformers}, here is {transformers}"
+    source = recipe["source"]
+    assert isinstance(source, dict)
+    untrusted = _untrusted(case.cell.model, trusted_code(source), recipe.get("code"))
+    return None if untrusted is None else f"{why}; Python code of the model's repository loads it, {untrusted}"
+
+
+HUB_UNASKED: Final = "its hub, which has the files' SHA-256, cannot be reached now"
+
+
+def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None:
+    """Which code of a model is not trusted, and what to do; None where all that is `trusted` is what is there.
+
+    `code` has `files` and `page`, see `planning.pins`. None if unknown now: the download decides.
+    """
+    if not isinstance(code, dict):
+        return None if trusted else f"and {HUB_UNASKED}"
+    files, page = code["files"], code["page"]
+    assert isinstance(files, dict)
+    if not files:
+        return f"and {page} has no Python file; take another copy of the model"
+    other = sorted(name for name in trusted if trusted[name] != files.get(name))
+    if trusted and not other:
+        return None
+    reason = "which is not trusted yet"
+    if other:
+        reason = f"and {other[0]} is not the file that settings.download.trust_remote_code names"
+    lines = llmapi.to_yaml({"settings": {"download": {"trust_remote_code": {model: files}}}}).rstrip()
+    return f"{reason}; read {page}, then let the matrix say:\n{lines}"
+
+
+@rule(
+    "TLM106",
+    "name a model or a form that it reads, or the model's unquantized repository; docs/models.md has the forms",
+    toolchains=_BOTH,
+)
+def as_is(case: Case) -> str | None:
+    """Weights that are quantized already (`as_is`), in a form that the release does not read, or not on this GPU; or with
+    a cache of another precision than theirs. Source: the scripts for Llama and Qwen; `_update_from_hf_quant_config` in
+    llm_utils.py.
+    """
+    setting = case.cell.settings["quantize"]["kv_cache_precision"]
+    if case.cell.precision == AS_IS and setting is not None:
+        return f"settings.quantize.kv_cache_precision {setting}: precision {AS_IS} quantizes nothing, the files say the cache too"
+    return prequantized.unreadable(case.cell, case.release, case.sm)
+
+
+@rule("TLM107", "`pipeline models list` shows other models that take images", toolchains=(PYTORCH,))
+def no_vision(case: Case) -> str | None:
+    """A model with images that the PyTorch backend does not have. Source: its lists of models, 0.19 to candidates of 1.3."""
+    if case.family not in vision.PYTORCH_WITHOUT:
+        return None
+    return f"family {case.family}: no release's list of models of the PyTorch backend has it"
+
+
+@rule("TLM108", f"the toolchain {ENGINES} converts it", toolchains=(PYTORCH,), before="1.3")
+def engines_only(case: Case) -> str | None:
+    """A family of the engines' converters that the PyTorch runtime lacks, before 1.3. Source: its list of supported models, of
+    1.0.0 and later. For families without a converter, recipes have it.
+    """
+    if case.family not in _ENGINES_ONLY:
+        return None
+    return f"family {case.family}: the PyTorch runtime of TensorRT-LLM {case.release} does not list it"
+
+
+@rule("TLM109", "take a release or a layout of the table of families")
+def family_layout(case: Case) -> str | None:
+    """A release before the first that converts an architecture, or that splits it over GPUs like that. Source: as for TLM102."""
+    cell, release, family = case.cell, case.release, FAMILIES[case.family]
+    if not at_least(release, family.since):
+        since = ".".join(family.since.split(".")[:2])
+        return f"family {case.family}: TensorRT-LLM converts it since {since}, this is {release}"
+    if cell.tp > 1 and not at_least(release, family.tensor_parallel):
+        return f"tp{cell.tp}: {case.family} is split over GPUs since {family.tensor_parallel}, this is {release}"
+    if cell.pp > 1 and family.pipeline_parallel is None:
+        return f"pp{cell.pp}: TensorRT-LLM has no pipeline stages for {case.family}"
+    if cell.pp > 1 and not at_least(release, family.pipeline_parallel or FIRST):
+        return f"pp{cell.pp}: {case.family} has pipeline stages since {family.pipeline_parallel}, this is {release}"
+    if cell.ep > 1 and family.expert_parallel is None:
+        return f"ep{cell.ep}: TensorRT-LLM knows no experts of {case.family}"
+    if cell.ep > 1 and not at_least(release, family.expert_parallel or FIRST):
+        return f"ep{cell.ep}: whole experts of {case.family} are dealt among GPUs since {family.expert_parallel}, this is {release}"
+    return None
+
+
+# ----------------------------------------------------------------------------------------- TLM2: precisions and GPUs
+
+
+@rule("TLM201", "take one of those, or another release")
+def no_precision(case: Case) -> str | None:
+    """A precision that no script of the release makes. Source: the choices of `--qformat` and of the converters."""
+    precision, release = case.precision, case.release
+    if case.route == "quantize" and precision not in PLAIN:
+        made = program_options.known("quantize.py", release)["--qformat"].choices or ()
+        if precision not in made:
+            return f"precision {precision}: TensorRT-LLM {release} makes {', '.join(map(str, made))}"
+    elif precision in WEIGHT_ONLY:
+        tool = convert_tool(case.family)
+        name = next(name for name in _WEIGHT_ONLY_OPTIONS if program_options.exists(tool, release, name))
+        if not program_options.accepts(tool, release, name, WEIGHT_ONLY[precision]):
+            return f"precision {precision}: TensorRT-LLM {release} cannot convert {case.family} to it"
+    return None
+
+
+@rule("TLM202", "take SM 90, or a newer release", before="0.10")
+def w4a8_on_ada(case: Case) -> str | None:
+    """w4a8_awq on SM 89 before 0.10. Source: release notes."""
+    if case.precision != "w4a8_awq" or case.sm != 89:
+        return None
+    return f"precision w4a8_awq: TensorRT-LLM has it for SM 89 since 0.10, this is {case.release}"
+
+
+@rule("TLM203", "install a newer release", before="0.17.0")
+def gpu_too_new(case: Case) -> str | None:
+    """SM 100 and newer before 0.17. Source: release notes."""
+    if case.sm is None or case.sm < 100:
+        return None
+    return f"SM {case.sm}: TensorRT-LLM builds for it since 0.17, this is {case.release}"
+
+
+@rule("TLM204", "install an older release", since="0.16")
+def gpu_too_old(case: Case) -> str | None:
+    """SM 70 from 0.16 on. Source: release notes."""
+    if case.sm is None or case.sm >= 75:
+        return None
+    return f"SM {case.sm}: TensorRT-LLM dropped it before 0.16, this is {case.release}"
+
+
+@rule("TLM205", "fp8 and nvfp4 work there, and an fp8 cache")
+def integers_on_blackwell(case: Case) -> str | None:
+    """INT4 and INT8 weights (int8_wo, int4_wo, int4_awq, w4a8_awq), SmoothQuant or an INT8 KV cache on SM 100 to 119.
+    Source: `build` in builder.py of 1.2.0 and 1.3.0rc3.
+    """
+    if case.sm is None or not 100 <= case.sm < 120:
+        return None
+    # AWQ's groups do not keep `is_int4_weight_only` from being true.
+    if case.precision in _NOT_ON_BLACKWELL:
+        return f"precision {case.shown}: TensorRT-LLM refuses it on SM 100 and above, this is SM {case.sm}"
+    if case.kv == "int8":
+        return f"settings.quantize.kv_cache_precision int8: TensorRT-LLM refuses it on SM {case.sm}"
+    return None
+
+
+@rule("TLM206", "the toolchain tensorrt_llm has more", toolchains=(PYTORCH,))
+def not_in_pytorch(case: Case) -> str | None:
+    """A precision or cache that the PyTorch runtime has no form of. Source: its page on quantization."""
+    if case.cell.precision not in (*PYTORCH_PRECISIONS, AS_IS):
+        return f"precision {case.precision}: the PyTorch backend has {', '.join(PYTORCH_PRECISIONS)}"
+    if case.kv == "int8":
+        return "settings.quantize.kv_cache_precision int8: the PyTorch backend has fp8 or the model's own"
+    return None
+
+
+@rule("TLM207", "fp8 and nvfp4 work there", toolchains=(PYTORCH,))
+def awq_on_blackwell(case: Case) -> str | None:
+    """AWQ weights in the PyTorch runtime on SM 100 and newer. Source: the hardware matrix of its page on quantization,
+    which has AWQ for Ampere (int4_awq), Ada and Hopper.
+    """
+    if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < 100:
+        return None
+    return f"precision {case.shown}: the PyTorch backend has it up to SM 90, this is SM {case.sm}"
+
+
+@rule("TLM208", "take another precision or GPU", toolchains=_BOTH)
+def gpu_precision(case: Case) -> str | None:
+    """A precision that the GPU cannot compute; NVFP4 works on Hopper with PyTorch from 1.3.0rc20 on, by Marlin. Source:
+    support matrices; pull request 13476 for 1.3.0rc20.
+    """
+    sm, precision = case.sm, case.precision
+    if sm is None:
+        return None
+    least = _LEAST_SM.get(precision, 0)
+    if precision == "nvfp4" and case.cell.toolchain == PYTORCH and at_least(case.release, _MARLIN):
+        least = 90
+    if sm < least:
+        return f"precision {case.shown} needs SM {least} or newer, this is SM {sm}"
+    if case.kv == "fp8" and sm < _LEAST_SM["fp8"]:
+        return f"settings.quantize.kv_cache_precision fp8 needs SM {_LEAST_SM['fp8']} or newer, this is SM {sm}"
+    return None
+
+
+@rule("TLM209", "leave the cache's precision out, or name the model's", toolchains=_BOTH)
+def cache_type(case: Case) -> str | None:
+    """An unquantized cache of another data type than the model's. Source: the builder makes the cache of the data type of
+    attention.
+    """
+    setting, dtype = (
+        case.cell.settings["quantize"]["kv_cache_precision"],
+        commands.data_type(case.precision, case.family),
+    )
+    if setting is None or case.kv is not None or PLAIN[str(setting)] == dtype:
+        return None
+    return f"settings.quantize.kv_cache_precision {setting}: a cache that is not quantized is {dtype}, as the model"
+
+
+# ------------------------------------------------------------------------------------------------ TLM3: checkpoints
+
+
+@rule("TLM301")
+def script_options(case: Case) -> str | None:
+    """Options of a script that does not make the cell's checkpoint, or that the release does not have. Source: the table
+    of options.
+    """
+    extra = case.cell.settings["quantize"].get("options")
+    if not isinstance(extra, dict) or not extra:
+        return None
+    if case.installed.examples is None:
+        return "settings.quantize.options are for TensorRT-LLM's example scripts, which this machine does not have"
+    tool, other = "quantize.py", convert_tool(case.family, case.heads)
+    if case.route == "convert":
+        tool, other = other, tool
+    elif not commands.calibrates_as_told(case.release):
+        return (
+            f"settings.quantize.options are for quantize.py; with {case.release} Model Optimizer makes this checkpoint"
+        )
+    problems: list[str] = []
+    for name, value in extra.items():
+        if program_options.has(other, case.release, name) and not program_options.has(tool, case.release, name):
+            theirs, ours = other.partition(":")[0], tool.partition(":")[0]
+            problems.append(f"{name}: {theirs} has it, {ours} makes this cell; an `override` gives it to others alone")
+        else:
+            problems += program_options.check_extra(tool, case.release, {name: value})
+    return "; ".join(f"settings.quantize.options.{problem}" for problem in problems) or None
+
+
+@rule(
+    "TLM302",
+    "the examples of the same release make them, where TENSORRT_LLM_EXAMPLES names their directory; `pipeline doctor` says what "
+    "is looked for",
+)
+def not_by_model_optimizer(case: Case) -> str | None:
+    """Checkpoints that Model Optimizer has to make and cannot: if the example scripts are missing, and calibrated ones
+    at 0.10. Source: `get_calib_dataloader` of 0.10.0, which knows pileval and CNN/DailyMail and no directory.
+    """
+    why = _without_scripts(case)
+    if why is None:
+        return None
+    if case.cell.precision == AS_IS:
+        return f"precision {case.shown}: {why}, which alone convert weights that are quantized already"
+    lacks = backends.quantizing_lacks(case.machine)
+    if lacks is not None:
+        return f"{why}, and {lacks}"
+    reason = unwritten(case.family, case.precision)
+    if reason is None and (since := read_since(case.family)) is not None and not at_least(case.release, since):
+        reason = f"engines name its weights as Model Optimizer does since {since}, this is {case.release}"
+    return None if reason is None else f"{case.family} in {case.precision}: {why}, and {reason}"
+
+
+def _without_scripts(case: Case) -> str | None:
+    """The reason why Model Optimizer makes a checkpoint for engines and no script of the release. None if a script does."""
+    if case.installed.examples is None:
+        return "the example scripts of TensorRT-LLM are missing"
+    if case.route == "quantize" and not commands.calibrates_as_told(case.release):
+        return f"quantize.py of TensorRT-LLM {case.release} calibrates on data sets of its own alone"
+    return None
+
+
+@rule(
+    "TLM303",
+    "what convert_checkpoint.py makes works: fp32, bf16, int8_wo, int4_wo, with the model's own cache",
+    before="0.15",
+)
+def gemma2_as_gemma(case: Case) -> str | None:
+    """quantize.py on Gemma 2 before 0.15, which takes it for Gemma 1. Source: MODEL_NAME_PATTERN_MAP of
+    quantize_by_modelopt.py; issue 2327.
+    """
+    # The checkpoint it writes has no soft caps and no second norms.
+    if case.family != "gemma2" or case.route != "quantize":
+        return None
+    return f"{case.precision} of gemma2: quantize.py of TensorRT-LLM {case.release} takes it for Gemma 1"
+
+
+@rule(
+    "TLM304",
+    "leave settings.quantize.calibration.data out, or install a newer release",
+    severity="warning",
+    before="0.10",
+)
+def calibration_data(case: Case) -> str | None:
+    """Calibration data of your own before 0.10, whose quantize.py fetches CNN/DailyMail and takes no other. Source: the
+    options of quantize.py.
+    """
+    if case.installed.examples is None or case.route != "quantize" or not backends.has_own_calibration_data(case.cell):
+        return None
+    return f"settings.quantize.calibration.data: quantize.py of TensorRT-LLM {case.release} takes none"
+
+
+@rule("TLM305", "fp8 and nvfp4 work, and as_is of a model that its owner quantized", toolchains=(PYTORCH,))
+def awq_of_experts(case: Case) -> str | None:
+    """AWQ of a mixture of experts. Source: `get_experts_list` of Model Optimizer 0.47, run on tiny models of Mixtral and of
+    Qwen's mixtures.
+    """
+    if case.cell.precision not in {"int4_awq", "w4a8_awq"} or not case.shape.num_experts:
+        return None
+    return f"precision {case.precision} of a mixture of experts: {AWQ_OF_EXPERTS}"
+
+
+# ------------------------------------------------------------------------------------------------------ TLM4: engines
+
+
+@rule("TLM401")
+def build_options(case: Case) -> str | None:
+    """Options that `trtllm-build` of the release, or the one that is installed, does not take. Source: the table of
+    options; `trtllm-build --help`.
+    """
+    problems = program_options.check_extra("trtllm-build", case.release, case.build, case.installed_help)
+    return "; ".join(f"settings.build.{problem}" for problem in problems) or None
+
+
+@rule("TLM402", "turn both off, or leave context_fmha on")
+def context_fmha_off(case: Case) -> str | None:
+    """`context_fmha: disable` with `use_paged_context_fmha` or `use_fp8_context_fmha` on. Source: `build` in builder.py,
+    which turns both off from 0.19 on; the attention plugin before.
+    """
+    items = [name for name in ("use_paged_context_fmha", "use_fp8_context_fmha") if case.switch(name)]
+    if case.switch("context_fmha") is not False or not items:
+        return None
+    return f"settings.build.{items[0]} enable contradicts settings.build.context_fmha disable"
+
+
+@rule("TLM403", "turn one of them off")
+def streaming_with_paged(case: Case) -> str | None:
+    """`streamingllm` with `use_paged_context_fmha` on. Source: the attention operator; `build` in builder.py turns the
+    latter off from 0.19 on.
+    """
+    if not (case.switch("streamingllm") and case.switch("use_paged_context_fmha")):
+        return None
+    return "settings.build.use_paged_context_fmha enable contradicts settings.build.streamingllm enable"
+
+
+@rule("TLM404", "leave it out: it is on if possible")
+def fp8_attention(case: Case) -> str | None:
+    """`use_fp8_context_fmha` without FP8 activations and an FP8 cache, or on a GPU that the release has no kernels for.
+    Source: `build` in builder.py; the attention operator's own checks.
+    """
+    if not case.switch("use_fp8_context_fmha"):
+        return None
+    release, precision = case.release, case.precision
+    # Before 0.12 it is Hopper's alone.
+    early = not at_least(release, "0.12") and case.sm == 90 and precision != "nvfp4"
+    if precision in FP8_INPUTS and case.kv == "fp8" and (early or commands.has_fp8_context_fmha(release, case.sm)):
+        return None
+    spans = {"0.12": "90", "0.17": "89 and 90", "0.20": "89 to 119"}
+    gpus = next((gpus for before, gpus in spans.items() if not at_least(release, before)), "89 and above")
+    return (
+        f"settings.build.use_fp8_context_fmha: TensorRT-LLM {release} has it for fp8, w4a8_awq and nvfp4 with an "
+        f"FP8 cache on SM {gpus}; this is {precision} with {case.kv or 'no quantized'} cache on SM {case.sm}"
+    )
+
+
+@rule("TLM405", "leave it out: it is on if possible")
+def paged_int8(case: Case) -> str | None:
+    """`use_paged_context_fmha` with an INT8 KV cache. Source: `build` in builder.py: a RuntimeError at first, turned off
+    from 0.19 on.
+    """
+    if not case.switch("use_paged_context_fmha") or case.kv != "int8":
+        return None
+    return "settings.build.use_paged_context_fmha: it does not go with an INT8 KV cache"
+
+
+@rule("TLM406", "leave it out, or take fp8 weights", before="0.19")
+def paged_fp8_refused(case: Case) -> str | None:
+    """`use_paged_context_fmha` with an FP8 KV cache and weights that are not fp8, before 0.19. Source: `build` in
+    builder.py of 0.11 and the attention operators of 0.12 to 0.17.
+    """
+    # An FP8 cache alone is not the FP8 workflow; nor is w4a8_awq, for which TLM407 stands.
+    if not case.attention.paged or case.kv != "fp8" or case.precision in FP8_INPUTS:
+        return None
+    return (
+        f"settings.build.use_paged_context_fmha: TensorRT-LLM {case.release} has it with an FP8 cache for fp8 weights, "
+        f"this is {case.precision}"
+    )
+
+
+@rule("TLM407", "leave it out, or take the model's own cache", before=W4A8_PAGED)
+def paged_w4a8(case: Case) -> str | None:
+    """`use_paged_context_fmha` with an FP8 KV cache and w4a8_awq before 1.2.0, the first release known to take it. Source:
+    the attention operators of 0.12 to 0.17; `build` in builder.py of 1.2.0. 0.17.0 to 1.1 were not read.
+    """
+    # Its quantization mode has no FP8_QDQ.
+    if not case.attention.paged or case.kv != "fp8" or case.precision != "w4a8_awq":
+        return None
+    return (
+        f"settings.build.use_paged_context_fmha: w4a8_awq with an FP8 cache is known to have it since {W4A8_PAGED}, "
+        f"this is {case.release}"
+    )
+
+
+@rule("TLM408", "leave it out, or take fp8 weights", severity="warning", since="0.19")
+def paged_turned_off(case: Case) -> str | None:
+    """`use_paged_context_fmha` with an FP8 KV cache and weights without FP8 activations, from 0.19 on. Source: `build` in
+    builder.py of 1.2.0 and 1.3.0rc3: turned off, with a warning.
+    """
+    if not case.switch("use_paged_context_fmha") or case.kv != "fp8" or case.precision in FP8_INPUTS:
+        return None
+    return (
+        f"settings.build.use_paged_context_fmha: TensorRT-LLM {case.release} turns it off with an FP8 cache and weights "
+        f"in {case.precision}"
+    )
+
+
+@rule("TLM409", "turn both off, or leave the latter on if the GPU has it", severity="warning")
+def paged_turns_fp8_on(case: Case) -> str | None:
+    """`use_paged_context_fmha` on and `use_fp8_context_fmha` off, with FP8 activations and an FP8 KV cache. Source:
+    `build` in builder.py, from 0.11 to 1.3.0rc3: the latter is turned on, with a warning.
+    """
+    attention = case.attention
+    if case.kv != "fp8" or case.precision not in FP8_INPUTS or not attention.paged or attention.fp8:
+        return None
+    return (
+        "settings.build.use_paged_context_fmha enable turns use_fp8_context_fmha on with an FP8 cache, which is off "
+        f"{'as asked' if case.switch('use_fp8_context_fmha') is False else f'with {case.release} on SM {case.sm}'}"
+    )
+
+
+@rule(
+    "TLM410",
+    "leave it on, with a cache that goes with it, or take another release",
+    since="0.20",
+    before="0.21",
+)
+def paged_needed(case: Case) -> str | None:
+    """Quantized weights without `use_paged_context_fmha` at 0.20. Source: pull request 131 of NVIDIA-NeMo/Export-Deploy:
+    such builds fail.
+    """
+    if case.sm is None or case.precision in PLAIN or case.kv == "int8" or case.paged_context_fmha:
+        return None
+    return (
+        f"{case.precision} without use_paged_context_fmha: TensorRT-LLM {case.release} does not build quantized "
+        "checkpoints that way"
+    )
+
+
+@rule("TLM411", "leave it out", since="1.1.0rc6")
+def no_streamingllm(case: Case) -> str | None:
+    """`streamingllm` from 1.1 on, which is still parsed. Source: `trtllm-build` of 1.1.0rc6."""
+    if not case.switch("streamingllm"):
+        return None
+    return f"settings.build.streamingllm: TensorRT-LLM {case.release} refuses it"
+
+
+@rule("TLM412", "leave it out")
+def plugins_on_blackwell(case: Case) -> str | None:
+    """gemm_swiglu_plugin, fp8_rowwise_gemm_plugin or low_latency_gemm_plugin on SM 100 to 119. Source: plugin.py of
+    1.3.0rc3.
+    """
+    if case.sm is None or not 100 <= case.sm < 120:
+        return None
+    for name in _NOT_ON_BLACKWELL_PLUGINS:
+        if case.option(name) not in (None, "disable", False):
+            return f"settings.build.{name}: TensorRT-LLM refuses it on SM 100 and above, this is SM {case.sm}"
+    return None
+
+
+# -------------------------------------------------------------------------------------------------- TLM5: what serves
+
+
+@rule("TLM501", "settings.build.max_beam_width builds an engine with more")
+def beam_width(case: Case) -> str | None:
+    """A server's `max_beam_width` above the engine's. Source: the runtime's check when it loads an engine."""
+    return _above(case, "max_beam_width", _whole(case.option("max_beam_width", 1)))
+
+
+@rule("TLM502", "the axis max_batch_size is the engine's and the server's")
+def batch_size(case: Case) -> str | None:
+    """A server's batch above the engine's. Source: the runtime's check when it loads an engine."""
+    # Only options of trtllm-serve can say so; the linter looks at repositories.
+    return _above(case, "max_batch_size", case.cell.max_batch_size)
+
+
+@rule("TLM503", "settings.build.use_paged_context_fmha: disable, or no sink_token_length")
+def sinks_with_paged(case: Case) -> str | None:
+    """`sink_token_length` with an engine that has `use_paged_context_fmha`. Source: the attention operator, at the first
+    request.
+    """
+    tokens = _whole(case.repository("sink_token_length"))
+    if not tokens or not case.paged_context_fmha:
+        return None
+    return f"settings.repository.sink_token_length {tokens}: the engine has use_paged_context_fmha, which excludes it"
+
+
+@rule("TLM504", "leave it out, or let the engine have use_paged_context_fmha: its options, weights and cache decide")
+def chunked_context(case: Case) -> str | None:
+    """`enable_chunked_context: true` with an engine without `use_paged_context_fmha`. Source: the runtime's check when it
+    loads an engine.
+    """
+    return _without_pages(case, "enable_chunked_context")
+
+
+@rule(
+    "TLM505",
+    "leave it out, or let the engine have use_paged_context_fmha: its options, weights and cache decide",
+    severity="warning",
+)
+def kv_cache_reuse(case: Case) -> str | None:
+    """`enable_kv_cache_reuse: true` with an engine without `use_paged_context_fmha`. Source: the runtime turns it off,
+    with a warning.
+    """
+    return _without_pages(case, "enable_kv_cache_reuse")
+
+
+@rule("TLM506", "raise max_tokens_in_paged_kv_cache, or remove it")
+def kv_tokens(case: Case) -> str | None:
+    """A KV cache too small for one request of the cell's lengths. Source: the runtime's check when it loads an engine."""
+    tokens, longest = _whole(case.repository("max_tokens_in_paged_kv_cache")), case.cell.isl + case.cell.osl
+    if case.drafting is not None:
+        longest += case.drafting.added
+    if tokens is None or tokens >= longest:
+        return None
+    return f"settings.repository.max_tokens_in_paged_kv_cache {tokens} is less than a request of {longest} tokens"
+
+
+@rule("TLM507", "build a paged cache, or set settings.repository.batching_strategy: V1")
+def unpaged_inflight(case: Case) -> str | None:
+    """In-flight batching of an engine without a paged KV cache. Source: the runtime's check when it loads an engine."""
+    if not commands.unpaged(case.build) or not case.in_triton or case.repository("batching_strategy") == "V1":
+        return None
+    return "settings.build: the KV cache is not paged, which in-flight batching needs"
+
+
+@rule("TLM508", "set them in settings.repository, such as 4 each")
+def lookahead_sizes(case: Case) -> str | None:
+    """Lookahead decoding without its three sizes. Source: the backend reads them in that mode."""
+    drafts = case.drafting is not None and case.drafting.method == "lookahead"
+    if (case.repository("decoding_mode") != "lookahead" and not drafts) or speculation_release(case) is not None:
+        return None
+    lacking = ", ".join(name for name in LOOKAHEAD if case.repository(name) is None)
+    what = "settings.speculative.method" if drafts else "settings.repository.decoding_mode"
+    return f"{what} lookahead needs {lacking}" if lacking else None
+
+
+@rule("TLM509", "name one for each rank, or remove it")
+def device_ids(case: Case) -> str | None:
+    """`gpu_device_ids` or `participant_ids` that are not as many as the engine has ranks. Source: the runtime's check when
+    it loads an engine.
+    """
+    ranks = case.cell.tp * case.cell.pp
+    for name in ("gpu_device_ids", "participant_ids"):
+        ids = case.repository(name)
+        if isinstance(ids, list | tuple) and len(set(ids)) != ranks:
+            return f"settings.repository.{name} does not name {ranks} different ones"
+    return None
+
+
+@rule(
+    "TLM510",
+    "an `override` with `where: { toolchain: tensorrt_llm }` gives them to engines alone",
+    toolchains=(PYTORCH,),
+)
+def engine_settings(case: Case) -> str | None:
+    """Options for engines in a cell without an engine. Source: the PyTorch runtime loads weights as they are."""
+    if case.build:
+        return f"settings.build.{next(iter(case.build))}: the PyTorch backend builds no engine"
+    if case.cell.settings["quantize"].get("options"):
+        return (
+            "settings.quantize.options are for the scripts that make engines' checkpoints; here Model Optimizer does it"
+        )
+    return None
+
+
+@rule(
+    "TLM511",
+    "take a model with images on the toolchain tensorrt_llm_pytorch, and settings.serve.frontend: trtllm_serve",
+    toolchains=_BOTH,
+)
+def image_prompts(case: Case) -> str | None:
+    """Images in `settings.perf.images`, or in rows of perf or accuracy, with engines of a family without a visual engine, with
+    Triton's LLM API model, or with a model that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with
+    images; inputs of the template `llmapi`, issue 8945 of Triton's server for 1.2.1.
+    """
+    images = images_asked(case.cell)
+    if images is None:
+        return None
+    if vision.sees(case.cell):
+        return None  # TLM512 looks at them
+    if case.cell.toolchain == ENGINES:
+        return f"{images}: no visual engine of family {case.family} is built here"
+    if case.in_triton:
+        return f"{images}: Triton's model of the LLM API takes text alone; trtllm-serve takes images"
+    if not case.cell.recipe.get("images"):
+        return f"{images}: the recipe of {case.cell.model} does not say that it takes images"
+    return None
+
+
+@rule("TLM512", "docs/models.md has what engines of models with images take")
+def visual_engine(case: Case) -> str | None:
+    """A model with images on engines, if the release's templates do not take them, or not with these settings. Source:
+    `preprocessing` and `multimodal_encoders` of the templates; issues 2714 and 7247 (trtllm-serve), 8207 of Triton's server
+    (its OpenAI front end).
+    """
+    encoder, cell, family = vision.FAMILIES.get(case.family), case.cell, case.family
+    if encoder is None:
+        return None
+    frontend = cell.settings["serve"]["frontend"]
+    if frontend != FRONTEND_TRITON:
+        served = "trtllm-serve has no place for a visual engine" if not case.in_triton else "it passes on text alone"
+        return f"settings.serve.frontend {frontend}: {served}"
+    if not at_least(case.release, encoder.since):
+        return f"family {family}: Triton's templates take its images since {encoder.since}, this is {case.release}"
+    if cell.precision not in vision.PRECISIONS or case.kv is not None:
+        what = f"with a cache of {case.kv}" if cell.precision in vision.PRECISIONS else cell.precision
+        return (
+            f"precision {what}: models with images are converted to {', '.join(vision.PRECISIONS)} with a cache of FP16"
+        )
+    if encoder.vocabulary not in (None, case.shape.vocab_size):
+        return (
+            f"family {family}: preprocessing of the templates has {encoder.vocabulary} tokens written in it, and "
+            f"{cell.model} has {case.shape.vocab_size}"
+        )
+    if cell.pp > 1:
+        return f"pp{cell.pp}: with a visual engine only tensor parallelism is known to work"
+    if companions.adapters(cell):
+        return "settings.lora.adapter: how engines take an adapter and images in one request is not known here"
+    if companions.speculation(cell) is not None:
+        return "settings.speculative: how engines draft tokens for a prompt with an image is not known here"
+    if case.repository("enable_kv_cache_reuse"):
+        return "settings.repository.enable_kv_cache_reuse: all images have the same token ids in prompts, and would be mixed up"
+    return _wrong_image(case, encoder)
+
+
+def _wrong_image(case: Case, found: vision.Vision) -> str | None:
+    """The reason why a synthetic image of the cell cannot be used, or None."""
+    images = case.cell.settings["perf"]["images"]
+    parse, name = ImagesAsked.parse(str(images or f"1@{found.image}")), "settings.perf.images: " if images else ""
+    if parse.count > 1:
+        return f"{name}{parse.count} images: Triton's templates take one with a prompt of {case.family}"
+    if (case.repository("max_num_images") or 1) > 1:
+        return f"settings.repository.max_num_images: Triton's templates take one with a prompt of {case.family}"
+    return _large_image(case, parse, name, vision.image_tokens)
+
+
+@rule("TLM513", "take smaller images, fewer, or longer lengths", toolchains=(PYTORCH,))
+def image_tokens(case: Case) -> str | None:
+    """Images of `settings.perf.images` that take all tokens of a prompt, or more, of families of which it is known: qwen2_vl,
+    qwen2_5_vl and gemma3. Source: the models' processors.
+    """
+    setting = case.cell.settings["perf"]["images"]
+    if not setting:
+        return None
+    return _large_image(case, ImagesAsked.parse(str(setting)), "settings.perf.images: ", vision.pytorch_image_tokens)
+
+
+def _large_image(
+    case: Case, asked: ImagesAsked, name: str, tokens_of: Callable[[str, int, int], int | None]
+) -> str | None:
+    """Words for images that leave no token of a prompt to a question, or that the model does not take."""
+    images = "an image" if asked.count == 1 else f"{asked.count} images"
+    try:
+        each = tokens_of(case.family, asked.width, asked.height)
+    except ValueError as error:
+        return f"{name}{images} of {asked.width}x{asked.height}: {error}"
+    if each is None or (tokens := each * asked.count) < case.cell.isl:
+        return None
+    return (
+        f"{name}{images} of {asked.width}x{asked.height} take{'s' * (asked.count == 1)} {tokens} tokens of {case.family}, and "
+        f"prompts of the cell have {case.cell.isl}"
+    )
+
+
+@rule("TLM514", llmapi.ONBOARDING_HINT, toolchains=(PYTORCH,), since=llmapi.WITHOUT_ONBOARDING)
+def onboarding(case: Case) -> str | None:
+    """`kv_cache_onboard_blocks`, whose argument of the LLM API is gone. Source: pull request 12449; the schema of 1.4.0rc0."""
+    why = llmapi.without_onboarding(case.repository("kv_cache_onboard_blocks"), case.release)
+    return None if why is None else f"settings.repository.{why}"
+
+
+# ---------------------------------------------------------------------------------------------------- TLM6: sizes
+
+
+@rule("TLM601", "take another tp and pp", toolchains=_BOTH)
+def layout(case: Case) -> str | None:
+    """More ranks than GPUs, heads that tp does not divide, or, of engines, layers that pp does not. Source: the models' own
+    assertions; `Mapping.pp_layers`, by which the PyTorch backend gives the first stages one layer more.
+    """
+    shape, tp, pp, gpus = case.shape, case.cell.tp, case.cell.pp, len(case.machine.gpus)
+    if tp * pp > gpus:
+        return f"tp{tp}pp{pp} needs {tp * pp} GPUs, this machine has {gpus}"
+    uneven = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, tp)
+    return uneven or (uneven_stages(shape.num_hidden_layers, pp) if case.cell.toolchain == ENGINES else None)
+
+
+@rule("TLM602", toolchains=_BOTH)
+def lengths(case: Case) -> str | None:
+    """More tokens than the model has positions, or a prompt longer than a forward pass. Source: config.json of the model;
+    `max_num_tokens` of the engine.
+    """
+    cell, most = case.cell, case.shape.max_position_embeddings
+    if cell.isl + cell.osl > most:
+        return f"lengths {cell.isl},{cell.osl} are {cell.isl + cell.osl} tokens, {cell.model} has {most} positions"
+    tokens = num_tokens(cell)
+    if tokens >= cell.isl or splits_prompts(cell):
+        return None
+    return (
+        f"settings.build.max_num_tokens {tokens} is less than a prompt of {cell.isl} tokens, which "
+        "settings.repository.enable_chunked_context: true would split"
+    )
+
+
+@rule("TLM603", "shorter lengths")
+def gemma2_lengths(case: Case) -> str | None:
+    """Engines of Gemma 2 for more than 4096 tokens, the window of every other layer. Source: README of examples/gemma in
+    0.17; no later release is known to lift it.
+    """
+    # Beyond it every layer would have to see its own window.
+    tokens = case.cell.isl + case.cell.osl
+    if case.family != "gemma2" or tokens <= _GEMMA2_TOKENS:
+        return None
+    return (
+        f"lengths {case.cell.isl},{case.cell.osl} are {tokens} tokens; engines of Gemma 2 have at most {_GEMMA2_TOKENS}"
+    )
+
+
+@rule("TLM604", "more of tp or pp, or a smaller precision, makes it less", toolchains=_BOTH)
+def memory(case: Case) -> str | None:
+    """Weights, and the KV cache of one request, that do not fit on a GPU; of an engine in Triton built with `weight_streaming`, the
+    share of the weights that `gpu_weights_percent` says. Source: memory reference: parameters, layers, heads and bytes of each.
+    """
+    cell = case.cell
+    smallest = min((gpu.memory_bytes for gpu in case.machine.gpus), default=None)
+    weights, cache = least_bytes(
+        case.shape, precision=case.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, tokens=cell.isl + cell.osl
+    )
+    if case.in_triton and program_options.exists("trtllm-build", case.release, "--weight_streaming"):
+        weights = int(weights * kept_weights(cell))
+    if smallest is None or weights + cache <= smallest:
+        return None
+    return (
+        f"needs {(weights + cache) / _GIB:.1f} GiB on each GPU ({weights / _GIB:.1f} of weights, {cache / _GIB:.1f} of KV "
+        f"cache for one request), which have {smallest / _GIB:.1f}"
+    )
+
+
+@rule(
+    "TLM605",
+    "take a layout without ep, or what convert_checkpoint.py makes: bf16, fp16, int8_wo, int4_wo, with the model's own cache",
+)
+def experts(case: Case) -> str | None:
+    """Expert parallelism with a checkpoint that quantize.py or Model Optimizer makes. Source: their options, none of which
+    deals experts.
+    """
+    by = "Model Optimizer" if _without_scripts(case) else "quantize.py" if case.route == "quantize" else None
+    if case.cell.ep == 1 or by is None:
+        return None
+    return f"ep{case.cell.ep}: {by}, which makes {case.cell.precision} here, splits each expert over all GPUs of tp"
+
+
+@rule("TLM606", toolchains=_BOTH)
+def groups(case: Case) -> str | None:
+    """Ranks that would get a part of a tile, group or block of quantized weights: 64 inputs and columns of int8_wo and int4_wo, 128
+    of AWQ and GPTQ or what `awq_block_size` or the files say, 128 of FP8 blocks, 16 of nvfp4. Source: the table in
+    tensorrt/toolchains/tiles.py, which names one for each.
+    """
+    cell, on_pytorch = case.cell, case.cell.toolchain == PYTORCH
+    form = prequantized.form_of(cell) or case.precision
+    tile = (tiles.PYTORCH if on_pytorch else tiles.ENGINES).get(form)
+    if tile is None:
+        return None
+    scripts = not on_pytorch and case.route == "quantize" and _without_scripts(case) is None
+    size = cell.recipe.get("quantization_group_size") if cell.precision == AS_IS else None
+    if scripts and cell.precision != AS_IS:
+        extra = cell.settings["quantize"]["options"]
+        assert isinstance(extra, dict)
+        size = extra.get(_BLOCK_SIZE, extra.get(f"--{_BLOCK_SIZE}"))
+    widths = _split_widths(case)
+    cut = tiles.cut(tiles.grouped(tile, size), widths, cell.tp, cell.ep, precision=case.shown)
+    if cut is None or form != "int4_awq" or not scripts:
+        return cut
+    smaller = tiles.cut(tiles.grouped(tile, _SMALL_BLOCK), widths, cell.tp, cell.ep, precision=case.shown)
+    return cut if smaller else f"{cut}, and tp{cell.tp} with settings.quantize.options.{_BLOCK_SIZE}: {_SMALL_BLOCK}"
+
+
+def _split_widths(case: Case) -> tiles.Widths:
+    """The widths that tensor parallelism splits in TensorRT-LLM."""
+    widths = replace(tiles.Widths.of(case.shape), shared=0)
+    if case.cell.toolchain != PYTORCH:
+        return widths
+    if case.family.startswith("deepseek"):
+        # Its dense layers are split over as many ranks as have whole blocks: `_compute_mlp_tp_size` of modeling_deepseekv3.py.
+        widths = replace(widths, dense=0)
+    arguments = case.repository("llm_args") or {}
+    if "moe_expert_parallel_size" in arguments:
+        widths = replace(widths, experts=0)
+    return widths
+
+
+@rule("TLM607", "the engine takes prompts and answers of the axis lengths")
+def check_lengths(case: Case) -> str | None:
+    """`settings.check.max_tokens` that leaves no place for a prompt in the cell's engine. Source: `_check_inputs` of
+    model_runner_cpp.py, by which run.py refuses.
+    """
+    setting, cell = case.cell.settings["check"]["max_tokens"], case.cell
+    longest = cell.isl + cell.osl + (case.drafting.added if case.drafting else 0)
+    if not isinstance(setting, int) or setting < longest:
+        return None
+    return f"settings.check.max_tokens {setting}: engines for {cell.isl},{cell.osl} take {longest} tokens, prompt and answer together"
+
+
+# ------------------------------------------------------------------------------------------ TLM7: speculative decoding
+
+
+@rule(
+    "TLM701",
+    f"the toolchain {ENGINES} has {', '.join(MODES)}; the toolchain {PYTORCH} has draft, eagle3, mtp and ngram, from 1.0 on",
+    toolchains=_BOTH,
+)
+def speculation(case: Case) -> str | None:
+    """A method of speculative decoding that the backend does not have, in Triton or `trtllm-serve`, and ReDrafter. Source:
+    `--speculative_decoding_mode` of trtllm-build and examples/prompt_lookup, which is a program of its own, for engines;
+    `DecodingBaseConfig` and its subclasses for PyTorch; Triton's tutorial on speculative decoding, for EAGLE-2.
+    """
+    speculation = companions.speculation(case.cell)
+    if speculation is not None and (why := _NOT_PLANNED.get(str(speculation["method"]))) is not None:
+        return f"settings.speculative.method {speculation['method']}: {why}"
+    if (
+        speculation is None
+        or (speculation["method"] in MODES) is (case.cell.toolchain == ENGINES)
+        or speculation["method"] == "draft"
+    ):
+        return None
+    backend = "engines have" if case.cell.toolchain == ENGINES else "the PyTorch backend has"
+    return f"settings.speculative.method {speculation['method']}: {backend} no such way to draft"
+
+
+@rule("TLM702", "settings.speculative.model: ORGANISATION/NAME, a recipe, or a directory", toolchains=_BOTH)
+def draft_model(case: Case) -> str | None:
+    """A method that takes a draft model, without one, or with a head that the model's recipe knows for another method. Source:
+    `DecodingBaseConfig` and its subclasses of the LLM API; the converters of examples/medusa and examples/eagle; recipes.
+    """
+    speculation = companions.speculation(case.cell)
+    if speculation is None or speculation["method"] not in WITH_DRAFT_MODEL:
+        return None
+    method, heads = str(speculation["method"]), companions.known_heads(case.cell)
+    known = f"; known for {case.cell.model}: {', '.join(heads[method])}" if method in heads else ""
+    if speculation["model"] is None:
+        return f"settings.speculative.method {method} takes a draft model, and settings.speculative.model names none{known}"
+    name = str(speculation["model"]).partition("@")[0].lower()
+    taken = next((of for of, names in heads.items() if name in map(str.lower, names)), method)
+    if taken == method:
+        return None
+    return f"settings.speculative.model {speculation['model']} is a head of the method {taken}, this is {method}{known}"
+
+
+@rule("TLM703", "name it in one of the two", toolchains=_BOTH)
+def speculation_twice(case: Case) -> str | None:
+    """Speculative decoding both in `settings.speculative` and in `settings.repository.llm_args`, `settings.build`,
+    `settings.quantize.options` or `settings.repository`. Source: each has one place, such as the LLM API's argument
+    `speculative_config`, or `--max_draft_len` of trtllm-build.
+    """
+    if companions.speculation(case.cell) is None:
+        return None
+    given = case.repository("llm_args")
+    if isinstance(given, dict) and "speculative_config" in given:
+        return "settings.repository.llm_args.speculative_config is what settings.speculative says"
+    if case.cell.toolchain != ENGINES:
+        return None
+    for name in ("speculative_decoding_mode", "max_draft_len"):
+        if case.option(name) is not None:
+            return f"settings.build.{name} is what settings.speculative says"
+    for name in ("decoding_mode", "tensorrt_llm_draft_model_name"):
+        if case.repository(name) is not None:
+            return f"settings.repository.{name} is what settings.speculative says"
+    extra = case.cell.settings["quantize"].get("options")
+    mine = {"medusa_model_dir", "num_medusa_heads", "num_medusa_layers", "max_draft_len"} if case.heads else set()
+    twice = sorted({str(name).lstrip("-") for name in extra} & mine) if isinstance(extra, dict) else []
+    return f"settings.quantize.options.{twice[0]} is what settings.speculative says" if twice else None
+
+
+@rule(
+    "TLM704",
+    f"the toolchain {PYTORCH} with settings.serve.frontend: trtllm_serve has them from {FIRST_PYTORCH} on",
+    toolchains=_BOTH,
+)
+def lora(case: Case) -> str | None:
+    """A LoRA adapter, if the release or its frontend has no way to request one. Source: inputs of the Triton models; pull
+    request 14079, by which the LLM API's model has some; `lora_request` of trtllm-serve; options of Triton's OpenAI front end.
+    """
+    if not companions.adapters(case.cell):
+        return None
+    frontend, release = case.cell.settings["serve"]["frontend"], case.release
+    if case.cell.toolchain == PYTORCH:
+        # Where templates are installed, their own inputs decide: `pytorch_backend`.
+        if not case.in_triton or not case.machine.assumed or at_least(release, _LORA_IN_LLMAPI):
+            return None
+        return (
+            f"settings.lora.adapter: Triton's LLM API model of TensorRT-LLM {release} has no input for it; it is known to have "
+            f"one since {_LORA_IN_LLMAPI}"
+        )
+    if not at_least(release, _LORA_IN_ENGINES):
+        return f"settings.lora.adapter: engines take adapters as requests have them since {_LORA_IN_ENGINES}, this is {release}"
+    if frontend == FRONTEND_TRITON_OPENAI:
+        return f"settings.lora.adapter: requests to {frontend} cannot bring an adapter to an engine"
+    if not case.in_triton and not at_least(release, _LORA_IN_SERVE):
+        return f"settings.lora.adapter: trtllm-serve takes lora_request since {_LORA_IN_SERVE}, this is {release}"
+    return None
+
+
+@rule("TLM705", "name it in one of the two", toolchains=(PYTORCH,))
+def lora_twice(case: Case) -> str | None:
+    """An adapter both in `settings.lora` and in `settings.repository.llm_args`. Source: one argument of the LLM API,
+    `lora_config`, has it.
+    """
+    given = case.repository("llm_args")
+    if not companions.adapters(case.cell) or not isinstance(given, dict) or "lora_config" not in given:
+        return None
+    return "settings.repository.llm_args.lora_config is what settings.lora says"
+
+
+@rule("TLM706", "take another method, or a model with such layers, as DeepSeek V3 has", toolchains=(PYTORCH,))
+def speculation_family(case: Case) -> str | None:
+    """`mtp` of a model whose family has no layers of its own that draft. Source: the model types in `MTPForCausalLM` of
+    modeling_speculative.py, around 1.0 to 1.3, of which it is none.
+    """
+    speculation = companions.speculation(case.cell)
+    if speculation is None or speculation["method"] != "mtp" or case.family not in WITHOUT_OWN_LAYERS:
+        return None
+    return f"settings.speculative.method mtp: models of the family {case.family} have no layers of their own that draft"
+
+
+@rule(
+    "TLM711",
+    "remove it, or give it to the methods that read it by an `override` with `where: { settings.speculative.method: ... }`",
+    toolchains=_BOTH,
+)
+def speculation_settings(case: Case) -> str | None:
+    """A setting of speculative decoding that the cell's method does not read. Source: the arguments of each method."""
+    speculation = companions.speculation(case.cell)
+    if speculation is None:
+        return None
+    for name, methods in companions.READ_BY.items():
+        if speculation.get(name) is not None and speculation["method"] not in methods:
+            return f"settings.speculative.{name}: {speculation['method']} has no use for it, {' and '.join(sorted(methods))} may"
+    return None
+
+
+@rule("TLM712", "take a newer release, another method, or, from 1.0, the toolchain tensorrt_llm_pytorch")
+def speculation_release(case: Case) -> str | None:
+    """A method that the release does not build engines for, or whose way through its server was not read. Source: the choices of
+    `--speculative_decoding_mode`; Triton's tutorial, which has EAGLE from images 25.01 (0.17) on; README of
+    examples/draft_target_model, of 0.18; the templates of 0.19, which name the sizes of lookahead.
+    """
+    draft = case.drafting
+    if draft is None:
+        return None
+    method, release = f"settings.speculative.method {draft.method}", case.release
+    if not program_options.accepts("trtllm-build", release, "--speculative_decoding_mode", MODES[draft.method]):
+        return f"{method}: trtllm-build of TensorRT-LLM {release} has no such mode"
+    since = _SPECULATION_SINCE.get(draft.method)
+    if since is not None and not at_least(release, since):
+        return f"{method}: it is known to be served from TensorRT-LLM {since} on, this is {release}"
+    return None
+
+
+@rule("TLM713", "take one of those, or another method")
+def speculation_model(case: Case) -> str | None:
+    """Medusa or EAGLE heads for a model that is not a Llama, a precision or a LoRA adapter that a method is not documented
+    with, or heads without the release's example scripts. Source: the converters of examples/medusa and examples/eagle; the support matrices of
+    their READMEs and of examples/lookahead and examples/draft_target_model.
+    """
+    draft = case.drafting
+    if draft is None:
+        return None
+    method = f"settings.speculative.method {draft.method}"
+    if case.heads and case.family != "llama":
+        return f"{method}: heads are converted with Llama models, this is {case.family}"
+    known = _SPECULATION_PRECISIONS[draft.method]
+    if case.cell.precision not in known:
+        return f"{method}: it is documented with {', '.join(known)}, this is {case.shown}"
+    if case.heads == "eagle" and case.kv is not None:
+        return f"{method}: its converter quantizes no cache, settings.quantize.kv_cache_precision is {case.kv}"
+    if companions.adapters(case.cell):
+        return f"{method}: it is not documented with a LoRA adapter (settings.lora.adapter)"
+    scripts = case.installed.examples is not None and commands.calibrates_as_told(case.release)
+    if case.heads and (case.installed.examples is None or (case.route == "quantize" and not scripts)):
+        return f"{method}: its checkpoint is made by example scripts of TensorRT-LLM, which are not there"
+    quantizes = program_options.exists("quantize.py", case.release, "--medusa_model_dir")
+    if case.heads and case.route == "quantize" and not quantizes:
+        return f"{method}: quantize.py of TensorRT-LLM {case.release} takes no heads"
+    return None
+
+
+@rule("TLM714", "take a layout of tensor parallelism alone, of one GPU with a draft model, on SM 80 or newer")
+def speculation_layout(case: Case) -> str | None:
+    """Speculative decoding with engines on a GPU before SM 80 or with pipeline stages; with a draft model on several GPUs,
+    where two engines take the orchestrator mode of Triton's backend, which is not planned. Source: support matrices of the
+    examples' READMEs.
+    """
+    draft = case.drafting
+    if draft is None:
+        return None
+    method, cell = f"settings.speculative.method {draft.method}", case.cell
+    if case.sm is not None and case.sm < _SPECULATION_SM:
+        return f"{method} needs SM {_SPECULATION_SM} or newer, this is SM {case.sm}"
+    if cell.pp > 1:
+        return f"{method} has no pipeline stages, this is pp{cell.pp}"
+    if draft.method == "draft" and cell.tp > 1:
+        return f"{method}: two engines are planned on one GPU, this is tp{cell.tp}"
+    return None
+
+
+@rule("TLM715")
+def speculation_server(case: Case) -> str | None:
+    """Settings that speculative decoding with engines excludes: beams, a cache without pages, batching other than fused in-flight
+    batching; `trtllm-serve` with a draft model or EAGLE; streaming, or no reuse of the KV cache, with a draft model.
+    Source: the examples' READMEs; `TrtGptModelInflightBatching`; decode.py of tensorrt_llm_bls; llm_args.py of 0.20 and 1.1.
+    """
+    draft = case.drafting
+    if draft is None:
+        return None
+    method = f"settings.speculative.method {draft.method}"
+    beams = max(_whole(case.option("max_beam_width", 1)) or 1, _whole(case.repository("max_beam_width")) or 1)
+    if beams > 1:
+        return f"{method} takes one beam, max_beam_width is {beams}"
+    if commands.unpaged(case.build):
+        return f"{method} takes a paged KV cache, which settings.build turns off"
+    strategy = case.repository("batching_strategy")
+    if case.in_triton and strategy not in {None, "inflight_fused_batching"}:
+        return f"{method} takes settings.repository.batching_strategy inflight_fused_batching, this is {strategy}"
+    if not case.in_triton and draft.method in {"draft", "eagle"}:
+        return (
+            f"{method}: trtllm-serve has it for PyTorch alone; settings.serve.frontend: triton serves it with engines"
+        )
+    if not case.in_triton and not at_least(case.release, _SPECULATION_SERVED):
+        return f"{method}: trtllm-serve is known to take it from {_SPECULATION_SERVED} on, this is {case.release}"
+    if draft.method != "draft":
+        return None
+    if case.cell.settings["serve"]["frontend"] != "triton":
+        return f"{method}: requests name how many tokens to draft, which Triton's OpenAI front end cannot; take triton"
+    if case.repository("decoupled"):
+        return f"{method}: tensorrt_llm_bls streams no answers with it; settings.repository.decoupled: false"
+    if not case.repository("enable_kv_cache_reuse"):
+        return (
+            f"{method}: both engines see the answer so far again with every step, and refuse to load without "
+            "settings.repository.enable_kv_cache_reuse: true"
+        )
+    return None
+
+
+@rule("TLM716", "shorter drafts, or a smaller batch")
+def speculation_sizes(case: Case) -> str | None:
+    """More than 256 drafted tokens, or than 512 requests, with EAGLE; lookahead sizes that draft nothing. Source: `build` in
+    builder.py; README of examples/lookahead.
+    """
+    draft = case.drafting
+    if draft is None:
+        return None
+    if draft.method == "eagle" and draft.length > _EAGLE_TOKENS:
+        return f"settings.speculative.max_draft_len {draft.length}: eagle drafts {_EAGLE_TOKENS} tokens at most"
+    if draft.method == "eagle" and case.cell.max_batch_size > _EAGLE_BATCH:
+        return f"max_batch_size {case.cell.max_batch_size}: eagle takes {_EAGLE_BATCH} requests at most"
+    if draft.method == "lookahead" and draft.length < 1:
+        sizes = ", ".join(str(case.repository(name)) for name in LOOKAHEAD)
+        return f"settings.repository.lookahead_*: sizes of {sizes} draft nothing; the smallest that do are 2, 2, 1"
+    return None
+
+
+@rule("TLM717", "leave it out", severity="warning")
+def speculation_build(case: Case) -> str | None:
+    """`max_num_tokens` below what a full batch drafts in a pass, or EAGLE with `use_paged_context_fmha: disable`. Source:
+    `build` in builder.py, which raises the one and turns on the other.
+    """
+    draft = case.drafting
+    if draft is None:
+        return None
+    least, setting = least_tokens(case.cell), _whole(case.cell.settings["build"]["max_num_tokens"])
+    if setting is not None and setting < least:
+        return f"settings.build.max_num_tokens {setting}: {draft.method} takes {least} in a pass here"
+    if draft.method == "eagle" and case.switch("use_paged_context_fmha") is False:
+        return "settings.build.use_paged_context_fmha disable: trtllm-build turns it on for eagle"
+    return None
+
+
+@rule("TLM721", "leave it out: it is the data type of the model")
+def lora_plugin(case: Case) -> str | None:
+    """`lora_plugin` of another data type than the model's, or none, with an adapter. Source: layers of FP8 assert it; with
+    others the adapter has no effect, without a word (issue 791 of tensorrtllm_backend).
+    """
+    given, dtype = case.option("lora_plugin"), commands.data_type(case.precision, case.family)
+    if not companions.adapters(case.cell) or given in (None, "auto", dtype):
+        return None
+    return f"settings.build.lora_plugin {given}: with settings.lora.adapter it has to be {dtype}, as the model"
+
+
+@rule("TLM722", "fp16, bf16, fp8, int8_wo, int4_wo and int4_awq work")
+def lora_on_smoothquant(case: Case) -> str | None:
+    """An adapter on layers of SmoothQuant. Source: `SmoothQuantGatedMLP` of quantization/layer.py, which asserts that there
+    is none.
+    """
+    if not companions.adapters(case.cell) or case.precision != "int8_sq":
+        return None
+    return f"settings.lora.adapter: layers of {case.shown} take no LoRA adapters"
+
+
+@rule("TLM723", "leave it out, or install a newer release", before="0.13")
+def lora_with_reuse(case: Case) -> str | None:
+    """`enable_kv_cache_reuse` with an adapter before 0.13: blocks of another adapter would be taken. Source: release notes
+    of 0.13.
+    """
+    if not companions.adapters(case.cell) or case.repository("enable_kv_cache_reuse") is not True:
+        return None
+    return f"settings.repository.enable_kv_cache_reuse: with LoRA adapters since 0.13, this is {case.release}"
+
+
+@rule("TLM724", "leave it out: bfloat16 works with the backend tensorrtllm")
+def lora_in_python(case: Case) -> str | None:
+    """An adapter with `triton_backend: python`, whose code makes float16 of it. Source: issue 671 of tensorrtllm_backend;
+    that of releases before 0.16 was not read.
+    """
+    if not companions.adapters(case.cell) or case.repository("triton_backend") != "python":
+        return None
+    dtype = commands.data_type(case.precision, case.family)
+    if dtype == "float16" and at_least(case.release, "0.16"):
+        return None
+    return f"settings.repository.triton_backend python: of TensorRT-LLM {case.release} it takes no adapter in {dtype}"
+
+
+@rule("TLM725", "leave it out: adapters are in Hugging Face's form, and come with requests")
+def lora_files(case: Case) -> str | None:
+    """`lora_dir`, or a `lora_ckpt_source` other than hf, together with an adapter. Source: `LoraConfig` of lora_manager.py: the
+    engine would hold other adapters than the one that is fetched.
+    """
+    if not companions.adapters(case.cell):
+        return None
+    for name, allowed in (("lora_dir", None), ("lora_ckpt_source", "hf")):
+        if case.option(name) not in (None, allowed):
+            return f"settings.build.{name} says where adapters are, and so does settings.lora.adapter"
+    return None
+
+
+@rule("TLM726", "name one of settings.lora.adapter, or none", toolchains=_BOTH)
+def lora_names(case: Case) -> str | None:
+    """`lora` of smoke, perf or accuracy that names no adapter of the cell; accuracy with several, of which neither it nor perf names
+    one. Source: the matrix.
+    """
+    names = [name for name, _ in companions.adapters(case.cell).values()]
+    for section in ("smoke", "perf", "accuracy"):
+        setting = case.cell.settings[section]["lora"]
+        if setting not in (None, NO_ADAPTER, *names):
+            return f"settings.{section}.lora {setting}: there is no such adapter, only {', '.join(names) or 'none'}"
+    accuracy, perf = (case.cell.settings[section] for section in ("accuracy", "perf"))
+    if len(names) > 1 and accuracy["lora"] is perf["lora"] is None and accuracy["answers"] == "own":
+        return f"settings.accuracy.lora says which of the adapters {', '.join(names)} is scored"
+    return None
+
+
+@rule("TLM731", "settings.serve.frontend: trtllm_serve has both", toolchains=_BOTH)
+def exact_lengths(case: Case) -> str | None:
+    """`settings.perf.workload: isl_osl`, if requests cannot set an exact output length. Source: inputs of the Triton model
+    `llmapi`, which have neither `min_tokens` nor `ignore_eos`; the OpenAI front end of Triton's images ignores both.
+    """
+    if case.cell.settings["perf"]["workload"] != "isl_osl":
+        return None
+    frontend = case.cell.settings["serve"]["frontend"]
+    if frontend == FRONTEND_TRITON_OPENAI:
+        return f"settings.perf.workload: {frontend} cannot be asked for answers of an exact length"
+    if case.cell.toolchain == PYTORCH and case.in_triton:
+        return "settings.perf.workload: Triton's LLM API model cannot be asked for answers of an exact length"
+    return None
+
+
+def _without_pages(case: Case, setting: str) -> str | None:
+    """Words for a setting that is true and takes use_paged_context_fmha, which the engine will not have."""
+    if case.repository(setting) is not True or case.paged_context_fmha:
+        return None
+    why = f"for {case.precision} with {case.kv or 'no quantized'} cache here"
+    if commands.unpaged(case.build):
+        why = "without a paged KV cache (settings.build)"
+    for name, off in (("use_paged_context_fmha", False), ("context_fmha", False), ("streamingllm", True)):
+        if case.switch(name) is off:
+            why = f"by settings.build.{name}"
+            break
+    return f"settings.repository.{setting}: engines have it with use_paged_context_fmha, which is off {why}"
+
+
+def _above(case: Case, name: str, built: int | None) -> str | None:
+    """Message for a server's limit above that of the engine."""
+    if case.in_triton:
+        setting, value = f"settings.repository.{name}", case.repository(name)
+    else:
+        given: Json = case.cell.settings["serve"]["options"]
+        given = given if isinstance(given, dict) else {}
+        setting, value = f"settings.serve.options.{name}", given.get(name, given.get(f"--{name}"))
+    result = _whole(value)
+    if result is None or built is None or result <= built:
+        return None
+    return f"{setting} {result} is above the engine's, {built}"
+
+
+def _whole(value: Json) -> int | None:
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _of_toolchain(case: Case, key: str) -> Json:
+    known = case.cell.recipe.get(key)
+    return known.get(case.cell.toolchain) if isinstance(known, dict) else None
+
+
+@lru_cache(maxsize=256)
+def _within(release: str, limits: str) -> bool:
+    return parse(release) in SpecifierSet(limits, prereleases=True)
