@@ -61,17 +61,17 @@ class ImageReference(NamedTuple):
 
 def parts(image: str) -> ImageReference:
     """The parts of an image reference. Raises UsageError for a text that is not one."""
-    found = _REFERENCE.fullmatch(image)
-    if found is None:
+    match = _REFERENCE.fullmatch(image)
+    if match is None:
         raise UsageError(
             f"--image {image!r}: expected [REGISTRY/]NAME[:TAG][@sha256:DIGEST], the name in lower case",
             hint="for example registry.example.org/team/triton:24.12",
         )
-    return ImageReference(found["name"], found["tag"], found["digest"])
+    return ImageReference(match["name"], match["tag"], match["digest"])
 
 
 def image_for(release: str, *, triton: bool) -> str:
-    """The published image that has exactly this release. Raises UsageError where none is known.
+    """The published image with exactly this release. Raises UsageError if none is known.
 
     An engine only runs with the release that built it, so the nearest one will not do.
     """

@@ -65,7 +65,7 @@ def test_no_parameter_is_part_of_a_key() -> None:
         ({"schema": 1, "models": [{"name": "a"}]}, "a service.json or a url"),
         ({"schema": 1, "models": [{"name": "a", "url": "x"}]}, "not the address of a server"),
         ({"schema": 1, "models": [{"name": "a", "url": "grpc://x:0"}]}, "not the address of a server"),
-        ({"schema": 1, "models": [{"name": "a", "url": "http://x", "colour": 1}]}, "a model has no color"),
+        ({"schema": 1, "models": [{"name": "a", "url": "http://x", "colour": 1}]}, "a model has no colour"),
         ({"schema": 1, "models": [{"name": "a", "url": "http://x"}] * 2}, "two models have the name a"),
         (
             {

@@ -20,7 +20,7 @@ MOST_STOP_CHARACTERS: Final = 1024
 MOST_MESSAGES: Final = 10_000
 _INT32: Final = 2**31 - 1
 _MOST_BRACKETS: Final = 100_000
-"""Of a body: so many small objects would keep the parser, and everyone else, for longer."""
+"""Limit of objects in a body: more small objects would block the parser, and all other requests, for longer."""
 
 _FOR_OPENAI: Final = frozenset(
     {
@@ -38,7 +38,7 @@ _FOR_OPENAI: Final = frozenset(
 )
 """Fields that say nothing about the answer."""
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    # what nobody here does -> the values that ask for nothing
+    # unsupported field -> the values that have no effect
     "best_of": (None, 1),
     "suffix": (None, ""),
     "logit_bias": (None, {}),
@@ -127,14 +127,14 @@ _KNOWN: Final[Mapping[Endpoint, frozenset[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What the text has to follow: `kind` is TensorRT-LLM's guided_decoding_guide_type."""
+    """The format that the text has to follow. `kind` is TensorRT-LLM's guided_decoding_guide_type."""
 
     kind: Literal["json", "json_schema"]
     schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """One request."""
 
     endpoint: Endpoint
@@ -154,18 +154,18 @@ class Asked:
     """Put the tokenizer's special tokens around the prompt."""
     seed: int | None = None
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """Those of `_SAMPLING` that were given."""
+    """The fields of `_SAMPLING` in the request."""
     logprobs: bool = False
     echo: bool = False
     guide: Guide | None = None
     prompts: tuple[str, ...] = ()
-    """Of completions."""
+    """Fields of completions."""
     messages: Sequence[Mapping[str, Any]] = ()
     tools: Sequence[Mapping[str, Any]] = ()
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Of the chat template."""
+    """Arguments of the chat template."""
 
     @property
     def choices(self) -> int:
@@ -196,7 +196,7 @@ def model_of(body: Mapping[str, Any]) -> str:
     return model
 
 
-def read(endpoint: Endpoint, body: Mapping[str, Any]) -> Asked:
+def read(endpoint: Endpoint, body: Mapping[str, Any]) -> ParsedRequest:
     """The request in a body. Raises ApiError for what it cannot say, and for what nothing here does."""
     if unknown := sorted(body.keys() - _KNOWN[endpoint]):
         other: Endpoint = "completions" if endpoint == "chat" else "chat"
@@ -231,7 +231,7 @@ def read(endpoint: Endpoint, body: Mapping[str, Any]) -> Asked:
         "guide": _guide(_object(body, "response_format")),
     }
     own = _chat(body) if endpoint == "chat" else _completion(body)
-    return Asked(endpoint, model_of(body), **{**given, **own})
+    return ParsedRequest(endpoint, model_of(body), **{**given, **own})
 
 
 def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,16 +295,16 @@ def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"prompts": tuple(prompts), "logprobs": logprobs is not None, "echo": echo}
 
 
-def _guide(asked: Mapping[str, Any]) -> Guide | None:
+def _guide(request: Mapping[str, Any]) -> Guide | None:
     where = "response_format"
-    kind = asked.get("type") if asked else "text"
+    kind = request.get("type") if request else "text"
     if kind == "text":
         return None
     if kind == "json_object":
         return Guide("json")
     if kind != "json_schema":
         raise bad(f"{where}.type", f"{where}.type is {_shown(kind)}; expected text, json_object or json_schema")
-    schema = _object(_object(asked, "json_schema", f"{where}.json_schema"), "schema", f"{where}.json_schema.schema")
+    schema = _object(_object(request, "json_schema", f"{where}.json_schema"), "schema", f"{where}.json_schema.schema")
     if not schema:
         raise bad(f"{where}.json_schema.schema", f"{where}.json_schema.schema is missing")
     return Guide("json_schema", json.dumps(schema, ensure_ascii=False))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.serve.gateway.api_error import ApiError
-from trtllm_pipeline.serve.gateway.asked import Asked, Endpoint, Guide, parse_body, read
+from trtllm_pipeline.serve.gateway.parsed_request import Endpoint, Guide, ParsedRequest, parse_body, read
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 TEXT = {"model": "m", "prompt": "x"}
@@ -25,8 +25,10 @@ def test_defaults_and_nulls_are_the_same() -> None:
     nulls = dict.fromkeys(
         ("n", "stop", "seed", "temperature", "tools", "logprobs", "stream_options", "response_format")
     )
-    assert read("chat", CHAT) == read("chat", {**CHAT, **nulls}) == Asked("chat", "m", messages=CHAT["messages"])
-    assert read("completions", TEXT) == Asked("completions", "m", prompts=("x",))
+    assert (
+        read("chat", CHAT) == read("chat", {**CHAT, **nulls}) == ParsedRequest("chat", "m", messages=CHAT["messages"])
+    )
+    assert read("completions", TEXT) == ParsedRequest("completions", "m", prompts=("x",))
     assert read("completions", {**TEXT, "prompt": ["a", "b"], "n": 3}).choices == 6
 
 
