@@ -1,6 +1,6 @@
 """Container images that serve a bundle: NVIDIA's Triton with TensorRT-LLM by release, and our own for CPUs.
 
-The table is that of docs/images.md, which says where each row comes from; a test compares the two.
+The table is that of docs/reference/images.md, which says where each row comes from; a test compares the two.
 """
 
 from __future__ import annotations
@@ -83,6 +83,6 @@ def image_for(release: str, *, triton: bool) -> str:
     if release not in TAGS:
         raise UsageError(
             f"no image with TensorRT-LLM {release} is known",
-            hint="name yours: --image REGISTRY/NAME:TAG; docs/images.md",
+            hint="name yours: --image REGISTRY/NAME:TAG; docs/reference/images.md",
         )
     return f"{TRITON}:{TAGS[release]}-trtllm-python-py3"

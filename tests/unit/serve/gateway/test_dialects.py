@@ -193,7 +193,7 @@ def test_every_dialect_with_tools_is_tested() -> None:
 
 
 def test_every_dialect_is_documented() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "chat.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "gateway.md").read_text(encoding="utf-8")
     assert [name for name in CALLS if f"\n| `{name}` |" not in page] == []
 
 
