@@ -6,6 +6,8 @@ import ast
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[2] / "trtllm_pipeline"
 TRITON_DECIDES = {"TritonPythonModel"}
 OF_EACH_TOOLCHAIN = {"toolchain", "params", "needs", "durations"}
@@ -14,11 +16,12 @@ OF_EACH_TOOLCHAIN = {"toolchain", "params", "needs", "durations"}
 
 def test_the_base_name_of_a_module_stands_once() -> None:
     modules = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if not path.stem.startswith("__")]
-    roles = {path for path in modules if path.stem in OF_EACH_TOOLCHAIN and path.parts[0] in {"toolchains", "stages"}}
+    roles = {path for path in modules if path.stem in OF_EACH_TOOLCHAIN and path.parts[0] == "tensorrt"}
     names = Counter(path.stem for path in modules if path not in roles)
     assert [name for name, times in names.items() if times > 1] == []
 
 
+@pytest.mark.thorough
 def test_each_class_name_stands_once() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in PACKAGE.rglob("*.py"):

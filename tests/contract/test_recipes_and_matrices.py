@@ -411,6 +411,7 @@ def test_a_copy_of_a_shipped_matrix_makes_the_same_cells(name: str, tmp_path: Pa
         matrices.write_matrix(copy, shipped=name, force=False)
 
 
+@pytest.mark.thorough
 def test_names_work_where_the_package_is_installed(tmp_path: Path) -> None:
     """The layout of a wheel: shipped files are in the package's own data."""
     included = re.findall(

@@ -121,6 +121,7 @@ def test_pages_use_the_terms_of_the_field(name: str) -> None:
     assert re.findall(r"\d %|\b(?:folder|kept server|told|whoever|nobody|made up)\b", text) == []
 
 
+@pytest.mark.thorough
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert [url for url in _Elements(page).fetched if urlsplit(url).netloc] == [], page.name
@@ -128,6 +129,7 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert re.findall(r"url\(['\"]?(?:https?:)?//|@import", sheet.read_text(encoding="utf-8")) == [], sheet.name
 
 
+@pytest.mark.thorough
 def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
     """Also those of the navigation, and into files that are no pages."""
     pages = {page: _Elements(page) for page in site.rglob("*.html")}
@@ -143,6 +145,7 @@ def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
                 assert target.fragment in pages[file].anchors, f"{page.name}: {link}"
 
 
+@pytest.mark.thorough
 def test_the_site_has_the_tables_and_no_markdown_left(site: Path) -> None:
     """MkDocs' dialect takes a table or list without a blank line before it for text."""
     for page in site.rglob("*.html"):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import PipelineError, UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.serve import gateway
 from trtllm_pipeline.serve.gateway import gateway_server as server
 from trtllm_pipeline.serve.gateway.keys import Keys
@@ -21,7 +21,7 @@ from trtllm_pipeline.tensorrt.stage.params import key, table
 
 
 def test_an_unknown_dialect_is_refused_before_the_first_request() -> None:
-    with pytest.raises(UsageError, match=r"there is no dialect 'qwen': Qwen2\.5 and Qwen3 write as hermes"):
+    with pytest.raises(UsageError, match=r"unknown dialect 'qwen': Qwen2\.5 and Qwen3 write as hermes"):
         ModelServer(OfferedModel(name="a", url="grpc://127.0.0.1:1", dialect="qwen"), GatewayParams())
     with pytest.raises(UsageError, match="there is no dialect 'klingon'"):
         ModelServer(OfferedModel(name="a", url="grpc://127.0.0.1:1", dialect="klingon"), GatewayParams())
