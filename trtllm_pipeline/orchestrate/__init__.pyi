@@ -36,11 +36,11 @@ from .memory.estimates import SHARED as SHARED
 from .memory.estimates import TIME as TIME
 from .memory.estimates import Corrections as Corrections
 from .memory.estimates import Need as Need
-from .memory.estimates import of_run as of_run
 from .memory.estimates import tightest as tightest
 from .plan import removal as removal
 from .plan import selection as selection
 from .plan import unused as unused
+from .plan.memory_needs import of_run as of_run
 from .plan.plan import Plan as Plan
 from .plan.plan import StageRun as StageRun
 from .plan.plan import part as part

@@ -6,13 +6,12 @@ median ratio of the two corrects the next estimate of the same kind, and their s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.base import Cell, Json, Machine, Needs, StageRunId, size
-from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
-from trtllm_pipeline.orchestrate.plan.plan import label as label_of
+from trtllm_pipeline.base import Cell, Json, Machine, Needs, size
+from trtllm_pipeline.orchestrate.memory.labels import label_of, prefixes
 from trtllm_pipeline.orchestrate.store.index import Peak
 from trtllm_pipeline.tensorrt import Stage
 
@@ -31,8 +30,6 @@ _LATEST: Final = 20
 _ASSUMED_ERROR: Final = 0.5
 _LEAST_ERROR: Final = 0.05
 """Two measurements that agree do not make the third certain."""
-_SIMILAR: Final = 2
-"""Segments of a label below which measurements say nothing: another toolchain's formula has other errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class Corrections:
                 continue
             for kind, expected in peak.expected.items():
                 taken = peak.taken.get(kind)
-                for label in _labels(peak.label):
+                for label in prefixes(peak.label):
                     if taken and expected > 0:
                         self._ratios.setdefault((label, kind), []).append(taken / expected)
 
@@ -93,7 +90,7 @@ class Corrections:
 
     def _similar(self, label: str, kind: str) -> tuple[str, float, float, int] | None:
         """The most similar label with measurements, their median ratio, the largest deviation from it, and their number."""
-        for similar in _labels(label):
+        for similar in prefixes(label):
             if ratios := self._ratios.get((similar, kind), [])[:_LATEST]:
                 # It imports fractions and decimals, and small commands have nothing measured.
                 from statistics import median
@@ -101,13 +98,6 @@ class Corrections:
                 middle = median(ratios)
                 return similar, middle, max(abs(each / middle - 1) for each in ratios), len(ratios)
         return None
-
-
-def _labels(label: str) -> Iterator[str]:
-    """stage/toolchain/model/precision, and the prefixes of it that say which formula was used."""
-    while label.count("/") + 1 >= _SIMILAR:
-        yield label
-        label = label.rpartition("/")[0]
 
 
 def system(machine: Machine) -> str:
@@ -207,38 +197,6 @@ def of_stage(
                 least = round(needs.gpu_least * estimate.value / value)
             guess = assumed and not estimate.measured
             found.append(Need(stage.name, cell.id, resource, estimate, has, least, guess))
-    return found
-
-
-def of_run(run: StageRun, machine: Machine, corrections: Corrections) -> list[Need]:
-    """What a stage run needs of memory."""
-    needs = expected(run.stage, run.first_cell, machine)
-    return of_stage(needs, run.stage, run.first_cell, machine, corrections, run.label)
-
-
-def of_plan(
-    plan: Plan,
-    runs: Iterable[StageRun],
-    corrections: Corrections,
-    free: int | None,
-    fetched: Mapping[StageRunId, int] | None = None,
-) -> list[Need]:
-    """What these stage runs of a plan need: memory of each, and disk of all, of which `free` bytes are there.
-
-    `fetched` are bytes of downloads that are on the disk already.
-    """
-    found: list[Need] = []
-    leaves = scratch = there = measured = 0
-    for run in runs:
-        needs = expected(run.stage, run.first_cell, plan.machine)
-        found += of_stage(needs, run.stage, run.first_cell, plan.machine, corrections, run.label)
-        if needs is not None and needs.leaves + needs.scratch:
-            artifact = corrections.on(run.first_cell.gpu).of(run.label, DISK, needs.leaves, needs.error)
-            leaves, scratch = leaves + artifact.value, max(scratch, needs.scratch)
-            measured += bool(artifact.measured)
-            there += min((fetched or {}).get(run.id, 0), artifact.value + needs.scratch)
-    if leaves + scratch:
-        found.append(Need("", "", DISK, Estimate(leaves + scratch - there, 0.1, measured), free))
     return found
 
 

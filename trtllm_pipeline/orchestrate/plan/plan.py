@@ -28,6 +28,7 @@ from trtllm_pipeline.base import (
     uncollected,
 )
 from trtllm_pipeline.models import ModelPart, files_of
+from trtllm_pipeline.orchestrate.memory.labels import label_of
 from trtllm_pipeline.tensorrt import DRAFTER, Stage, Toolchain
 
 _LAST_OF_DRAFTER: Final = "build"
@@ -72,18 +73,12 @@ class StageRun:
     @property
     def label(self) -> str:
         """What durations are learnt by, coarse to fine."""
-        return label(self.stage, self.first_cell)
+        return label_of(self.stage, self.first_cell)
 
     @property
     def needs(self) -> tuple[StageRunId, ...]:
         """What must have succeeded before this can start."""
         return (*self.inputs.values(), *self.after)
-
-
-def label(stage: Stage, cell: Cell) -> str:
-    """That of the stage run of a stage of a cell."""
-    of_gpu = "" if cell.gpu is None else f"/{cell.gpu}"
-    return f"{stage.name}/{cell.toolchain}/{cell.model}/{cell.precision}{of_gpu}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.base import Fingerprint, Json, duration, first_parts, size
-from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME, of_run
+from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME
+from trtllm_pipeline.orchestrate.plan.memory_needs import of_run
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 
 if TYPE_CHECKING:
