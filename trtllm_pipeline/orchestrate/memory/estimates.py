@@ -252,4 +252,4 @@ def in_words(need: Need) -> str:
     assert need.has is not None
     value = need.least if need.least is not None and need.impossible else need.estimate.value
     place = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]
-    return f"{need.stage}: needs about {size(value)} {place}, available are {size(need.has)}"
+    return f"{need.stage}: needs about {size(value)} {place}, {size(need.has)} available"

@@ -199,7 +199,7 @@ def _title(fit: Fit, number: int) -> str:
     one = number == 1
     of = f"{count(number, 'cell')} {'needs' if one else 'need'} more memory than available"
     if fit.works:
-        of = f"{count(number, 'cell')} {'works' if one else 'work'}, with fewer requests or rows at a time than configured"
+        of = f"{count(number, 'cell')} {'works' if one else 'work'} with fewer requests or rows at a time than configured"
     if fit.proposal is None:
         return (
             f"{of}, and no parallelism over these GPUs changes that"

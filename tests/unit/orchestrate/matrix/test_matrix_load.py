@@ -76,7 +76,7 @@ def test_all_faults_with_file_line_key_and_nearest_name(write: Write) -> None:
         "matrix.yaml:6: axes.max_batch_size[1]: must be a whole number, not true",
         "matrix.yaml:6: axes.max_batch_size[2]: should be greater than or equal to 1, not 0",
         "matrix.yaml:7: axes.lengths[0]: must be text, not 2048, write it in quotes",
-        "matrix.yaml:7: axes.lengths[1]: must be text, not 1024; write it in quotes",
+        "matrix.yaml:7: axes.lengths[1]: must be text, not 1024, write it in quotes",
         "matrix.yaml:11: override[0].settings.perf.concurency: unknown key; did you mean 'concurrency'?",
         "matrix.yaml:11: override[0].settings.quantise: unknown key; did you mean 'quantize'?",
         "matrix.yaml:13: settings.serve.host: must be text, not 1",

@@ -161,7 +161,7 @@ def test_a_draft_model_that_nobody_knows_is_a_mistake_in_the_matrix(model: Path)
 
 
 def test_a_recipe_is_no_adapter(model: Path) -> None:
-    with pytest.raises(UsageError, match=r"settings\.lora\.adapter tiny is the recipe of a model"):
+    with pytest.raises(UsageError, match=r"settings\.lora\.adapter tiny is a model, not an adapter"):
         pinned(with_adapter(model, named="tiny"))
 
 
@@ -175,7 +175,7 @@ def test_folders_are_beside_the_matrix_with_and_without_a_dot(model: Path) -> No
 
 
 def test_a_draft_model_whose_hub_is_not_reached_says_so() -> None:
-    with pytest.raises(UsageError, match=r"org/name: its config\.json cannot be read now") as raised:
+    with pytest.raises(UsageError, match=r"org/name: its config\.json cannot be read, because the hub") as raised:
         numbers_of("org/name", None, Path())
     assert raised.value.hint == "give a recipe or a directory of the model"
 

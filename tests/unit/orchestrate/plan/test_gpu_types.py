@@ -114,7 +114,7 @@ def test_what_takes_no_gpu_is_for_none(matrix: Path) -> None:
         parse(H100),
     )
     assert {cell.reason for cell in cells if cell.gpu == "H100"} == {
-        "it is for GPUs of type H100, and its server takes none"
+        "it is for GPUs of type H100, and its server uses no GPU"
     }
 
 
