@@ -220,8 +220,8 @@ def test_a_form_that_only_files_tell_of_is_judged_too(planned: Planned) -> None:
 @pytest.mark.parametrize(
     ("precision", "stated", "found", "reached", "said"),
     [
-        ("fp16", "fp8", None, False, "quantized already (fp8): use precision as_is"),
-        ("fp8", None, FP8, True, "use precision as_is"),
+        ("fp16", "fp8", None, False, "already quantized (fp8): use precision as_is"),
+        ("fp8", None, FP8, True, "Use precision as_is"),
         ("as_is", None, None, True, "have no quantized weights"),
         ("as_is", "fp8", None, True, "have no quantized weights"),
         ("as_is", "nvfp4", FP8, True, "nvfp4) needs SM 100"),

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base import Cell, Scope, UsageError
+from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections, Estimate
+from trtllm_pipeline.orchestrate.plan.memory_needs import of_run
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.plan.planner import check_feasible, plan_cells
 from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request, read_request
@@ -37,7 +39,7 @@ class ServedCell:
     artifacts: Mapping[str, Artifact]
     """Existing artifacts by stage, including measurements."""
     request: Request
-    """The downloaded model."""
+    """The request that selected the cell."""
     drafter: Artifact | None = None
     """The engine of its draft model."""
 
@@ -73,6 +75,13 @@ class ServedCell:
     def max_seq_len(self) -> int:
         """Maximum tokens of prompt and output together."""
         return self.cell.isl + self.cell.osl
+
+    def host_memory(self, store: Store) -> tuple[Estimate | None, int]:
+        """Estimated host memory of its server, None if unknown, and the bytes of /dev/shm in addition to it."""
+        machine = self.plan.machine
+        needs = of_run(self.launch, machine, Corrections(store.index.peaks(), machine))
+        host = next((need.estimate for need in needs if need.resource == HOST), None)
+        return host, sum(need.estimate.most for need in needs if need.resource == SHARED)
 
     def result(self, store: Store) -> CellResult:
         """Its measurements."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trtllm_pipeline.base import Fault, Json
+from trtllm_pipeline.orchestrate.matrix.derive import model_of
 from trtllm_pipeline.orchestrate.matrix.document import Document, KeyPath, child, nearest
 
 M = TypeVar("M", bound=BaseModel)
@@ -58,6 +60,11 @@ def check(model: type[M], document: Document, at: KeyPath = ()) -> tuple[M | Non
         ),
         *(_fault(model, document, at, data, each) for each in details if _path(data, each["loc"]) not in no_scalar),
     ]
+
+
+def parameter_faults(cls: type, given: Mapping[str, Json]) -> list[Fault]:
+    """Faults of parameters that are given for an object of the parameter class `cls`."""
+    return check(model_of(cls), Document("", dict(given)))[1]
 
 
 def _fault(model: type[BaseModel], document: Document, at: KeyPath, data: Json, error: ErrorDetails) -> Fault:

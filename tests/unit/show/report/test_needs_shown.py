@@ -100,7 +100,7 @@ def test_a_cell_that_works_on_less_at_a_time_is_not_said_to_fail() -> None:
 
 @pytest.mark.parametrize(("cells", "words"), [(1, "the cell"), (4, "all 4 cells")])
 def test_enough_memory_is_said(cells: int, words: str) -> None:
-    assert as_markdown(Fits(cells, ()).blocks()).strip().endswith(f"enough for {words}")
+    assert as_markdown(Fits(cells, ()).blocks()).strip().endswith(f"enough memory for {words}")
 
 
 def test_no_memory_is_enough_for_what_cannot_work() -> None:
