@@ -220,13 +220,19 @@ def test_a_form_that_only_files_tell_of_is_judged_too(planned: Planned) -> None:
 @pytest.mark.parametrize(
     ("precision", "stated", "found", "reached", "said"),
     [
-        ("fp16", "fp8", None, False, "quantized already (fp8): use precision as_is"),
-        ("fp8", None, FP8, True, "use precision as_is"),
-        ("as_is", None, None, True, "say nothing of quantized weights"),
-        ("as_is", "fp8", None, True, "say nothing of quantized weights"),
+        ("fp16", "fp8", None, False, "already quantized (fp8): use precision as_is"),
+        ("fp8", None, FP8, True, "Use precision as_is"),
+        ("as_is", None, None, True, "have no quantized weights"),
+        ("as_is", "fp8", None, True, "have no quantized weights"),
         ("as_is", "nvfp4", FP8, True, "nvfp4) needs SM 100"),
-        ("as_is", "int4_awq", FP8, True, "says quantization int4_awq, and its files FP8 by its hf_quant_config.json"),
-        ("as_is", None, None, False, "`quantization` in its recipe says it"),
+        (
+            "as_is",
+            "int4_awq",
+            FP8,
+            True,
+            "has quantization int4_awq, but the model has FP8 by its hf_quant_config.json",
+        ),
+        ("as_is", None, None, False, "Set `quantization` in its recipe"),
     ],
 )
 def test_recipes_and_files_must_agree(

@@ -238,8 +238,8 @@ def test_a_model_without_a_tokenizer_that_we_read_is_told_by_the_plan(
     told = [line for line in caplog.messages if "tokenizer.json" in line]
     (said,) = told
     assert said == (
-        "from-hf: its repository has no tokenizer.json, nor another tokenizer that smoke, perf and accuracy can read; "
-        "docs/models.md says what to do"
+        "from-hf: its repository has no tokenizer.json, and no other tokenizer that smoke, perf and accuracy can read. "
+        "See docs/models.md"
     )
 
 

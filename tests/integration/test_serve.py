@@ -504,7 +504,7 @@ def test_a_cell_that_is_not_built_is_told_with_the_command_that_builds_it(host: 
     assert "is not built" in err
     assert "try: pipeline run --matrix" in err
     _, err = host.pipeline("serve", "start", "tiny/fp8", code=2)
-    assert "2 cells are selected, one is served" in err
+    assert "2 cells are selected, expected one" in err
 
 
 @pytest.mark.parametrize("name", ["", "a/b"])

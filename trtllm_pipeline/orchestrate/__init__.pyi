@@ -2,9 +2,7 @@
 from . import flow as flow
 from . import provenance as provenance
 from . import served_cell as served_cell
-from .matrix.check import check as check
-from .matrix.derive import model_of as model_of
-from .matrix.document import Document as Document
+from .matrix.check import parameter_faults as parameter_faults
 from .matrix.document import nearest as nearest
 from .matrix.expand import expand as expand
 from .matrix.expand import select as select
@@ -31,12 +29,8 @@ from .matrix.recipe_files import load_recipe as load_recipe
 from .matrix.recipe_files import matrices_folder as matrices_folder
 from .matrix.recipe_files import sources_of as sources_of
 from .matrix.validate import load_matrix as load_matrix
-from .memory.estimates import HOST as HOST
-from .memory.estimates import SHARED as SHARED
 from .memory.estimates import TIME as TIME
-from .memory.estimates import Corrections as Corrections
 from .memory.estimates import Need as Need
-from .memory.estimates import of_run as of_run
 from .memory.estimates import tightest as tightest
 from .plan import removal as removal
 from .plan import selection as selection
@@ -71,8 +65,6 @@ from .plan.stage_status import StageState as StageState
 from .plan.stage_status import failed_attempt as failed_attempt
 from .plan.stage_status import running_s as running_s
 from .plan.stage_status import stage_states as stage_states
-from .plan.unused import Roots as Roots
-from .plan.unused import sort_out as sort_out
 from .provenance import Policy as Policy
 from .provenance import statement_of as statement_of
 from .results import report_file as report_file
@@ -101,9 +93,6 @@ from .results.record import Record as Record
 from .results.record import StageRecord as StageRecord
 from .results.record import read_record as read_record
 from .results.report_file import METRICS as METRICS
-from .results.report_file import NAME as NAME
-from .results.report_file import read_report as read_report
-from .results.report_file import report_json as report_json
 from .results.rows import UNQUANTIZED as UNQUANTIZED
 from .results.rows import CellResult as CellResult
 from .results.rows import CellStatus as CellStatus

@@ -1,7 +1,7 @@
 """The flow from a matrix to a report, in order. Each step is one function with one plain type on either side.
 
     loaded = load(request)                              matrix and recipes, checked
-    cells = select_cells(request, loaded, machine)      cells, each with why it cannot work
+    cells = select_cells(request, loaded, machine)      cells, with a reason if they cannot work
     plan = runnable_plan(cells, store, machine)         stage runs, with models pinned and files digested
     done = run_with_retries(work)                       artifacts
     result = _report(done)                              rows, report.json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.store.store import Store
 
 BY_HAND: Final = "by-hand"
-"""The run id of stages that were requested one by one."""
+"""Run id of stages that run outside a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Result:
     outcome: Outcome
     rows: tuple[CellResult, ...]
     untried: int = 0
-    """Cells that ran out of memory and were not retried, because nothing new was to start."""
+    """Cells that ran out of memory and were not retried, because the run was about to stop."""
     forecast: ForecastCheck | None = None
     """The forecast compared with the run; None if nothing ran."""
 
@@ -57,7 +57,7 @@ def run(
     keep_going: bool = True,
     name: str | None = None,
 ) -> Result:
-    """Do all that the request asks for and that is not done yet. The run's directory gets plan, report and lock file.
+    """Run everything in the request that is not up to date. Writes plan, report and lock file to the run's directory.
 
     The run's id ends with `name`, which later commands accept in its place.
     """
@@ -73,7 +73,7 @@ def run(
         plan = runnable_plan(cells, store, place.machine, until=request.until)
         store.sweep()
         work = work_of(request, loaded, plan, store, place.nodes, place.executor)
-        forecast = work.forecast()  # before there is a run: a run without a plan would be the latest
+        forecast = work.forecast()  # before the run exists: a run without a plan must not become the latest
         with begun(request, store, observer, command=command, name=name) as folder:
             folder.write_plan(plan, forecast)
             toolchain = default_toolchain(request, loaded, plan.machine)
@@ -106,7 +106,7 @@ def _report(request: Request, done: Done, forecast: Forecast, folder: RunFolder)
 
 
 def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:
-    """As `run`, for a command that needs artifacts only: the workspace's latest run, plan and report stay as they are."""
+    """Like `run`, for a command that only needs artifacts. The workspace's latest run, plan and report stay unchanged."""
     from trtllm_pipeline.orchestrate.run.executor import Executor
     from trtllm_pipeline.orchestrate.run.forecast import capacity
     from trtllm_pipeline.orchestrate.run.work import work_of
@@ -120,7 +120,7 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
 
 
 def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Plan, Forecast]:
-    """The plan, and what running it would do. If there is no store yet, `workspace` is its future place. Raises as `run`."""
+    """The plan and its forecast. If there is no store yet, `workspace` is its future directory. Raises like `run`."""
     from trtllm_pipeline.orchestrate.run.forecast import forecast
     from trtllm_pipeline.orchestrate.run.location import place_of
     from trtllm_pipeline.orchestrate.run.work import present_of, source_of

@@ -1,4 +1,4 @@
-"""One cell that stages have built in a workspace, with all that its server needs."""
+"""One cell built in a workspace, with everything that its server needs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base import Cell, Scope, UsageError
+from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections, Estimate
+from trtllm_pipeline.orchestrate.plan.memory_needs import of_run
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.plan.planner import check_feasible, plan_cells
 from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request, read_request
@@ -27,41 +29,41 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServedCell:
-    """One cell with all that its server needs, as its stages left it in a workspace."""
+    """One built cell with everything that its server needs."""
 
     cell: Cell
     plan: Plan
-    """Of this cell alone."""
+    """Plan of this cell only."""
     launch: StageRun
     """The stage run that serves it."""
     artifacts: Mapping[str, Artifact]
-    """By stage, all that are there: also what was measured on it."""
+    """Existing artifacts by stage, including measurements."""
     request: Request
-    """What the cell is of."""
+    """The request that selected the cell."""
     drafter: Artifact | None = None
     """The engine of its draft model."""
 
     @property
     def inputs(self) -> dict[str, Path]:
-        """What its server is started from, by the names of the launch stage: `repository`, and `engine` or `model`."""
+        """Inputs of its server, by the input names of the launch stage: `repository`, and `engine` or `model`."""
         runs, own = self.plan.stage_runs, {} if self.drafter is None else {toolchains.DRAFTER: self.drafter}
         made = {name: own.get(name) or self.artifacts[runs[run].stage.name] for name, run in self.launch.inputs.items()}
         return {name: artifact.out for name, artifact in made.items()}
 
     @property
     def all_artifacts(self) -> dict[str, Artifact]:
-        """Those by stage, and the engine of its draft model as DRAFTER."""
+        """Artifacts by stage, and the engine of its draft model as DRAFTER."""
         own = {} if self.drafter is None else {toolchains.DRAFTER: self.drafter}
         return {**self.artifacts, **own}
 
     @property
     def repository(self) -> Path:
-        """The Triton repository; for trtllm-serve, the directory with its command line."""
+        """The Triton repository, or the directory with the command line of trtllm-serve."""
         return self.inputs["repository"]
 
     @property
     def engine(self) -> Path | None:
-        """The engine; None where the weights are served as they are."""
+        """The engine. None if the weights are served directly."""
         return self.artifacts["build"].out if "build" in self.artifacts else None
 
     @property
@@ -71,39 +73,46 @@ class ServedCell:
 
     @property
     def max_seq_len(self) -> int:
-        """Tokens of prompt and answer together."""
+        """Maximum tokens of prompt and output together."""
         return self.cell.isl + self.cell.osl
 
+    def host_memory(self, store: Store) -> tuple[Estimate | None, int]:
+        """Estimated host memory of its server, None if unknown, and the bytes of /dev/shm in addition to it."""
+        machine = self.plan.machine
+        needs = of_run(self.launch, machine, Corrections(store.index.peaks(), machine))
+        host = next((need.estimate for need in needs if need.resource == HOST), None)
+        return host, sum(need.estimate.most for need in needs if need.resource == SHARED)
+
     def result(self, store: Store) -> CellResult:
-        """What was measured on it."""
+        """Its measurements."""
         from trtllm_pipeline.orchestrate.results.rows import rows
 
         return rows(self.plan, store)[0]
 
 
 def latest_request(store: Store) -> Request:
-    """What the workspace's latest run was asked for; from its lock where its matrix is gone. Raises UsageError."""
+    """The request of the workspace's latest run, from its lock if its matrix is gone. Raises UsageError."""
     folder = run_folders(store)[0]
     latest = read_request(folder / REQUEST_FILE)
     locked = folder / "lock" / "matrix.yaml"
     if not latest.matrix.exists() and locked.exists():
-        logger.warning("%s is gone; what the latest run recorded of it is taken: %s", latest.matrix, locked)
-        return replace(latest, matrix=locked, sets=())  # the lock has what was set
+        logger.warning("%s is gone, using the lock of the latest run instead: %s", latest.matrix, locked)
+        return replace(latest, matrix=locked, sets=())  # the lock includes the --set changes
     return latest
 
 
 def served_cell(request: Request, store: Store) -> ServedCell:
-    """The one cell that the request selects, built already. Reads only; asks no hub for what is pinned.
+    """The one built cell that the request selects. Reads only, and sends no requests to hubs for pinned models.
 
-    Raises UsageError when it selects several or the cell is not built yet, with what to type; PlanError when the cell can
-    never work here; MatrixError.
+    Raises UsageError with a command to type if it selects several cells or the cell is not built yet, PlanError if the cell
+    cannot work here, MatrixError.
     """
     machine = machine_of(request)
     cells = select_cells(request, load(request), machine, store)
     able = [cell for cell in cells if cell.reason is None]
     if len(able) > 1:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
-        raise UsageError(f"{len(able)} cells are selected, one is served", hint=f"name one of {ids}")
+        raise UsageError(f"{len(able)} cells are selected, expected one", hint=f"select one of {ids}")
     plan = plan_cells(able or cells, store, machine, guess=True)
     check_feasible(plan)
     (cell,) = plan.feasible
@@ -121,14 +130,14 @@ def served_cell(request: Request, store: Store) -> ServedCell:
     of_drafter = None if drafter is None else present[plan.stage_runs[drafter].fingerprint]
     if "download" not in artifacts and "model" not in launch.inputs:
         raise UsageError(
-            f"{cell.id}: nothing with its tokenizer is left in {store.workspace}",
+            f"{cell.id}: no artifact with its tokenizer is left in {store.workspace}",
             hint=run_command(replace(request, cells=(cell.id,)), store),
         )
     return ServedCell(cell, plan, launch, artifacts, request, of_drafter)
 
 
 def run_command(request: Request, store: Store) -> str:
-    """The command line that does what the request asks for."""
+    """The command line for the request."""
     words = ["pipeline", "run", "--matrix", str(request.matrix)]
     words += [word for value in request.sets for word in ("--set", value)]
     words += [word for value in request.cells for word in ("--cells", value)]

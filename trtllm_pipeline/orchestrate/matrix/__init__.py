@@ -1,1 +1,1 @@
-"""Matrix files and recipes in, cells out: read (`document`), checked (`validate`, by `models`), multiplied out (`expand`)."""
+"""Reads matrix files and recipes (`document`), checks them (`validate`, with `models`) and expands them to cells (`expand`)."""

@@ -1,4 +1,4 @@
-"""Pydantic models of classes of parameters: the keys of settings, with the types, limits and help of the parameters."""
+"""Derives pydantic models from parameter classes: settings with the types, limits and help texts of the parameters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trtllm_pipeline.tensorrt import ParamField, Setting, table
 
 M = TypeVar("M", bound=BaseModel)
 STRICT: Final = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-"""Nothing unknown, nothing converted, nothing changed afterwards."""
+"""Unknown keys, conversions and changes are errors."""
 _MOST: Final = 2**40
-"""Of any whole number."""
+"""Limit of all integers."""
 
 
 def derived(cls: type, *, leave: tuple[str, ...] = ()) -> Callable[[type[M]], type[M]]:
-    """Give a model the parameters of `cls` but those in `leave` and those that it says itself."""
+    """Add the parameters of `cls` to a model, except those in `leave` and those that the model defines."""
 
     def add(model: type[M]) -> type[M]:
         but = {*leave, *model.__annotations__}
@@ -35,7 +35,7 @@ def derived(cls: type, *, leave: tuple[str, ...] = ()) -> Callable[[type[M]], ty
 
 
 def model_of(cls: Any) -> type[BaseModel]:
-    """A model that takes what an object of `cls` is made of."""
+    """A model with the fields of `cls`."""
     return create_model(cls.__name__, __config__=STRICT, **{each.name: key(each) for each in table(cls)})
 
 
@@ -48,11 +48,11 @@ def key(field: ParamField) -> Any:
 
 
 def description(field: ParamField) -> str:
-    """What it means, as a sentence."""
+    """The description of a field, as sentences."""
     about = field.about
     text = about.help[:1].upper() + about.help[1:]
     if field.optional and about.unset:
-        text += f"; null is {about.unset}"
+        text += f". Default: {about.unset}"
     text += "."
     if isinstance(about, Setting):
         text += f" From release {about.since} on." if about.since else ""

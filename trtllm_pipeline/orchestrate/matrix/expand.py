@@ -1,8 +1,8 @@
-"""A loaded matrix to cells: product of the axes, less `exclude`, plus `add`, with settings by `override`; and selection.
+"""Expands a loaded matrix to cells and selects cells: product of the axes without `exclude`, plus `add`, with `override`.
 
-A cell's id is made of its values and nothing else, so adding or removing other cells never renames it:
-`qwen2-7b/fp8/tp4pp1/bs8/isl2048-osl1024`, then the toolchain and the type of GPU where these are axes, then `key=value` for
-each axis over a setting. Cells that cannot work are kept, with their reason.
+A cell's id consists of its values only, so other cells never change it: `qwen2-7b/fp8/tp4pp1/bs8/isl2048-osl1024`, then the
+toolchain and the type of GPU if these are axes, then `key=value` for each axis over a setting. Cells that cannot work are
+kept with their reason.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 MAX_CELLS: Final = 100_000
 _PERF: Final = f"{SETTINGS_PREFIX}perf."
 OF_TENSORRT_LLM: Final = frozenset({"tensorrt_llm", "tensorrt_llm_pytorch"})
-"""The toolchains that have a release of TensorRT-LLM."""
+"""Toolchains that belong to a TensorRT-LLM release."""
 _ANY_GPU: Final = ""
-"""Stands for the type of GPU of a matrix that names none."""
+"""The type of GPU if the matrix has no such axis."""
 EMBEDDED: Final = "embedded"
 """The toolchain that uses no GPU."""
 
 Feasibility = Callable[[Cell], "str | None"]
 Point = tuple[str, ...]
-"""A cell as texts, one an axis: settings as JSON, everything else as in the matrix in its one spelling."""
+"""A cell as texts, one per axis. Settings are JSON, other values have their canonical spelling."""
 SettingsDict = Mapping[str, Mapping[str, Json]]
 
 _SPELL: Final[Mapping[str, Callable[[str], str]]] = {"parallel": canonical_parallel, "lengths": canonical_lengths}
@@ -59,11 +59,11 @@ _SPELL: Final[Mapping[str, Callable[[str], str]]] = {"parallel": canonical_paral
 class _Axis:
     name: str
     values: tuple[str, ...]
-    """Values of the product."""
+    """Values in the product."""
     universe: frozenset[str]
-    """All values, those of added cells too."""
+    """All values, including those of added cells."""
     segments: Mapping[str, str]
-    """What stands in ids."""
+    """Value -> its segment in ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Rule:
 
     allowed: tuple[tuple[int, frozenset[str]], ...]
     here: bool = True
-    """Whether it is for the machine's release of TensorRT-LLM."""
+    """The rule applies to the machine's TensorRT-LLM release."""
     of_a_release: bool = False
 
     def matches(self, point: Point) -> bool:
@@ -89,18 +89,18 @@ def expand(
     instead: Callable[[Cell], str | None] | None = None,
     release: str | None = None,
 ) -> tuple[Cell, ...]:
-    """The cells of a matrix, in the order of the axes, then the added ones.
+    """The cells of a matrix: the product in the order of the axes, then the added cells.
 
-    `default_toolchain` is what `auto`, or no toolchain axis, stands for, and `release` the machine's TensorRT-LLM. Where an axis
-    names no other, `instead` gives the toolchain of cells whose model, precision or layout the default one does not take.
-    Recipes and equal settings are shared between cells. Raises MatrixError with all faults: rules that match nothing, values and cells that are there twice, too many
-    cells or none.
+    `default_toolchain` is the toolchain for `auto` or without a toolchain axis. `release` is the machine's TensorRT-LLM. If the
+    axis has no other toolchain, `instead` gives one for cells whose model, precision or parallelism the default one lacks.
+    Recipes and equal settings are shared between cells. Raises MatrixError with all faults: rules that match nothing,
+    duplicate values and cells, too many cells or none.
     """
     return tuple(_cells(_Grid(loaded, default_toolchain, release), instead))
 
 
 def judged(cell: Cell, feasibility: Feasibility) -> Cell:
-    """`cell` with why it cannot work, as `feasibility` says it or None; its recipe may have ruled it out already."""
+    """`cell` with the reason from `feasibility` why it cannot work, or None. A reason from its recipe is kept."""
     reason = None if cell.reason is not None else feasibility(cell)
     return cell if reason is None else replace(cell, reason=reason)
 
@@ -108,10 +108,10 @@ def judged(cell: Cell, feasibility: Feasibility) -> Cell:
 def with_control(
     cells: Sequence[Cell], gpus: Callable[[Cell], int], feasibility: Feasibility = lambda _cell: None
 ) -> tuple[Cell, ...]:
-    """`cells`, and the first that is measured beside others a second time, alone on the machine.
+    """`cells`, and a control: the first cell that is measured alongside others, again, alone on the machine.
 
-    It is kept on CPUs as beside others. What both measured tells how much the others matter there. There is none where nothing can be measured side by side on
-    the `gpus` that there are for a cell: what cannot work at all, by its recipe or as `feasibility` says it, is not.
+    The control stays on the same number of CPUs. The difference between the two measurements is the influence of the others.
+    There is no control if the `gpus` do not suffice for measurements side by side. Infeasible cells do not count.
     """
     beside = [
         cell
@@ -129,15 +129,15 @@ def with_control(
 
 
 def written_out(loaded: LoadedMatrix, *, default_toolchain: str, release: str | None = None) -> dict[str, Any]:
-    """The matrix as data, changes of the command line included: a file of it makes the same cells anywhere.
+    """The matrix as data with the command line's changes. A file with this data has the same cells on any machine.
 
-    Local directories are named as their recipes are, and rules that match nothing any more, since the command line changed
-    an axis, are left out. Raises MatrixError as `expand` does.
+    Local directories have the names of their recipes. Rules that no longer match anything, because the command line changed an
+    axis, are left out. Raises MatrixError like `expand`.
     """
     grid = _Grid(loaded, default_toolchain, release)
     data: dict[str, Any] = deepcopy({**loaded.written})
     data["toolchain"] = default_toolchain
-    data.pop("remote", None)  # it says how to get at results, not which
+    data.pop("remote", None)  # it affects how results are obtained, not which
 
     def name(model: str) -> str:
         return str(loaded.recipes[model]["name"]) if model in loaded.recipes else model
@@ -181,11 +181,12 @@ _AnyCell = TypeVar("_AnyCell", bound=_WithId)
 
 
 def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell, ...]:
-    """The cells that any pattern matches and no `!pattern` does; without a plain pattern, all but those.
+    """Cells that match any pattern and no `!pattern`. Without a plain pattern, all cells that match no `!pattern`.
 
-    A pattern is matched with an id segment by segment, `*`, `?` and `[...]` as in a shell; it may end early and then
-    takes everything below: `qwen2*/fp8` and `qwen2*/fp8/*` are the same. What has no wildcard and matches nothing so may
-    be a part of ids, or some of their segments in order, as tables show them: `fp8/bs4`. Raises UsageError for a pattern that matches nothing, with what would, and when nothing is left.
+    A pattern is matched with an id segment by segment, `*`, `?` and `[...]` as in a shell. It may end early and then matches
+    everything below: `qwen2*/fp8` and `qwen2*/fp8/*` are the same. A pattern without a wildcard that matches nothing this way
+    may be a part of ids, or some of their segments in order, as in tables: `fp8/bs4`. Raises UsageError with a suggestion for
+    a pattern that matches nothing, and if no cell is left.
     """
     if not patterns:
         return tuple(cells)
@@ -199,7 +200,7 @@ def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell
             part = pattern.removeprefix("!")
             hits = {index for index, cell in enumerate(cells) if part and part in cell.id}
             hits = hits or {index for index, segments in enumerate(split) if in_order(segments, parts)}
-            # Whoever names a cell in short does not mean its control.
+            # A short name of a cell does not mean its control.
             hits = {index for index in hits if not cells[index].id.startswith(ALONE)} or hits
         if not hits:
             message = f"{pattern!r} matches none of the {len(cells)} cells"
@@ -208,12 +209,12 @@ def select(cells: Sequence[_AnyCell], patterns: Sequence[str]) -> tuple[_AnyCell
     if all(pattern.startswith("!") for pattern in patterns):
         wanted = set(range(len(cells)))
     if not wanted - unwanted:
-        raise UsageError(f"--cells {' '.join(patterns)}: every cell that is asked for is also left out")
+        raise UsageError(f"--cells {' '.join(patterns)}: every selected cell is also left out")
     return tuple(cells[index] for index in sorted(wanted - unwanted))
 
 
 def _fits(segments: Sequence[str], parts: Sequence[str]) -> bool:
-    # A last `*` stands for everything below, even when the id ends before it.
+    # A last `*` matches everything below, even if the id ends before it.
     if len(parts) > len(segments) + (parts[-1:] == ["*"]):
         return False
     for segment, part in zip(segments, parts, strict=False):  # noqa: SIM110  (as in `matches`)
@@ -223,21 +224,21 @@ def _fits(segments: Sequence[str], parts: Sequence[str]) -> bool:
 
 
 _matches: Final = cache(fnmatch.fnmatchcase)
-"""Cells have few segments that others do not have."""
+"""Cells share most of their segments."""
 
 
 def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> str:
-    """What ids have at the place where a pattern stops fitting, nearest first.
+    """The segments of ids at the place where a pattern stops matching, nearest first.
 
-    What starts with a segment of further down, as tables name cells, is taken to begin there.
+    A pattern that starts with a later segment, as in tables, is matched from there.
     """
     if not any(_fits(segments, parts[:1]) for segments in split):
         for skipped in range(1, max(map(len, split), default=0)):
-            found = [segments[skipped:] for segments in split if _fits(segments[skipped:], parts[:1])]
-            if found and any(_fits(segments, parts) for segments in found):
+            tails = [segments[skipped:] for segments in split if _fits(segments[skipped:], parts[:1])]
+            if tails and any(_fits(segments, parts) for segments in tails):
                 return f"instead of {'/'.join(parts)!r}, use {'/'.join(['*'] * skipped + list(parts))!r}"
-            if found:
-                later = sorted({each for segments in found for each in segments[1:]})
+            if tails:
+                later = sorted({each for segments in tails for each in segments[1:]})
                 wrong = next(
                     (part for part in parts[1:] if not any(fnmatch.fnmatchcase(each, part) for each in later)), ""
                 )
@@ -253,14 +254,14 @@ def _nearest_segments(split: Sequence[Sequence[str]], parts: Sequence[str]) -> s
 
 
 _EVEN_STAGES: Final = "tensorrt_llm"
-"""The toolchain whose pipeline stages must have equal numbers of layers: engines. The PyTorch backend gives the first stages one
-more (`Mapping.pp_layers`), vLLM the last but one (its pull request 6115), and SGLang takes unequal stages too (13282)."""
+"""The toolchain whose pipeline stages must have equal numbers of layers. The PyTorch backend gives one more to the first stages
+(`Mapping.pp_layers`), vLLM to the last but one (its pull request 6115), and SGLang accepts unequal stages too (13282)."""
 
 
 def infeasible(
     recipe: Mapping[str, Any], *, toolchain: str, precision: str, parallel: Parallelism, isl: int, osl: int
 ) -> str | None:
-    """Why no such engine of this model can exist, as far as its recipe tells; None when nothing speaks against it."""
+    """The reason in the recipe why this engine of the model cannot exist, or None."""
     tp, pp, ep = parallel
     name, precisions, quantization = recipe["name"], recipe["precisions"], recipe["quantization"]
     if isinstance(precisions, dict):
@@ -270,7 +271,7 @@ def infeasible(
     )
     experts, positions = recipe["num_experts"], recipe["max_position_embeddings"]
     if quantization is not None and precision != AS_IS:
-        return f"the weights of {name} are quantized already ({quantization}): use precision {AS_IS}, or another model"
+        return f"the weights of {name} are already quantized ({quantization}): use precision {AS_IS}, or another model"
     if precisions == []:
         return f"{toolchain} does not have {name}: its recipe lists no precision for it"
     if precisions is not None and precision not in precisions:
@@ -284,9 +285,9 @@ def infeasible(
     if layers < pp:
         return f"pp{pp}: {name} has {layers} layers, and each stage needs one"
     if ep > 1 and experts is None:
-        return f"ep{ep}: {name} is not known as a mixture of experts; its recipe has no num_experts"
+        return f"ep{ep}: {name} is not a mixture of experts, its recipe has no num_experts"
     if experts is not None and experts % ep:
-        return f"{experts} experts cannot be dealt evenly over ep{ep}"
+        return f"{experts} experts cannot be distributed evenly over ep{ep}"
     if isl + osl > positions:
         return f"{isl} input and {osl} output tokens are more than the model's {positions} positions"
     return None
@@ -315,18 +316,18 @@ class _Grid:
         self._raise_faults()
         count = math.prod(len(axis.values) for axis in self.axes)
         if count > MAX_CELLS:
-            self._fault(("axes",), f"the axes make {count} cells; {MAX_CELLS} is the most")
+            self._fault(("axes",), f"the axes have {count} cells, the limit is {MAX_CELLS}")
             self._raise_faults()
         self.product: list[Point] = list(itertools.product(*(axis.values for axis in self.axes)))
         self.left_out: set[Point] = set()
-        """Points that the machine's release has no cells for."""
+        """Points without cells for the machine's release."""
         self.points = self._points()
         self._raise_faults()
         here = [(index, rule) for index, rule in enumerate(self.overrides) if rule.here]
         self.matched: list[tuple[int, ...]] = [
             tuple([index for index, rule in here if rule.matches(point)]) for point in self.points
         ]
-        """Which overrides apply to each point."""
+        """The overrides that apply to each point."""
         for index in sorted(set(range(len(self.overrides))).difference(*self.matched)):
             rule = self.overrides[index]
             if not rule.of_a_release and not any(map(rule.matches, self.left_out)):
@@ -346,7 +347,7 @@ class _Grid:
             raise MatrixError(tuple(self.faults))
 
     def _axes(self) -> list[_Axis]:
-        """All axes in the order of an id's segments, the toolchain also when the matrix has no such axis."""
+        """All axes in the order of an id's segments. The toolchain is an axis even if the matrix has none."""
         loaded = self.loaded
         values: dict[str, tuple[str, ...]] = {
             name: tuple(map(_text if name.startswith(SETTINGS_PREFIX) else str, own or ()))
@@ -361,12 +362,12 @@ class _Grid:
             universe = dict.fromkeys((*own, *(point[position] for point in self.added)))
             segments = {value: segment(name, value, list(values)) for value in universe}
             axes.append(_Axis(name, own, frozenset(universe), segments))
-            # Two values may come to look the same: auto beside the toolchain it stands for, or texts with odd characters.
+            # Two values may have the same segment: auto and the default toolchain, or texts with special characters.
             first: dict[str, int] = {}
             for index, value in enumerate((*own, *(value for value in universe if value not in own))):
                 if first.setdefault(segments[value], index) != index:
                     at: KeyPath = ("axes", name, index) if index < len(own) else ("axes", name)
-                    self._fault(at, f"two values cannot be told apart in cell ids: both are {segments[value]}")
+                    self._fault(at, f"two values have the same name in cell ids: {segments[value]}")
         return axes
 
     def _toolchain(self, name: object) -> str:
@@ -381,7 +382,7 @@ class _Grid:
         return tuple(_text(values[name]) if name.startswith(SETTINGS_PREFIX) else str(values[name]) for name in names)
 
     def _rule(self, where: Mapping[str, Json], at: KeyPath) -> _Rule:
-        """A part of `exclude` or `override`; notes every value in it that no cell has."""
+        """One rule of `exclude` or `override`. Reports every value in it that no cell has."""
         written = {
             name: value for name, value in where.items() if value is not None or name.startswith(SETTINGS_PREFIX)
         }
@@ -390,7 +391,7 @@ class _Grid:
         allowed = []
         for position, axis in enumerate(self.axes):
             if axis.name in written:
-                found: set[str] = set()
+                matching: set[str] = set()
                 for index, value in enumerate(_listed(written[axis.name])):
                     hits = self.matching(axis, value)
                     if not hits:
@@ -399,21 +400,21 @@ class _Grid:
                             place = (*place, index)
                         near = nearest(str(value), axis.universe)
                         self._fault_of_rule(place, f"{value!r} matches no value of {axis.name}{near}")
-                    found |= hits
-                allowed.append((position, frozenset(found)))
+                    matching |= hits
+                allowed.append((position, frozenset(matching)))
         if "release" not in written:
             return _Rule(tuple(allowed))
-        # The same matrix is for machines with other releases, or none: a rule that is for none of its cells there is right.
+        # The same matrix may be for machines with other releases, or none. A rule without cells is not an error there.
         position = self.position("toolchain")
         allowed.append((position, self.axes[position].universe & OF_TENSORRT_LLM))
         return _Rule(tuple(allowed), here=_is_release(self.release, str(written["release"])), of_a_release=True)
 
     def position(self, axis: str) -> int:
-        """Of an axis among all."""
+        """Position of an axis."""
         return [each.name for each in self.axes].index(axis)
 
     def matching(self, axis: _Axis, value: object) -> set[str]:
-        """Values of an axis that one value of a rule stands for."""
+        """Values of an axis that match one value of a rule."""
         if axis.name.startswith(SETTINGS_PREFIX):
             return {_text(value)} & axis.universe
         text = str(value)
@@ -429,7 +430,7 @@ class _Grid:
         return {known for known in axis.universe if fnmatch.fnmatchcase(known, text)}
 
     def _points(self) -> list[Point]:
-        """The points of all cells."""
+        """Points of all cells."""
         dropped: set[Point] = set()
         for index, rule in enumerate(self.excludes):
             hits = [point for point in self.product if rule.here and rule.matches(point)]
@@ -440,7 +441,7 @@ class _Grid:
         points = dict.fromkeys(point for point in self.product if point not in dropped)
         for index, point in enumerate(self.added):
             if point in points:
-                self._fault_of_rule(("add", index), "is a cell of the matrix already")
+                self._fault_of_rule(("add", index), "is already a cell of the matrix")
             points[point] = None
         if not points:
             self._fault(("exclude",), "leaves no cell")
@@ -448,8 +449,8 @@ class _Grid:
 
 
 def _is_release(release: str | None, specifiers: str) -> bool:
-    """Whether the specifiers hold for a release. A candidate counts as what it is one of, where they name no candidate
-    themselves: of PEP 440, 1.3.0rc3 is neither "<1.3" nor ">=1.3", and would get neither's settings.
+    """True if the release satisfies the specifiers. A release candidate counts as its final release, unless the specifiers name a
+    candidate. By PEP 440, 1.3.0rc3 is neither "<1.3" nor ">=1.3", and neither settings would apply.
     """
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version
@@ -473,7 +474,7 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def segment(name: str, value: str, names: Sequence[str]) -> str:
-    """What stands in an id for a value of an axis, of all those `names`."""
+    """The segment of an id for a value of an axis, whose values are `names`."""
     match name:
         case "max_batch_size":
             return f"bs{value}"
@@ -490,7 +491,7 @@ def segment(name: str, value: str, names: Sequence[str]) -> str:
 
 
 def _value_text(value: Json) -> str:
-    """A setting's value in an id: typeable, without characters that shells or patterns take for theirs."""
+    """A setting's value in an id: easy to type, without special characters of shells or patterns."""
     if isinstance(value, list):
         return "+".join(map(_value_text, value))
     text = value if isinstance(value, str) else json.dumps(value)
@@ -544,22 +545,22 @@ def _cells(grid: _Grid, instead: Callable[[Cell], str | None] | None) -> Iterato
             if alike not in others:
                 others[alike] = by_machine(cell)
             toolchain = others[alike] or toolchain
-        asked = (model, precision, parallel, pair, toolchain)
-        if asked not in reasons:
-            reasons[asked] = infeasible(
+        case = (model, precision, parallel, pair, toolchain)
+        if case not in reasons:
+            reasons[case] = infeasible(
                 recipes[model], toolchain=toolchain, precision=precision, parallel=layout, isl=isl, osl=osl
             )
         if toolchain != cell.toolchain:
             if chosen in positions:
                 parts[positions.index(chosen)] = toolchain
             cell = replace(cell, id=CellId("/".join(parts)), toolchain=toolchain)
-        yield cell if reasons[asked] is None else replace(cell, reason=reasons[asked])
+        yield cell if reasons[case] is None else replace(cell, reason=reasons[case])
 
 
 class _SettingsByCell:
     """Settings of a cell: defaults, the matrix's, its overrides in order, its axes' values, the command line's.
 
-    Made once for each combination that occurs, and a section that nothing changes is the same object everywhere.
+    Computed once for each combination. Cells share the objects of unchanged sections.
     """
 
     def __init__(self, loaded: LoadedMatrix, axes: Sequence[_Axis]) -> None:
@@ -584,18 +585,18 @@ class _SettingsByCell:
         return self.made[key]
 
     def _check_retry(self, settings: Mapping[str, Any]) -> None:
-        """Raise MatrixError where a retry would halve what has no value."""
+        """Raise MatrixError if a retry would halve a setting without a value."""
         name = "max_tokens_in_paged_kv_cache"
         if settings["retry"]["oom"][name] == "halve" and settings["repository"][name] is None:
             at = ("settings", "retry", "oom", name)
-            why = f"there is nothing to halve: settings.repository.{name} is not set; set it, or list values to try"
+            why = f"cannot be halved: settings.repository.{name} is not set. Set it, or list values to try"
             given = "retry" in self.last
             raise MatrixError(
                 (Fault("--set", None, ".".join(at), why) if given else self.loaded.document.fault(at, why),)
             )
 
     def _check_perf(self, settings: Mapping[str, Any], matched: tuple[int, ...]) -> None:
-        """Raise MatrixError where settings of perf do not fit together, which only all layers together can tell."""
+        """Raise MatrixError for perf settings that contradict each other after all layers are merged."""
         from trtllm_pipeline.tensorrt import conflicts
 
         why = next(conflicts(SimpleNamespace(**settings["perf"])), None)
@@ -611,7 +612,7 @@ class _SettingsByCell:
 
 
 def _merged(below: dict[str, Json], above: Mapping[str, Json]) -> dict[str, Json]:
-    """`below` with what `above` says; mappings are merged, anything else is replaced. Shares what does not change."""
+    """`below` updated by `above`. Mappings are merged, other values are replaced. Unchanged parts are shared."""
     merged = dict(below)
     for key, value in above.items():
         known = below.get(key)

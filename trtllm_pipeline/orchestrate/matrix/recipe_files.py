@@ -1,4 +1,4 @@
-"""Finding and reading recipes: beside the matrix, shipped with the package, or made from a local directory's config.json."""
+"""Finds and reads recipes: next to the matrix, shipped with the package, or derived from a local directory's config.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.matrix.models import Recipe
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# Keys of config.json that a recipe has under the same name.
+# Keys that config.json and recipes have in common.
 _SAME_NAME: Final = (
     "num_hidden_layers",
     "num_attention_heads",
@@ -39,8 +39,8 @@ def load_recipe(path: Path) -> Recipe:
 
 
 def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, list[Fault]]:
-    """A recipe's data as a model, and what is wrong with it. The recipe bears the name of its file, if it has one."""
-    from trtllm_pipeline.orchestrate.matrix.check import check  # who only looks for recipes needs no models
+    """A recipe's data as a model, and its faults. If the recipe is a file, its name must be the file's."""
+    from trtllm_pipeline.orchestrate.matrix.check import check  # pydantic models are not needed to list recipes
     from trtllm_pipeline.orchestrate.matrix.models import Recipe
 
     recipe, faults = check(Recipe, document)
@@ -56,77 +56,77 @@ def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, 
 
 
 def recipes_folder() -> Path:
-    """Directory of the recipes that come with the package."""
+    """Directory of the shipped recipes."""
     return _shipped("recipes")
 
 
 def matrices_folder() -> Path:
-    """Directory of the matrices that come with the package."""
+    """Directory of the shipped matrices."""
     return _shipped("matrices")
 
 
-def list_recipes(beside: Path) -> dict[str, Path]:
-    """Recipes by name: those in `beside/recipes`, and those that come with the package unless hidden by one of these."""
-    own = [path for path in sorted((beside / "recipes").glob("*")) if path.suffix in SUFFIXES]
+def list_recipes(directory: Path) -> dict[str, Path]:
+    """Recipes by name: those in `directory/recipes` and the shipped ones. A local recipe hides a shipped one with its name."""
+    own = [path for path in sorted((directory / "recipes").glob("*")) if path.suffix in SUFFIXES]
     return dict(sorted({path.stem: path for path in (*recipes_folder().rglob("*.yaml"), *own)}.items()))
 
 
-def find_recipe(name: str, beside: Path, *, but: Path | None = None) -> Path:
-    """File of a recipe: `recipes/NAME.yaml` or `NAME.yaml` in `beside`, else the shipped one.
+def find_recipe(name: str, directory: Path, *, but: Path | None = None) -> Path:
+    """File of a recipe: `recipes/NAME.yaml` or `NAME.yaml` in `directory`, or the shipped one.
 
-    A matrix may lie in the same directory under a recipe's name: `but`, and files with axes, are passed over. Raises
-    UsageError with the nearest name.
+    A matrix in the same directory may have a recipe's name, so `but` and files with axes are skipped. Raises UsageError with
+    the nearest name.
     """
     if _NAME.fullmatch(name):
-        for folder in (beside / "recipes", beside):
+        for folder in (directory / "recipes", directory):
             for path in (folder / f"{name}{suffix}" for suffix in SUFFIXES):
                 if path != but and path.is_file() and not _is_matrix(path):
                     return path
-    known = list_recipes(beside)
+    known = list_recipes(directory)
     if _NAME.fullmatch(name) and name in known:
         return known[name]
     raise UsageError(
         f"there is no recipe {name!r}{nearest(name, known)}",
-        hint="`pipeline models list` shows the recipes; a path such as ./my-model names a local Hugging Face directory",
+        hint="use a name from `pipeline models list`, or a path such as ./my-model of a local Hugging Face directory",
     )
 
 
-def sources_of(model: str, beside: Path) -> list[dict[str, Json]]:
-    """The sources of a model as people name it: a recipe, a directory, or ORGANISATION/NAME[@REVISION]. Raises UsageError."""
+def sources_of(model: str, directory: Path) -> list[dict[str, Json]]:
+    """The sources of a model given as a recipe, a directory, or ORGANIZATION/NAME[@REVISION]. Raises UsageError."""
     name, _, revision = model.partition("@")
-    recipes = list_recipes(beside)
+    recipes = list_recipes(directory)
     if model in recipes:
-        recipe = load_recipe(find_recipe(model, beside))
+        recipe = load_recipe(find_recipe(model, directory))
         return [source.model_dump(mode="json", exclude={"note"}) for source in recipe.sources]
-    if (beside / model).is_dir() or model.startswith(("./", "../", "/", "~")):
-        return [{"local": str((beside / Path(model).expanduser()).absolute())}]
+    if (directory / model).is_dir() or model.startswith(("./", "../", "/", "~")):
+        return [{"local": str((directory / Path(model).expanduser()).absolute())}]
     if name in recipes:
         raise UsageError(
-            f"{model}: {name} is a recipe, which says itself where its model is and in which revision",
-            hint=f"pipeline models show {name} shows it; ORGANISATION/NAME@REVISION is one revision of a model",
+            f"{model}: {name} is a recipe, which has its own source and revision",
+            hint=f"see pipeline models show {name}, or give ORGANIZATION/NAME@REVISION",
         )
     if name.count("/") == 1:
         return [{"hugging_face": name, "revision": revision or "main"}]
     raise UsageError(
-        f"{model}: there is no such recipe or directory",
-        hint="pipeline models list shows the recipes; ORGANISATION/NAME is a model of the Hugging Face Hub",
+        f"{model}: neither a recipe nor a directory",
+        hint="use a name from pipeline models list, or ORGANIZATION/NAME for a model on the Hugging Face Hub",
     )
 
 
 def is_folder(model: str) -> bool:
-    """Whether a value of the model axis is the path of a local directory and not a recipe's name."""
+    """True if a value of the model axis is the path of a local directory, not a recipe's name."""
     return model.startswith(".") or "/" in model or "\\" in model
 
 
 def recipe_file(model: str, matrix: Path) -> Path:
-    """What a matrix' recipe of a model is read from: a recipe, or a local directory's config.json. Raises UsageError."""
+    """The file that a model's recipe is read from: a recipe, or a local directory's config.json. Raises UsageError."""
     if is_folder(model):
         return matrix.parent / os.path.expanduser(model) / "config.json"  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     return find_recipe(model, matrix.parent, but=matrix)
 
 
 def recipe_of_folder(model: str, base: Path) -> Document:
-    """The data of a recipe made from a Hugging Face directory's config.json. Raises MatrixError when it cannot be read."""
+    """Recipe data derived from a Hugging Face directory's config.json. Raises MatrixError if the file cannot be read."""
     model = os.path.expanduser(model)  # noqa: PTH111
     folder = base / model
     config = read(folder / "config.json")
@@ -137,22 +137,24 @@ def recipe_of_folder(model: str, base: Path) -> Document:
     return Document(config.name, recipe, origins)
 
 
-def numbers_of(model: str, config: Mapping[str, Json] | None, beside: Path) -> Mapping[str, Json]:
-    """What a recipe says of a model as people name it: its own, or one made from its config.json.
+def numbers_of(model: str, config: Mapping[str, Json] | None, directory: Path) -> Mapping[str, Json]:
+    """The recipe of a model: an existing recipe, or one derived from its config.json.
 
-    Raises UsageError for a config.json that does not say what a recipe needs, and for None, one that cannot be read now.
+    Raises UsageError for a config.json that lacks required keys, and for None, which is a config.json that cannot be read now.
     """
-    if model in list_recipes(beside):
-        return load_recipe(find_recipe(model, beside)).model_dump(mode="json")
+    if model in list_recipes(directory):
+        return load_recipe(find_recipe(model, directory)).model_dump(mode="json")
     if config is None:
         raise UsageError(
-            f"{model}: its config.json cannot be read now, since its hub is not reached",
-            hint="name a recipe of it, or a directory that has it",
+            f"{model}: its config.json cannot be read, because the hub cannot be reached",
+            hint="give a recipe or a directory of the model",
         )
     made: dict[str, Json] = {**_recipe_of(config, model, model), "sources": [{"local": "."}]}
     recipe, faults = check_recipe(Document(f"config.json of {model}", made, {}), None)
     if recipe is None or faults:
-        raise UsageError(f"{model}: {faults[0].message if faults else 'is no model'}", hint="name a recipe of it")
+        raise UsageError(
+            f"{model}: {faults[0].message if faults else 'not a model'}", hint="give a recipe of the model"
+        )
     return recipe.model_dump(mode="json")
 
 
@@ -161,7 +163,7 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
     from trtllm_pipeline.models import named_alike, num_experts, rotary
 
     data: dict[str, Json] = named_alike(config)
-    if isinstance(text := data.get("text_config"), dict):  # of a model that takes images too
+    if isinstance(text := data.get("text_config"), dict):  # a model that accepts images
         data = {**text, **data}
     base, scaling = rotary(data)
     heads, hidden, eos = (data.get(key) for key in ("num_attention_heads", "hidden_size", "eos_token_id"))
@@ -187,17 +189,16 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
     }
     if isinstance(
         dense := data.get("intermediate_size_mlp"), int
-    ):  # Llama 4 has its experts' width under the usual name
+    ):  # Llama 4 has the width of its experts under the usual name
         experts = {"moe_intermediate_size": data.get("intermediate_size"), "n_shared_experts": 1}
         recipe |= {"intermediate_size": dense, **experts}
     return recipe
 
 
 def _vision_weights(config: Json) -> int | None:
-    """Weights of the layers of a vision transformer: attention, `4 h^2`, and MLP, `2 h i`, or `3 h i` where it is gated (silu). None
-    for another form.
+    """Weights of the layers of a vision transformer: attention, `4 h^2`, and MLP, `2 h i`, or `3 h i` if it is gated (silu).
 
-    What makes patches of an image, and what joins it to the language model, is left out: less than a tenth.
+    None for other architectures. The patch embedding and the projector, less than a tenth, are not counted.
     """
     if not isinstance(config, dict):
         return None
@@ -215,15 +216,15 @@ def _vision_weights(config: Json) -> int | None:
 
 
 def _shipped(what: str) -> Path:
-    installed = PACKAGE / "data" / what  # in a wheel; a checkout keeps them at its root
+    installed = PACKAGE / "data" / what  # in a wheel; a checkout has them at its root
     return installed if installed.is_dir() else PACKAGE.parent / what
 
 
 def _is_matrix(path: Path) -> bool:
     try:
-        if b"axes" not in path.read_bytes():  # most are recipes, which are read again
+        if b"axes" not in path.read_bytes():  # most files are recipes, which are read again later
             return False
         data = read(path).data
     except (MatrixError, OSError):
-        return False  # its faults are told when it is read as a recipe
+        return False  # its faults are reported when it is read as a recipe
     return isinstance(data, dict) and "axes" in data

@@ -1,8 +1,8 @@
-"""`--set KEY=VALUE`: changes of what the files say, from the command line. VALUE is YAML on one line; KEY is one of
+"""`--set KEY=VALUE`: changes to matrix and recipes from the command line. VALUE is YAML on one line. KEY is one of
 
-settings.SECTION.KEY       for every cell, above the matrix's own settings and overrides
+settings.SECTION.KEY       for every cell, overrides the matrix's settings and overrides
 axes.AXIS                  the values of an axis
-recipes.NAME.FIELD         a field of a recipe; NAME may be * for all; `sources.0.revision` reaches into lists
+recipes.NAME.FIELD         a field of a recipe; NAME may be * for all; `sources.0.revision` is a path into lists
 name, description          of the matrix
 """
 
@@ -20,14 +20,14 @@ from trtllm_pipeline.orchestrate.matrix.document import Document, KeyPath, Origi
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One `--set`: where, and the value as a document of its own, named after the argument."""
+    """One `--set`: the path, and the value as a document that has the argument as its name."""
 
     path: KeyPath
     value: Document
 
 
 def parse_set(argument: str) -> Assignment:
-    """The change a `--set` of a matrix asks for. Raises UsageError, or MatrixError for a value that is no YAML."""
+    """The change of one `--set` argument. Raises UsageError, or MatrixError for a value that is not YAML."""
     key, value = _split(argument)
     top, _, rest = key.partition(".")
     if top == "axes" and rest:
@@ -45,7 +45,7 @@ def parse_set(argument: str) -> Assignment:
 
 
 def _nearest_key(key: str) -> str:
-    """The keys that `key` may be a part of, or a misspelling of."""
+    """Known keys that contain `key` or are similar to it."""
     from trtllm_pipeline.orchestrate.matrix.models import Axes, Settings
 
     sections = {name: (f"settings.{name}", value) for name, value in Settings()}
@@ -60,11 +60,11 @@ def _nearest_key(key: str) -> str:
 
 
 def apply(document: Document, change: Assignment) -> list[Fault]:
-    """Put a change's value into `document`, where faults in it are then told under the argument's name."""
+    """Insert a change's value into `document`. Faults in it are then reported under the argument's name."""
     if not isinstance(document.data, dict):
-        return []  # a fault already: the file holds no mapping
+        return []  # already a fault: the file is not a mapping
     origin = Origin(change.value.name, None)
-    nowhere = [Fault(origin.path, None, key_text(change.path), "there is nothing to set at this place")]
+    nowhere = [Fault(origin.path, None, key_text(change.path), "this key does not exist")]
     target: Json = document.data
     for depth, step in enumerate(change.path[:-1]):
         if isinstance(target, dict):
@@ -89,13 +89,13 @@ def apply(document: Document, change: Assignment) -> list[Fault]:
 
 
 def apply_to_recipes(files: Mapping[str, Document], change: Assignment) -> list[Fault]:
-    """Apply a `recipes.NAME.FIELD` change to the recipes of a matrix, by value of its model axis."""
+    """Apply a `recipes.NAME.FIELD` change to the recipes of a matrix, which are keyed by value of its model axis."""
     rest = str(change.path[1])
-    # Names may hold dots, so a name is whatever a model of this matrix is called; the longest, when several fit.
+    # Names may contain dots, so the key is matched with the names of the matrix's models. The longest match wins.
     fitting = [model for model in files if rest.startswith(f"{model}.")]
     model = "*" if rest.startswith("*.") else max(fitting, key=len, default="")
     if not model:
-        message = f"no model of this matrix starts this key{nearest(rest.partition('.')[0], files)}"
+        message = f"this key starts with no model of the matrix{nearest(rest.partition('.')[0], files)}"
         return [Fault(change.value.name, None, f"recipes.{rest}", message)]
     inner = Assignment(_steps(rest[len(model) + 1 :]), change.value)
     chosen = list(files.values()) if model == "*" else [files[model]]

@@ -1,4 +1,4 @@
-"""Names of axes, and the one spelling of their values that can be written in several ways."""
+"""Names of axes, and the canonical spelling of values that can be written in several ways."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import Final, NamedTuple
 from trtllm_pipeline.base import Json, layout_name
 
 SETTINGS_PREFIX: Final = "settings."
-"""Start of the name of an axis that varies a setting: `settings.perf.concurrency`."""
+"""Prefix of an axis that varies a setting: `settings.perf.concurrency`."""
 PARALLEL: Final = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?")
 _LENGTHS: Final = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
 
 
 class Parallelism(NamedTuple):
-    """A layout over GPUs."""
+    """Tensor, pipeline and expert parallelism."""
 
     tp: int
     """GPUs that share each layer."""
     pp: int = 1
-    """Groups of layers, one after another."""
+    """Pipeline stages, groups of consecutive layers."""
     ep: int = 1
-    """Groups of the `tp` GPUs that hold whole experts; 1 splits each expert over all of them."""
+    """Groups of the `tp` GPUs that hold whole experts. 1 splits each expert over all GPUs."""
 
 
 def parse_parallel(text: str) -> Parallelism:
-    """Tensor, pipeline and expert parallel sizes of `tp4pp2ep4`; `tp4` is `tp4pp1ep1`. Raises ValueError for anything else."""
+    """The sizes in `tp4pp2ep4`. `tp4` means `tp4pp1ep1`. Raises ValueError for other text."""
     match = PARALLEL.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"{text!r} is not a layout over GPUs: write tp4, tp4pp2 with pipeline stages, tp4ep4 or tp4pp2ep4 with expert "
+            f"{text!r} is not a valid parallelism: write tp4, tp4pp2 with pipeline stages, tp4ep4 or tp4pp2ep4 with expert "
             "parallelism"
         )
-    found = Parallelism(*(int(size or 1) for size in match.groups()))
-    if found.tp % found.ep:
+    sizes = Parallelism(*(int(size or 1) for size in match.groups()))
+    if sizes.tp % sizes.ep:
         raise ValueError(
-            f"{text!r}: experts are dealt among the GPUs of tp{found.tp}, which ep{found.ep} does not divide"
+            f"{text!r}: ep{sizes.ep} must divide tp{sizes.tp}, whose GPUs the experts are distributed over"
         )
-    return found
+    return sizes
 
 
 def parse_lengths(text: str) -> tuple[int, int]:
-    """Input and output tokens of `2048,1024`. Raises ValueError for anything else."""
+    """Input and output tokens of `2048,1024`. Raises ValueError for other text."""
     match = _LENGTHS.fullmatch(text)
     if match is None:
         raise ValueError(f'{text!r} is not a pair of lengths: write "ISL,OSL" in tokens, such as "2048,1024"')
@@ -50,7 +50,7 @@ def parse_lengths(text: str) -> tuple[int, int]:
 
 
 def canonical_parallel(text: str) -> str:
-    """`tp4pp1` for `tp4`, `tp4pp1ep4` for `tp4ep4`: the one spelling used in ids and comparisons."""
+    """`tp4pp1` for `tp4`, `tp4pp1ep4` for `tp4ep4`: the spelling in ids and comparisons."""
     tp, pp, ep = parse_parallel(text)
     return layout_name(tp, pp, ep if ep > 1 else None)
 
@@ -62,7 +62,7 @@ def canonical_lengths(text: str) -> str:
 
 
 def setting_axes(axes: Mapping[str, object]) -> list[str]:
-    """Names of the axes that vary a setting, in the order they were written."""
+    """Names of the axes that vary a setting, in the order of the file."""
     return [name for name in axes if name.startswith(SETTINGS_PREFIX)]
 
 

@@ -1,4 +1,4 @@
-"""A matrix file and the recipes it names against the models of what they may say. All faults of all files are raised at once."""
+"""Checks a matrix file and its recipes against their models. All faults of all files are raised at once."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from trtllm_pipeline.orchestrate.matrix.recipe_files import check_recipe, is_fol
 from trtllm_pipeline.orchestrate.matrix.spelling import SETTINGS_PREFIX, nested, setting_axes
 
 AXES: Final = tuple(Axes.model_fields)
-"""Names of the axes that are no settings, in the order of a cell id's segments."""
+"""Names of the axes other than settings, in the order of a cell id's segments."""
 _OPTIONAL: Final = ("toolchain", "gpu")
-"""Axes without which cells have no such value of their own."""
+"""Axes that a matrix may lack."""
 _SETTINGS: Final = "settings"
 _CLUSTER: Final = "cluster"
-"""The section of settings that no cell has of its own."""
+"""The section of settings that is the same for all cells."""
 
 
 @dataclass(frozen=True)
 class LoadedMatrix:
-    """A checked matrix with the recipes it names. Its plain data is dumped on first use."""
+    """A checked matrix with its recipes. Its plain data is dumped on first use."""
 
     path: Path
     document: Document
-    """The file as `--set` changes it, with the line of every value."""
+    """The file with `--set` changes, with the line of every value."""
     matrix: Matrix
     set_settings: Settings
     """Settings given with `--set`."""
     models: Mapping[str, Recipe]
     """Recipes by value of the model axis: a recipe's name, or the path of a local directory."""
     axes_changed: bool
-    """`--set` changed an axis, so rules of the file may match nothing without being wrong."""
+    """`--set` changed an axis, so it is not an error if a rule matches nothing."""
 
     @cached_property
     def written(self) -> Mapping[str, Any]:
-        """The file with `--set`, every value in its one spelling, without defaults."""
+        """The file with `--set` changes, values in canonical spelling, without defaults."""
         return self.matrix.model_dump(mode="json", exclude_unset=True)
 
     @cached_property
     def axes(self) -> Mapping[str, Sequence[Any] | None]:
-        """Values of all axes, those over settings last; None for an optional axis that is missing."""
+        """Values of all axes, those over settings last. None for an optional axis that is missing."""
         return self.matrix.axes.model_dump(mode="json")
 
     @cached_property
@@ -68,46 +68,46 @@ class LoadedMatrix:
 
     @cached_property
     def recipes(self) -> Mapping[str, Mapping[str, Any]]:
-        """The recipes with every key, except notes: what a stage reads must not change with them."""
+        """The recipes with every key except notes, which must not affect a stage."""
         notes = {"sources": {"__all__": {"note"}}}
         return {model: recipe.model_dump(mode="json", exclude=notes) for model, recipe in self.models.items()}
 
     @cached_property
     def written_recipes(self) -> Mapping[str, Mapping[str, Any]]:
-        """The recipes as their files have them."""
+        """The recipes as in their files."""
         return {model: recipe.model_dump(mode="json", exclude_unset=True) for model, recipe in self.models.items()}
 
     @property
     def names_toolchains(self) -> bool:
-        """An axis names toolchains other than `auto`."""
+        """The toolchain axis has a value other than `auto`."""
         named = {*(self.axes["toolchain"] or ()), *(cell.get("toolchain") for cell in self.added)}
         return not named <= {None, "auto"}
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """Types of GPU that cells are for; empty if the matrix names none."""
+        """Types of GPU of the cells. Empty if the matrix has no such axis."""
         added = [str(cell["gpu"]) for cell in self.added if cell["gpu"] is not None]
         return tuple(dict.fromkeys((*(self.axes["gpu"] or ()), *added)))
 
     def of_cluster(self, key: str) -> Any:
-        """A setting of the cluster: the command line's, or the matrix's, or its default."""
+        """A setting of the cluster: from the command line, the matrix or its default."""
         layers = (self.command_line, self.written.get("settings", {}), self.defaults)
         given = [layer["cluster"][key] for layer in layers if key in layer.get("cluster", {})]
         return next(filter(None, given), given[-1])
 
 
 def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
-    """The matrix in a file, changed by `sets` (see `sets`), with its recipes. Raises MatrixError with all faults; UsageError."""
+    """The matrix in a file with its recipes, changed by `sets` (see module `sets`). Raises MatrixError with all faults, UsageError."""
     document, final, changes, faults = _changed(path, sets)
-    matrix, found = check(Matrix, document)
-    faults += found
-    command_line, found = check(Settings, final)
-    faults += [Fault(fault.path, fault.line, f"{_SETTINGS}.{fault.key}", fault.message) for fault in found]
+    matrix, matrix_faults = check(Matrix, document)
+    faults += matrix_faults
+    command_line, settings_faults = check(Settings, final)
+    faults += [Fault(fault.path, fault.line, f"{_SETTINGS}.{fault.key}", fault.message) for fault in settings_faults]
     axes = document.get(("axes",))
     named = axes if isinstance(axes, dict) else {}
     faults += [*_unknown_axes(document, named), *_setting_axes(document, final, named)]
-    recipes, found = _recipes(document, path, [change for change in changes if change.path[0] == "recipes"])
-    faults += found
+    recipes, recipe_faults = _recipes(document, path, [change for change in changes if change.path[0] == "recipes"])
+    faults += recipe_faults
     if matrix is not None:
         faults += _repeated(document, matrix.axes)
     if faults or matrix is None or command_line is None:
@@ -117,7 +117,7 @@ def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
 
 
 def _changed(path: Path, sets: Sequence[str]) -> tuple[Document, Document, list[set_arguments.Assignment], list[Fault]]:
-    """A matrix file as the command line changes it; the settings that go above all others; the changes; what is wrong with them."""
+    """Returns a matrix file with its `--set` changes, the settings that override all others, the changes, and their faults."""
     changes = [set_arguments.parse_set(argument) for argument in sets]
     document = read(path)
     final = Document("--set", {})
@@ -131,13 +131,13 @@ def _changed(path: Path, sets: Sequence[str]) -> tuple[Document, Document, list[
 
 
 def _places(document: Document, at: KeyPath) -> list[KeyPath]:
-    """The places of the items of a list, none where there is no list."""
+    """Paths of the items of a list. Empty if the value is not a list."""
     value = document.get(at)
     return [(*at, index) for index in range(len(value))] if isinstance(value, list) else []
 
 
 def _rules(document: Document, *sections: str) -> Iterator[tuple[KeyPath, Mapping[str, Json]]]:
-    """Every place outside `axes`, in `sections`, that names axes."""
+    """Every rule in `sections` that names axes, with its path."""
     for section in sections:
         for item in _places(document, (section,)):
             place = (*item, "where") if section == "override" else item
@@ -147,7 +147,7 @@ def _rules(document: Document, *sections: str) -> Iterator[tuple[KeyPath, Mappin
 
 
 def _unknown_axes(document: Document, named: Mapping[str, Json]) -> Iterator[Fault]:
-    """Axes there are none of. The models let unknown names through, because of `settings.` axes."""
+    """Faults of unknown axes. The models accept any name, because of `settings.` axes."""
     known = {*AXES, *setting_axes(named)}
     for name in named:
         if name not in known:
@@ -158,13 +158,13 @@ def _unknown_axes(document: Document, named: Mapping[str, Json]) -> Iterator[Fau
             yield document.fault(place, "is required", key=(*place, "gpu"))
         for name in rule:
             if name not in known | of_rules:
-                yield document.fault((*place, name), f"is no axis of this matrix{_meant(name) or nearest(name, known)}")
+                yield document.fault((*place, name), f"unknown axis{_meant(name) or nearest(name, known)}")
             elif name in _OPTIONAL and name not in named:
-                yield document.fault((*place, name), f"{name} is not among the axes of this matrix")
+                yield document.fault((*place, name), f"the matrix has no axis {name}")
 
 
 def _meant(name: str) -> str:
-    """The axis that has the numbers of this name together with others, if there is one."""
+    """A hint if another axis combines this name with others."""
     if name in {"tp", "pp", "ep", "tp_size", "pp_size", "ep_size"}:
         return "; tensor, pipeline and expert parallelism are one axis: parallel: [tp1, tp2, tp4pp2, tp4ep4]"
     if name in {"isl", "osl"}:
@@ -173,7 +173,7 @@ def _meant(name: str) -> str:
 
 
 def _setting_axes(document: Document, final: Document, named: Mapping[str, Json]) -> Iterator[Fault]:
-    """Faults of the axes over settings: a value the setting cannot have, or a second place that sets it."""
+    """Faults of the axes over settings: an invalid value, or a second place that sets it."""
     setters: list[tuple[Document, KeyPath]] = [(document, (_SETTINGS,)), (final, ())]
     setters += [(document, (*place, _SETTINGS)) for place in _places(document, ("override",))]
     added = list(_rules(document, "add"))
@@ -184,21 +184,21 @@ def _setting_axes(document: Document, final: Document, named: Mapping[str, Json]
         for written, at in setters:
             holder = written.get((*at, *steps[:-1]))
             if isinstance(holder, dict) and steps[-1] in holder:
-                yield written.fault((*at, *steps), f"{name} is an axis; change axes.{name} instead")
+                yield written.fault((*at, *steps), f"{name} is an axis, change axes.{name} instead")
         for place in (*_places(document, ("axes", name)), *((*place, name) for place, cell in added if name in cell)):
             value = document.get(place)
             if isinstance(value, dict):
-                yield document.fault(place, "is a mapping; name one setting to vary")
+                yield document.fault(place, "is a mapping, name one setting to vary")
             else:
-                _, found = check(Settings, Document("", nested(name, value)))
-                yield from (document.fault(place, fault.message) for fault in found)
+                _, value_faults = check(Settings, Document("", nested(name, value)))
+                yield from (document.fault(place, fault.message) for fault in value_faults)
         for place, cell in added:
             if name not in cell:
                 yield document.fault(place, "is required", key=(*place, name))
 
 
 def _repeated(document: Document, axes: Axes) -> Iterator[Fault]:
-    """Values that are twice on an axis, also when spelt differently (tp4 and tp4pp1)."""
+    """Faults of repeated values of an axis, including different spellings (tp4 and tp4pp1)."""
     for name, values in axes.model_dump(mode="json").items():
         first: dict[str, int] = {}
         for index, value in enumerate(values or ()):
@@ -210,7 +210,7 @@ def _repeated(document: Document, axes: Axes) -> Iterator[Fault]:
 def _recipes(
     document: Document, matrix: Path, changes: Sequence[set_arguments.Assignment]
 ) -> tuple[dict[str, Recipe], list[Fault]]:
-    """The recipes of all models named, by what they are called there, and what is wrong with them."""
+    """The recipes of all models by their names in the matrix, and their faults."""
     faults: list[Fault] = []
     places = _models(document)
     files: dict[str, Document] = {}
@@ -228,22 +228,22 @@ def _recipes(
         faults += set_arguments.apply_to_recipes(files, change)
     recipes: dict[str, Recipe] = {}
     for model, file in files.items():
-        recipe, found = check_recipe(file, None if is_folder(model) else paths[model])
-        faults += found
+        recipe, recipe_faults = check_recipe(file, None if is_folder(model) else paths[model])
+        faults += recipe_faults
         if recipe is not None:
             same = next((other for other, known in recipes.items() if known.name == recipe.name), None)
             if same is not None:
-                faults.append(document.fault(places[model], f"is called {recipe.name} in cell ids, as {same} is"))
+                faults.append(document.fault(places[model], f"has the same name in cell ids as {same}: {recipe.name}"))
             recipes[model] = recipe
     return recipes, faults
 
 
 def _models(document: Document) -> dict[str, KeyPath]:
-    """Models a matrix names, and where it first does."""
+    """Models of a matrix, with the path of their first use."""
     places = [*_places(document, ("axes", "model")), *((*place, "model") for place, _ in _rules(document, "add"))]
-    found: dict[str, KeyPath] = {}
+    models: dict[str, KeyPath] = {}
     for place in places:
         value = document.get(place)
         if isinstance(value, str) and value:
-            found.setdefault(value, place)
-    return found
+            models.setdefault(value, place)
+    return models

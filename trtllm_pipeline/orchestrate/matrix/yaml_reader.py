@@ -1,4 +1,4 @@
-"""YAML text to plain data with the line of every value: the rules of `document`, above the parser of PyYAML."""
+"""Reads YAML text to plain data with the line of every value. Applies the rules of `document` to the events of PyYAML's parser."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _LEADING_ZERO = re.compile(r"[-+]?0[0-9]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _MAX_DIGITS: Final = 400
-# JSON writes characters beyond 16 bits as two escapes, which YAML does not know.
+# JSON writes characters beyond 16 bits as two escapes, which YAML does not support.
 _SURROGATES = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})", re.IGNORECASE)
 
 
 def parsed(text: str, name: str, *, lines: bool, json: bool) -> Document:
-    """As `document.parse`."""
+    """See `document.parse`."""
     if json:
         text = _SURROGATES.sub(_join_surrogates, text)
     reader = _Reader(name, lines)
@@ -41,9 +41,9 @@ def parsed(text: str, name: str, *, lines: bool, json: bool) -> Document:
         user_files.fail(name, None, "is not UTF-8 text")
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        last = text.rstrip("\n").count("\n")  # the end of the file is reported on the line after it
+        last = text.rstrip("\n").count("\n")  # the end of the file counts as the line after it
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
-        # PyYAML has a limit of its own since 6.0.4, which is met before ours is looked at.
+        # PyYAML has its own limit since 6.0.4, which applies before ours.
         fault = TOO_DEEP if "nesting depth" in problem else f"is not valid YAML: {problem}"
         user_files.fail(name, min(mark.line, last) + 1 if mark and lines else None, fault)
     if reader.faults:
@@ -67,7 +67,7 @@ class _YamlNode:
 
 
 class _Reader:
-    """Builds nodes from parser events. Events come one by one, so nothing recurses deeper than MAX_DEPTH."""
+    """Builds nodes from parser events, one by one, so the recursion depth stays below MAX_DEPTH."""
 
     def __init__(self, name: str, lines: bool) -> None:
         self.name = name
@@ -82,7 +82,7 @@ class _Reader:
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 if root is not None:
-                    user_files.fail(self.name, self.line(event), "a second document starts here; only one is allowed")
+                    user_files.fail(self.name, self.line(event), "a second document starts here, only one is allowed")
                 root = self.node(next(events), events, 1)
         if root is None:
             user_files.fail(self.name, None, "is empty")
@@ -125,10 +125,10 @@ class _Reader:
                 self.node(event, events, depth + 1)
                 self.fault(line, "a key must be plain text")
             elif key == "<<":
-                self.fault(line, "merge keys (<<) are not part of YAML 1.2; repeat the keys, or alias a whole value")
+                self.fault(line, "merge keys (<<) are not part of YAML 1.2. Repeat the keys, or alias a whole value")
             elif key in first:
-                where = f"; first on line {first[key]}" if self.lines else ""
-                self.fault(line, f"the key {key!r} is there twice{where}")
+                where = f", first on line {first[key]}" if self.lines else ""
+                self.fault(line, f"the key {key!r} is given twice{where}")
             value = self.node(next(events), events, depth + 1)
             if key is not None:
                 first.setdefault(key, line)
@@ -138,14 +138,14 @@ class _Reader:
     def scalar(self, event: yaml.ScalarEvent, line: int | None) -> Json:
         """The value of a scalar by YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3)."""
         text: str = event.value
-        if event.style in ("'", '"', "|", ">"):  # text, whatever it looks like
+        if event.style in ("'", '"', "|", ">"):  # always text
             return text
         if text in _NULL:
             return None
         if text in _BOOL:
             return _BOOL[text]
         if _LEADING_ZERO.fullmatch(text):
-            self.fault(line, f"{text} starts with a zero, which some read as octal; quote it or drop the zero")
+            self.fault(line, f"{text} starts with a zero, which some parsers read as octal. Quote it or drop the zero")
         elif len(text) > _MAX_DIGITS and _FLOAT.fullmatch(text):
             self.fault(line, f"a number of {len(text)} digits is too long")
         elif _INT.fullmatch(text):
@@ -164,11 +164,11 @@ class _Reader:
         self.faults.append(Fault(self.name, line, "", message))
 
     def expand(self, node: _YamlNode, at: KeyPath, origins: dict[KeyPath, Origin]) -> Json:
-        """Plain data of `node`, aliases written out; notes where each value stands."""
+        """Plain data of `node` with expanded aliases. Records the line of each value."""
         self.values += 1
         if self.values > MAX_VALUES or len(at) > MAX_DEPTH:
             user_files.fail(
-                self.name, node.line, f"stands for more than {MAX_VALUES} values, or nests too deep, with its aliases"
+                self.name, node.line, f"expands to more than {MAX_VALUES} values, or nests too deep, with its aliases"
             )
         origins.setdefault(at, Origin(self.name, node.line))
         if node.items is not None:

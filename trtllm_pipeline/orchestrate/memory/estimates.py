@@ -1,18 +1,17 @@
-"""What stage runs need of memory and disk, beside what the machine has: estimates, corrected by what was measured here.
+"""Estimates of memory and disk for stage runs, corrected by earlier measurements, compared with the machine's resources.
 
-The arithmetic is the toolchains' (`Stage.needs`). Whatever runs leaves beside what was expected of it what it took. The
-median ratio of the two corrects the next estimate of the same kind, and their spread is its error.
+The toolchains compute the estimates (`Stage.needs`). Each stage run records its estimate and its actual use. The median ratio
+of the two corrects later estimates of the same kind, and the spread of the ratios is their error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.base import Cell, Json, Machine, Needs, StageRunId, size
-from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
-from trtllm_pipeline.orchestrate.plan.plan import label as label_of
+from trtllm_pipeline.base import Cell, Json, Machine, Needs, size
+from trtllm_pipeline.orchestrate.memory.labels import label_of, prefixes
 from trtllm_pipeline.orchestrate.store.index import Peak
 from trtllm_pipeline.tensorrt import Stage
 
@@ -24,39 +23,37 @@ TIME: Final = "time"
 KINDS: Final = {HOST: "host", GPU: "gpu", SHARED: "shared", DISK: "leaves", TIME: "ms"}
 """Resource -> its name in `Needs` and in records of peaks."""
 LESS: Final = "less at a time"
-"""Verdict: it works, on fewer requests or rows at a time than asked for."""
+"""Verdict: works with fewer requests or rows at a time than configured."""
 NOT: Final = "does not fit"
 _LATEST: Final = 20
-"""Measurements that a correction is made of."""
+"""Number of latest measurements used for a correction."""
 _ASSUMED_ERROR: Final = 0.5
 _LEAST_ERROR: Final = 0.05
-"""Two measurements that agree do not make the third certain."""
-_SIMILAR: Final = 2
-"""Segments of a label below which measurements say nothing: another toolchain's formula has other errors."""
+"""Lower bound of the error, even if measurements agree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes, or of time milliseconds, and the share of them by which that may be wrong."""
+    """An estimate in bytes, or in milliseconds for time, with its relative error."""
 
     value: int
     error: float
     measured: int = 0
-    """How many measurements it was corrected by."""
+    """Number of measurements used for the correction."""
 
     @property
     def least(self) -> int:
-        """What is needed even if the estimate is too high by its error."""
+        """Lower bound, if the estimate is too high by its error."""
         return int(self.value * (1 - self.error))
 
     @property
     def most(self) -> int:
-        """What is needed if it is too low by as much."""
+        """Upper bound, if the estimate is too low by its error."""
         return int(self.value * (1 + self.error))
 
 
 class Corrections:
-    """What was measured on systems like `machine`, by label and kind: ratios of what was taken to what was expected."""
+    """Ratios of actual to estimated use, measured on systems like `machine`, by label and kind."""
 
     def __init__(self, peaks: Iterable[Peak], machine: Machine) -> None:
         peaks = tuple(peaks) if machine.types else peaks
@@ -69,16 +66,16 @@ class Corrections:
                 continue
             for kind, expected in peak.expected.items():
                 taken = peak.taken.get(kind)
-                for label in _labels(peak.label):
+                for label in prefixes(peak.label):
                     if taken and expected > 0:
                         self._ratios.setdefault((label, kind), []).append(taken / expected)
 
     def on(self, gpu: str | None) -> Corrections:
-        """Those for what runs on a type of GPU, see `Machine.of`."""
+        """Corrections for a type of GPU, see `Machine.of`."""
         return self if gpu is None else self._of_types.get(gpu.lower(), self)
 
     def of(self, label: str, resource: str, expected: int, error: float) -> Estimate:
-        """`expected` bytes, corrected by the most similar stage runs that were measured; `error` where there were none."""
+        """`expected` bytes, corrected by the most similar measured stage runs. The error is `error` without measurements."""
         key = label, KINDS[resource]
         if key not in self._known:
             self._known[key] = self._similar(*key)
@@ -86,16 +83,16 @@ class Corrections:
         if known is None:
             return Estimate(expected, error)
         similar, middle, spread, number = known
-        found = max(_LEAST_ERROR, spread) if number > 1 else error
-        if similar != label:  # a small model says little of a large one: nothing is refused for its ratio
-            found = max(found, error, 1 - (1 - error) / middle)
-        return Estimate(round(expected * middle), found, number)
+        error_share = max(_LEAST_ERROR, spread) if number > 1 else error
+        if similar != label:  # ratios of small models hardly apply to large ones and must not rule them out
+            error_share = max(error_share, error, 1 - (1 - error) / middle)
+        return Estimate(round(expected * middle), error_share, number)
 
     def _similar(self, label: str, kind: str) -> tuple[str, float, float, int] | None:
         """The most similar label with measurements, their median ratio, the largest deviation from it, and their number."""
-        for similar in _labels(label):
+        for similar in prefixes(label):
             if ratios := self._ratios.get((similar, kind), [])[:_LATEST]:
-                # It imports fractions and decimals, and small commands have nothing measured.
+                # It imports fractions and decimals, which commands without measurements do not need.
                 from statistics import median
 
                 middle = median(ratios)
@@ -103,38 +100,31 @@ class Corrections:
         return None
 
 
-def _labels(label: str) -> Iterator[str]:
-    """stage/toolchain/model/precision, and the prefixes of it that say which formula was used."""
-    while label.count("/") + 1 >= _SIMILAR:
-        yield label
-        label = label.rpartition("/")[0]
-
-
 def system(machine: Machine) -> str:
-    """What memory depends on beside the model: the type of GPU, and the release."""
+    """The system that memory use depends on: type of GPU and release."""
     gpus = ", ".join(sorted({gpu.name for gpu in machine.gpus})) or "no GPU"
     release = machine.tensorrt_llm.release if machine.tensorrt_llm else "no TensorRT-LLM"
     return f"{gpus}; {release}"
 
 
 def expected(stage: Stage, cell: Cell, machine: Machine) -> Needs | None:
-    """The estimate of one stage of a cell, before any correction; None where its size is not known."""
+    """The uncorrected estimate of one stage of a cell. None if the size of the model is unknown."""
     return stage.needs(cell, machine.of(cell.gpu)) if stage.needs is not None and is_known(stage, cell) else None
 
 
 def is_known(stage: Stage, cell: Cell) -> bool:
-    """Whether there is an estimate of one stage of a cell."""
+    """True if one stage of a cell has an estimate."""
     return stage.needs is not None and "num_hidden_layers" in cell.recipe
 
 
 def expected_by_kind(needs: Needs) -> dict[str, int]:
-    """An estimate as it is recorded beside what was taken."""
+    """An estimate in the form that is recorded with the actual use."""
     return {"host": needs.host, "gpu": needs.gpu, "shared": needs.shared, "leaves": needs.leaves}
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one stage run, or the whole plan, needs of one resource."""
+    """Need of one stage run, or of the whole plan, for one resource."""
 
     stage: str
     """Empty for the whole plan."""
@@ -142,26 +132,26 @@ class Need:
     resource: str
     estimate: Estimate
     has: int | None
-    """None where that is not known."""
+    """Available amount. None if unknown."""
     least: int | None = None
-    """The part of it that it fails without; None: all of it."""
+    """The minimum without which it fails. None means the whole estimate."""
     assumed: bool = False
-    """The estimate is an assumption, and was not corrected by a measurement."""
+    """The estimate is an assumption without a measurement."""
 
     @property
     def headroom(self) -> int | None:
-        """What is left of it."""
+        """Available amount minus the estimate."""
         return None if self.has is None else self.has - self.estimate.value
 
     @property
     def impossible(self) -> bool:
-        """Whether it cannot work, even if the estimate is too high by its error."""
+        """True if it cannot work even if the estimate is too high by its error."""
         needed = self.estimate.value if self.least is None else self.least
         return self.has is not None and not self.assumed and needed * (1 - self.estimate.error) > self.has
 
     @property
     def verdict(self) -> str:
-        """In words: "fits", "tight" where the estimate's error decides, "less at a time", "does not fit"."""
+        """One of "fits", "tight" if it depends on the estimate's error, "less at a time" or "does not fit"."""
         if self.has is None:
             return "unknown"
         if self.impossible:
@@ -173,7 +163,7 @@ class Need:
         return "fits" if self.estimate.most <= self.has else "tight"
 
     def to_json(self) -> dict[str, Json]:
-        """As in plan.json."""
+        """The entry in plan.json."""
         return {
             "resource": self.resource,
             "needs_bytes": self.estimate.value,
@@ -188,12 +178,12 @@ class Need:
 def of_stage(
     needs: Needs | None, stage: Stage, cell: Cell, machine: Machine, corrections: Corrections, label: str
 ) -> list[Need]:
-    """What one stage of a cell, `expected` to need this, needs of memory; without what it needs nothing of."""
+    """Memory that one stage of a cell needs. Resources that it does not use are omitted. `needs` is the result of `expected`."""
     if needs is None:
         return []
     machine, corrections = machine.of(cell.gpu), corrections.on(cell.gpu)
     gpus = [gpu.memory_bytes for gpu in machine.gpus]
-    found = []
+    result = []
     for resource, value, has in (
         (HOST, needs.host, machine.memory_bytes),
         (GPU, needs.gpu, min(gpus, default=None)),
@@ -206,44 +196,12 @@ def of_stage(
             if resource == GPU and needs.gpu_least is not None:
                 least = round(needs.gpu_least * estimate.value / value)
             guess = assumed and not estimate.measured
-            found.append(Need(stage.name, cell.id, resource, estimate, has, least, guess))
-    return found
-
-
-def of_run(run: StageRun, machine: Machine, corrections: Corrections) -> list[Need]:
-    """What a stage run needs of memory."""
-    needs = expected(run.stage, run.first_cell, machine)
-    return of_stage(needs, run.stage, run.first_cell, machine, corrections, run.label)
-
-
-def of_plan(
-    plan: Plan,
-    runs: Iterable[StageRun],
-    corrections: Corrections,
-    free: int | None,
-    fetched: Mapping[StageRunId, int] | None = None,
-) -> list[Need]:
-    """What these stage runs of a plan need: memory of each, and disk of all, of which `free` bytes are there.
-
-    `fetched` are bytes of downloads that are on the disk already.
-    """
-    found: list[Need] = []
-    leaves = scratch = there = measured = 0
-    for run in runs:
-        needs = expected(run.stage, run.first_cell, plan.machine)
-        found += of_stage(needs, run.stage, run.first_cell, plan.machine, corrections, run.label)
-        if needs is not None and needs.leaves + needs.scratch:
-            artifact = corrections.on(run.first_cell.gpu).of(run.label, DISK, needs.leaves, needs.error)
-            leaves, scratch = leaves + artifact.value, max(scratch, needs.scratch)
-            measured += bool(artifact.measured)
-            there += min((fetched or {}).get(run.id, 0), artifact.value + needs.scratch)
-    if leaves + scratch:
-        found.append(Need("", "", DISK, Estimate(leaves + scratch - there, 0.1, measured), free))
-    return found
+            result.append(Need(stage.name, cell.id, resource, estimate, has, least, guess))
+    return result
 
 
 def tightest(needs: Iterable[Need]) -> list[Need]:
-    """Of each stage and resource, the one that leaves least."""
+    """For each stage and resource, the need with the largest share of the available amount."""
     worst: dict[tuple[str, str], Need] = {}
     for need in needs:
         key = need.stage, need.resource
@@ -253,17 +211,17 @@ def tightest(needs: Iterable[Need]) -> list[Need]:
 
 
 def _share(need: Need) -> tuple[float, int]:
-    """How much it needs of what there is: GPUs of several types have not the same."""
+    """Share of the available amount, since GPUs of several types differ."""
     return need.estimate.value / need.has if need.has else 0.0, need.estimate.value
 
 
 def infeasible(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> str | None:
-    """Why a cell cannot work on a machine for want of memory, whatever the error of the estimates; or None."""
+    """The reason why a machine definitely lacks memory for a cell, or None."""
     return next((in_words(need) for need in _of_cell(cell, stages, machine, corrections) if need.impossible), None)
 
 
 def lacking(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections: Corrections) -> Need | None:
-    """What a machine has not the memory for, by the estimates as they are: what does not fit before what works on less."""
+    """The first need that exceeds the machine's memory, by the plain estimates. "does not fit" takes precedence over "less at a time"."""
     less = None
     for need in _of_cell(cell, stages, machine, corrections):
         if need.verdict == NOT:
@@ -281,7 +239,7 @@ def _of_cell(cell: Cell, stages: Iterable[Stage], machine: Machine, corrections:
 
 
 def without_limits(machine: Machine) -> Machine:
-    """The same machine with as much memory as anything may need."""
+    """The same machine with unlimited GPU memory."""
     return replace(
         machine,
         gpus=tuple(replace(gpu, memory_bytes=1 << 60) for gpu in machine.gpus),
@@ -290,8 +248,8 @@ def without_limits(machine: Machine) -> Machine:
 
 
 def in_words(need: Need) -> str:
-    """A need that is not met, for people."""
+    """An unmet need in words."""
     assert need.has is not None
     value = need.least if need.least is not None and need.impossible else need.estimate.value
-    where = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]
-    return f"{need.stage}: needs about {size(value)} {where}, there are {size(need.has)}"
+    place = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]
+    return f"{need.stage}: needs about {size(value)} {place}, {size(need.has)} available"

@@ -1,7 +1,7 @@
 """The smallest change with which a cell fits into the memory of a machine: `pipeline plan --fit`.
 
-Small is what costs the user little: first nothing (a larger share for the KV cache, GPUs that are there), then time, then how
-well calibration knows the data, last how many requests are served at a time.
+Changes are ordered by their cost: a larger share for the KV cache and more of the GPUs cost nothing, then time, then the
+quality of calibration, last the number of requests served at a time.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ _LEAST_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """One change with which a cell takes less memory."""
+    """One change that reduces the memory of a cell."""
 
     setting: str
-    """KEY=VALUE, as `--set` takes it."""
+    """KEY=VALUE for `--set`."""
     apply: Callable[[Cell], Cell]
 
 
 Option = Reduction | None
-"""None: as it is."""
+"""None: no change."""
 
 
 def fit(
     cell: Cell, machine: Machine, wrong: Callable[[Cell], bool], *, same_batch: bool = False
 ) -> tuple[tuple[str, ...], Cell] | None:
-    """The smallest change after which nothing is `wrong` with a cell, as values of `--set`, and the changed cell; None where
-    none helps. With `same_batch` it continues serving as many requests at a time.
+    """The smallest change after which a cell is not `wrong`, as values of `--set`, and the changed cell. None if none helps.
 
-    Of each kind of change, the dearest first, the least is taken that is enough together with everything cheaper.
+    `same_batch` keeps the batch size. For each kind of change, the most expensive first, the smallest change is chosen that
+    suffices together with all cheaper kinds.
     """
-    dear: list[list[Option]] = [[None, *kind] for kind in (_samples(cell), _rows(cell), _tokens(cell))]
-    dear.insert(0, [None, *(() if same_batch else _batches(cell))])
+    costly: list[list[Option]] = [[None, *kind] for kind in (_samples(cell), _rows(cell), _tokens(cell))]
+    costly.insert(0, [None, *(() if same_batch else _batches(cell))])
     layouts: list[Option] = [None, *_layouts(cell, machine)]
     shares: list[Option] = [None, *_shares(cell, machine)]
 
     def fits(options: Sequence[Option]) -> bool:
         return not wrong(_changed(cell, options))
 
-    def possible(begun: Sequence[Option]) -> bool:
-        least = [options[-1] for options in dear[len(begun) :]]
-        return any(fits([*begun, *least, layout, shares[-1]]) for layout in layouts)
+    def possible(first: Sequence[Option]) -> bool:
+        least = [options[-1] for options in costly[len(first) :]]
+        return any(fits([*first, *least, layout, shares[-1]]) for layout in layouts)
 
     chosen: list[Option] = []
-    for options in dear:
+    for options in costly:
         enough = [*itertools.islice((option for option in options if possible([*chosen, option])), 1)]
         if not enough:
             return None
         chosen += enough
-    found = next(
+    selected = next(
         changes for layout, share in itertools.product(layouts, shares) if fits(changes := [*chosen, layout, share])
     )
-    settings = tuple(change.setting for change in found if change is not None)
-    return settings, _changed(cell, found)
+    settings = tuple(change.setting for change in selected if change is not None)
+    return settings, _changed(cell, selected)
 
 
 def _changed(cell: Cell, options: Sequence[Option]) -> Cell:
@@ -93,22 +93,22 @@ def _samples(cell: Cell) -> Iterator[Reduction]:
 
 
 def _rows(cell: Cell) -> Iterator[Reduction]:
-    """Calibrated at a time; where nothing is asked for, as many as fit are taken anyway."""
+    """Rows calibrated at a time. An unset value already adapts to the memory."""
     rows = cell.settings["quantize"].get("batch_size")
     for fewer in _halves(rows, 1) if isinstance(rows, int) else ():
         yield _setting("quantize", "batch_size", fewer)
 
 
 def _tokens(cell: Cell) -> Iterator[Reduction]:
-    """Of a forward pass, but a whole prompt: those of several requests are read one after another."""
+    """Tokens of a forward pass, at least one prompt. Prompts of several requests are processed one after another."""
     tokens = cell.settings["build"].get("max_num_tokens")
-    if companions.speculation(cell) is None:  # drafting has limits of its own
+    if companions.speculation(cell) is None:  # drafting has its own limits
         for fewer in _halves(tokens if isinstance(tokens, int) else USUAL_NUM_TOKENS, max(cell.isl, _LEAST_TOKENS)):
             yield _setting("build", "max_num_tokens", fewer)
 
 
 def _layouts(cell: Cell, machine: Machine) -> Iterator[Reduction]:
-    """Over more of the GPUs that are there, tensor parallelism before pipeline stages, which make no token faster."""
+    """More of the available GPUs: tensor parallelism before pipeline stages, which do not reduce latency."""
     most = len(machine.gpus) // (cell.tp * cell.pp)
     powers = [1 << power for power in range(most.bit_length())]
     times = [(tp, pp) for tp, pp in itertools.product(powers, powers) if 1 < tp * pp <= most]
@@ -119,9 +119,9 @@ def _layouts(cell: Cell, machine: Machine) -> Iterator[Reduction]:
 
 def _shares(cell: Cell, machine: Machine) -> Iterator[Reduction]:
     if companions.DRAFT in cell.companions and cell.toolchain == ENGINES:
-        return  # what the cache of one engine takes, that of the other lacks
+        return  # the caches of both engines share the memory
     share = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
-    if vision.sees(cell):  # what the cache leaves has to hold a visual engine
+    if vision.sees(cell):  # the vision encoder needs the rest of the memory
         if not isinstance(share, (int, float)) or share > _LEAST_FRACTION:
             yield _setting("repository", "kv_cache_free_gpu_mem_fraction", _LEAST_FRACTION)
     elif machine.gpus and (share is None or (isinstance(share, (int, float)) and share < _MOST_FRACTION)):

@@ -1,1 +1,1 @@
-"""From cells to a plan: which stage runs there are, what they share, and why each has to run."""
+"""Plans cells: their stage runs, which runs they share, and why each must run."""

@@ -1,4 +1,4 @@
-"""The lock files of a run: a matrix and recipes in which everything is pinned, so that the run can be repeated."""
+"""Lock files of a run: a matrix and recipes with everything pinned, to repeat the run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 _MODULE: Final = "metric_module"
 _MOST_BYTES: Final = 10_000_000
-"""Files of users up to this size are copied into the lock; larger ones are named where they are."""
+"""User files up to this size are copied into the lock. Larger files are referenced by path."""
 
 
 def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path, *, default_toolchain: str) -> None:
-    """A matrix, its recipes and its data files, which plan the same again elsewhere, whatever happens to branches on the hubs.
+    """A matrix, its recipes and its data files, which give the same plan elsewhere, even if branches on the hubs change.
 
-    `pipeline run --matrix FOLDER/matrix.yaml`: sources are pinned and changes from the command line are in the files.
-    Local models and data files of more than 10 MB are named by their absolute paths.
+    `pipeline run --matrix FOLDER/matrix.yaml` repeats the run. Sources are pinned, and the files contain the command line's
+    changes. Local models and data files above 10 MB are referenced by absolute path.
     """
     installed = plan.machine.tensorrt_llm
     release = None if installed is None else installed.release
     matrix = written_out(loaded, default_toolchain=default_toolchain, release=release)
     if not loaded.names_toolchains and any(cell.toolchain != default_toolchain for cell in plan.cells):
-        del matrix["toolchain"]  # the machine's, by model
+        del matrix["toolchain"]  # depends on the machine and the model
     if any(_MODULE in run.files for run in plan.stage_runs.values()):
         matrix.setdefault("settings", {}).setdefault("accuracy", {}).setdefault("python_path", ".")
     (folder / "recipes").mkdir(parents=True)
@@ -51,14 +51,14 @@ def write_lock(request: Request, loaded: LoadedMatrix, plan: Plan, folder: Path,
 
 
 def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
-    """The recipe of a planned cell, with its model's one source; and the others where it is the files that are pinned."""
+    """The recipe of a planned cell with its model's pinned source, and with the other sources if the files are pinned."""
     source, copies = known["source"], known.get("copies") or []
     assert isinstance(source, dict)
     assert isinstance(copies, list)
-    # The code that a source is fetched with is named by the matrix.
+    # The matrix lists the code that comes with a source.
     source = {"local": known["folder"]} if "local" in source else {**source}
     source.pop("code", None)
-    if "files" in known and "local" not in source:  # a directory is looked at each time
+    if "files" in known and "local" not in source:  # a directory is examined each time
         source["files"] = known["files"] or {}
     code, commit = known.get("code"), COMMIT.fullmatch(str(source.get("revision")))
     return {
@@ -69,7 +69,7 @@ def _pinned(known: Mapping[str, Json]) -> dict[str, Any]:
 
 
 def _unpinned(recipe: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """A recipe that nothing was planned with: its cells cannot work, or were not asked for."""
+    """A recipe without planned cells: they cannot work, or were not selected."""
     sources = [
         {**source, "local": str((base / Path(source["local"]).expanduser()).absolute())}
         if "local" in source
@@ -80,14 +80,14 @@ def _unpinned(recipe: Mapping[str, Any], base: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, data: Mapping[str, Any], head: str = "") -> None:
-    import yaml  # a run that finds everything as the one before had left it writes no lock
+    import yaml  # an up-to-date run writes no lock
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     path.write_text(head + yaml.dump(data, Dumper=dumper, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def _command(request: Request) -> str:
-    """What runs the lock file: a selection of cells and the last stage are no part of a matrix."""
+    """The command that runs the lock file. The selected cells and the last stage are not part of a matrix."""
     words = ["pipeline", "run", "--matrix", "matrix.yaml"]
     words += [word for pattern in request.cells for word in ("--cells", pattern)]
     words += ["--until", request.until] if request.until is not None else []
@@ -95,62 +95,69 @@ def _command(request: Request) -> str:
 
 
 def _copied(plan: Plan, folder: Path) -> Iterator[tuple[str, str]]:
-    """Copy the files that settings name into the lock; yields what settings call each, and what it is called there.
+    """Copy the files named in settings into the lock. Yields the name in the settings and the name in the lock.
 
-    What lies below the matrix's directory keeps its name, so that axes and rules may name it. A module of metrics is called by
-    the directory that it is imported from.
+    A path below the matrix's directory stays the same, since axes and rules may use it. A metrics module is referenced by the
+    directory that it is imported from.
     """
-    found = {
-        told: (run.files[name], str(run.first_cell.settings["accuracy"]["python_path"]) if name == _MODULE else None)
+    named = {
+        name_in_settings: (
+            run.files[name],
+            str(run.first_cell.settings["accuracy"]["python_path"]) if name == _MODULE else None,
+        )
         for run in plan.stage_runs.values()
-        for name, told in run.stage.files(run.first_cell).items()
+        for name, name_in_settings in run.stage.files(run.first_cell).items()
     }
-    for told, (path, root) in found.items():
-        if told.startswith("builtin:") or Path(path).stat().st_size > _MOST_BYTES:
+    for name_in_settings, (path, root) in named.items():
+        if name_in_settings.startswith("builtin:") or Path(path).stat().st_size > _MOST_BYTES:
             continue
-        below = not told.startswith("hub:") and not Path(told).is_absolute() and ".." not in Path(told).parts
+        below = (
+            not name_in_settings.startswith("hub:")
+            and not Path(name_in_settings).is_absolute()
+            and ".." not in Path(name_in_settings).parts
+        )
         digest = digest_file(Path(path))[:12]
         if root is None:
-            place = Path(told) if below else Path("files", digest, Path(path).name)
-            yield told, str(place)
+            place = Path(name_in_settings) if below else Path("files", digest, Path(path).name)
+            yield name_in_settings, str(place)
         else:
-            place = Path(told) if below else Path("files", digest, Path(told).relative_to(root))
+            place = Path(name_in_settings) if below else Path("files", digest, Path(name_in_settings).relative_to(root))
             yield root, root if below else f"files/{digest}"
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / place)
 
 
 def _other_models(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What settings call models beside the cells' own, and what names the same for ever."""
+    """Names of further models in settings -> their pinned names."""
     for cell in plan.feasible:
-        for name, told in companions.asked_for(cell).items():
+        for name, model in companions.asked_for(cell).items():
             pinned = cell.companions.get(name, {})
             source, folder = pinned.get("source"), pinned.get("folder")
             if folder is not None:
-                yield told, str(folder)
+                yield model, str(folder)
             elif isinstance(source, dict) and "hugging_face" in source:
-                yield told, f"{source['hugging_face']}@{source['revision']}"
+                yield model, f"{source['hugging_face']}@{source['revision']}"
 
 
 def _name_models(settings: dict[str, Any], models: Mapping[str, str]) -> None:
-    """Let settings name other models as they are pinned."""
+    """Replace further models in settings by their pinned names."""
     for name, key in (("speculative", "model"), ("lora", "adapter")):
         section = settings.get(name)
         if not section:
             continue
-        found = section.get(key)
-        if isinstance(found, dict):
-            section[key] = {each: models.get(model, model) for each, model in found.items()}
-        elif found in models:
-            section[key] = models[found]
+        value = section.get(key)
+        if isinstance(value, dict):
+            section[key] = {each: models.get(model, model) for each, model in value.items()}
+        elif value in models:
+            section[key] = models[value]
 
 
 def _name_files(settings: dict[str, Any], files: Mapping[str, str], base: Path) -> None:
-    """Let the files and directories that settings name be found from the lock: in it, or else where they are."""
+    """Make paths in settings valid from the lock: copies in the lock, or absolute paths."""
     sections = (settings.get("perf"), settings.get("accuracy"), settings.get("quantize", {}).get("calibration"))
     for section in sections:
         for name in ("input_data", "data", "python_path"):
             if section and name in section and not str(section[name]).startswith("builtin:"):
-                told = str(section[name])
-                absolute = told if told.startswith("hub:") else str((base / told).absolute())
-                section[name] = files.get(told, absolute)
+                path = str(section[name])
+                absolute = path if path.startswith("hub:") else str((base / path).absolute())
+                section[name] = files.get(path, absolute)

@@ -1,4 +1,4 @@
-"""What a plan depends on outside the matrix, pinned: models to one revision, files of users to their content."""
+"""Pins what a plan depends on outside the matrix: models to a revision, user files to their content."""
 
 from __future__ import annotations
 
@@ -29,37 +29,37 @@ logger = logging.getLogger(__name__)
 
 _HUBS: Final = frozenset(("hugging_face", "modelscope"))
 _OF_THE_HUB: Final = {
-    "cnn_dailymail": "hub:abisee/cnn_dailymail/3.0.0 is that data set of the Hub; as calibration data with column: article"
+    "cnn_dailymail": "hub:abisee/cnn_dailymail/3.0.0 is this data set on the Hub. For calibration, set column: article"
 }
-"""Name that quantize.py has for a data set -> what it is called here."""
+"""Data set name of quantize.py -> its name in this project."""
 
 
-class _Said(NamedTuple):
-    """What is known of a model's weights."""
+class _Weights(NamedTuple):
+    """Quantization of a model's weights, as far as known."""
 
-    found: QuantizedWeights | None
+    quantized: QuantizedWeights | None
     """None for unquantized weights."""
     known: bool = True
-    """Whether their files could be read."""
+    """True if their files could be read."""
 
 
-_UNKNOWN: Final = _Said(None, known=False)
+_UNKNOWN: Final = _Weights(None, known=False)
 
 
 class Pins:
-    """Models and files of cells, pinned; each is looked at once. With `guess`, a hub that is not reached is no error."""
+    """Pins models and files of cells, each once. With `guess`, an unreachable hub is not an error."""
 
     def __init__(self, store: Store | None, *, guess: bool) -> None:
         self._index = None if store is None else store.index
         self._digest_file = digest_file if store is None else store.index.digest
         self._guess = guess
         self._reached = True
-        """Whether hubs answer, as far as is known."""
-        self._said_offline = False
+        """True until a hub could not be reached."""
+        self._warned_offline = False
         self._unreached: dict[str, UnavailableError] = {}
-        self._recipes: dict[tuple[int, int, bool], tuple[Mapping[str, Json], _Said]] = {}
+        self._recipes: dict[tuple[int, int, bool], tuple[Mapping[str, Json], _Weights]] = {}
         self._alone: dict[int, bool] = {}
-        """By id of settings, which many cells share: whether they name no other model."""
+        """Id of settings, which many cells share -> True if they name no other model."""
         self._companions: dict[tuple[str, str, str, int], Mapping[str, Json]] = {}
         self._numbers: dict[tuple[str, str], dict[str, Json]] = {}
         self._files: dict[tuple[str, str], tuple[str, str]] = {}
@@ -67,8 +67,8 @@ class Pins:
     def pin(self, cell: Cell) -> Cell:
         """`cell` with the one source its model is fetched from, pinned to a revision or digest.
 
-        It has a reason where that source's weights rule it out: what is quantized already is served as it is or not at
-        all. What their files say of them is the recipe's `quantization`.
+        The cell gets a reason if the weights rule it out, since quantized weights can only be served as they are. The recipe's
+        `quantization` becomes the one in the model's files.
         """
         by_code = cell.toolchain == ENGINES and brings_code(str(cell.recipe["family"]))
         same = (id(cell.recipe), id(cell.settings["download"]), by_code)
@@ -76,21 +76,21 @@ class Pins:
             recipe = self._recipe(cell)
             if self._lacks_tokenizer(cell, recipe):
                 logger.warning(
-                    "%s: its repository has no %s, nor another tokenizer that smoke, perf and accuracy can read; "
-                    "docs/models.md says what to do",
+                    "%s: its repository has no %s, and no other tokenizer that smoke, perf and accuracy can read. "
+                    "See docs/models.md",
                     cell.model,
                     TOKENIZER,
                 )
-            said = self._said_of_weights(cell, recipe)
-            if said.found is not None:
-                recipe = {**recipe, "quantization": said.found.form}
-                if said.found.group_size is not None:
-                    recipe = {**recipe, "quantization_group_size": said.found.group_size}
+            published = self._weights_of(cell, recipe)
+            if published.quantized is not None:
+                recipe = {**recipe, "quantization": published.quantized.form}
+                if published.quantized.group_size is not None:
+                    recipe = {**recipe, "quantization_group_size": published.quantized.group_size}
             if by_code:
                 recipe = {**recipe, "code": self._code_of(cell, recipe)}
-            self._recipes[same] = recipe, said
-        recipe, said = self._recipes[same]
-        pinned = cell.pinned(recipe, _ruled_out(cell, said))
+            self._recipes[same] = recipe, published
+        recipe, published = self._recipes[same]
+        pinned = cell.pinned(recipe, _ruled_out(cell, published))
         if id(cell.settings) not in self._alone:
             self._alone[id(cell.settings)] = not (companions.asked_for(cell) or companions.configurations_needed(cell))
         if pinned.reason is not None or self._alone[id(cell.settings)]:
@@ -98,10 +98,10 @@ class Pins:
         return self._with_companions(pinned)
 
     def _with_companions(self, cell: Cell) -> Cell:
-        """`cell` with the other models that it needs, pinned; with a reason where one does not fit its own."""
-        asked = companions.asked_for(cell)
-        found = {name: self._companion(name, model, cell) for name, model in asked.items()}
-        known = {"model": cell.recipe, **found}
+        """`cell` with its further models pinned. It gets a reason if one of them does not fit its model."""
+        further = companions.asked_for(cell)
+        pinned = {name: self._companion(name, model, cell) for name, model in further.items()}
+        known = {"model": cell.recipe, **pinned}
         configurations = {
             name: self._configuration(
                 known[name], cell, CONFIGURATION[MODEL if name == MODEL else companions.form(name)]
@@ -109,58 +109,58 @@ class Pins:
             for name in companions.configurations_needed(cell)
             if name in known
         }
-        if not found and not configurations:
+        if not pinned and not configurations:
             return cell
-        if companions.has_own_engine(cell) and companions.DRAFT in found:
-            return self._with_drafter(cell, found)
-        drafter = asked.get(companions.DRAFT, "")
+        if companions.has_own_engine(cell) and companions.DRAFT in pinned:
+            return self._with_drafter(cell, pinned)
+        drafter = further.get(companions.DRAFT, "")
         if drafter in list_recipes(Path(cell.base_dir)):
             same = (drafter, cell.base_dir)
             if same not in self._numbers:
                 self._numbers[same] = {**numbers_of(drafter, None, Path(cell.base_dir))}
             numbers = self._numbers[same]
-            found[companions.DRAFT] = {**found[companions.DRAFT], "numbers": numbers}
+            pinned[companions.DRAFT] = {**pinned[companions.DRAFT], "numbers": numbers}
             if configurations.get(companions.DRAFT, {}) is None:
                 configurations[companions.DRAFT] = numbers
-        described = dataclasses.replace(cell, companions=companions.described(found, configurations))
+        described = dataclasses.replace(cell, companions=companions.described(pinned, configurations))
         return dataclasses.replace(described, reason=companions.unfit(described, configurations))
 
-    def _with_drafter(self, cell: Cell, found: Mapping[str, Mapping[str, Json]]) -> Cell:
-        """`cell` with the numbers of its draft model, by which that becomes an engine too."""
-        name, draft = companions.asked_for(cell)[companions.DRAFT], found[companions.DRAFT]
+    def _with_drafter(self, cell: Cell, pinned: Mapping[str, Mapping[str, Json]]) -> Cell:
+        """`cell` with the architecture of its draft model, which also becomes an engine."""
+        name, draft = companions.asked_for(cell)[companions.DRAFT], pinned[companions.DRAFT]
         config = self._configuration(draft, cell, CONFIGURATION[MODEL], whole=True)
         try:
             numbers = numbers_of(name, config, Path(cell.base_dir))
         except UsageError as error:
-            said = f"{companions.SETTINGS[companions.DRAFT]} {error.message}; {error.hint}"
-            return dataclasses.replace(cell, companions=found, reason=said)
-        known = {**found, companions.DRAFT: {**draft, "recipe": {**numbers}}}
+            reason = f"{companions.SETTINGS[companions.DRAFT]} {error.message}; {error.hint}"
+            return dataclasses.replace(cell, companions=pinned, reason=reason)
+        known = {**pinned, companions.DRAFT: {**draft, "recipe": {**numbers}}}
         return dataclasses.replace(cell, companions=known, reason=companions.unlike(cell, numbers))
 
     def _companion(self, name: str, model: str, cell: Cell) -> Mapping[str, Json]:
-        """`source`, `files` and `directory` of another model than the cell's own, by what its settings call it."""
+        """`source`, `files` and `directory` of a further model of the cell, by its name in the settings."""
         same = (name, model, cell.base_dir, id(cell.settings["download"]))
         if same not in self._companions:
             local = model.startswith((".", "/", "~"))
             if companions.form(name) == companions.ADAPTER and model in list_recipes(Path(cell.base_dir)):
                 raise UsageError(
-                    f"{companions.SETTINGS[name]} {model} is the recipe of a model",
-                    hint="an adapter is ORGANISATION/NAME of the Hugging Face Hub, or a directory",
+                    f"{companions.SETTINGS[name]} {model} is a model, not an adapter",
+                    hint="give ORGANIZATION/NAME on the Hugging Face Hub, or a directory",
                 )
             try:
                 sources: list[Json] = [{"local": model}] if local else [*sources_of(model, Path(cell.base_dir))]
             except UsageError as error:
                 raise UsageError(f"{companions.SETTINGS[name]} {error.message}", hint=error.hint) from error
             settings = {"download": {**cell.settings["download"], "source": "auto", "trust_remote_code": {}}}
-            asked = dataclasses.replace(cell, model=model, recipe={"sources": sources}, settings=settings)
-            found = self._recipe(asked, form=companions.form(name))
-            self._companions[same] = {part: found[part] for part in ("source", "files", "folder") if part in found}
+            alone = dataclasses.replace(cell, model=model, recipe={"sources": sources}, settings=settings)
+            pinned = self._recipe(alone, form=companions.form(name))
+            self._companions[same] = {part: pinned[part] for part in ("source", "files", "folder") if part in pinned}
         return self._companions[same]
 
     def _configuration(
         self, pinned: Mapping[str, Json], cell: Cell, file: str, *, whole: bool = False
     ) -> Mapping[str, Json] | None:
-        """What the configuration of a pinned model says to `companions.unfit`, or all of it; None where nobody can tell now."""
+        """The configuration of a pinned model, or the part that `companions.unfit` reads. None if it cannot be read now."""
         from trtllm_pipeline.models import configuration
 
         source, folder = pinned["source"], pinned.get("folder")
@@ -174,13 +174,13 @@ class Pins:
             return None
         try:
             place = None if folder is None else Path(str(folder))
-            found = configuration(source, file, folder=place, offline=bool(cell.settings["download"]["offline"]))
+            content = configuration(source, file, folder=place, offline=bool(cell.settings["download"]["offline"]))
         except DownloadError as error:
-            logger.warning("%s: cannot tell now whether its models fit: %s", cell.id, error.message)
+            logger.warning("%s: cannot check now if its models fit: %s", cell.id, error.message)
             return None
-        if found is None:
+        if content is None:
             return None
-        known = {name: found[name] for name in (found if whole else companions.CONFIGURATION) if name in found}
+        known = {name: content[name] for name in (content if whole else companions.CONFIGURATION) if name in content}
         if self._index is not None and folder is None:
             self._index.set_pin(about, known)
         return known
@@ -188,9 +188,9 @@ class Pins:
     def _recipe(self, cell: Cell, *, form: str = MODEL) -> Mapping[str, Json]:
         listed = cell.recipe["sources"]
         assert isinstance(listed, list)
-        # What is said of a source to people changes nothing.
-        told = [source for source in listed if isinstance(source, dict)]
-        sources = [{name: value for name, value in source.items() if name != "note"} for source in told]
+        # Remarks for people do not count.
+        entries = [source for source in listed if isinstance(source, dict)]
+        sources = [{name: value for name, value in source.items() if name != "note"} for source in entries]
         settings = cell.settings["download"]
         request = canonical({"sources": [*sources], "source": settings["source"]})
         source = None if self._index is None else self._index.pin(request)
@@ -210,9 +210,9 @@ class Pins:
                 )
             except DownloadError as error:
                 self._allow(error)
-                self._say_unreached(error)
+                self._warn_unreached(error)
                 return {**cell.recipe, "source": _with_code(unpinned(sources, prefer=prefer), cell)}
-            # A local directory may change under the same name; what it holds is looked at each time.
+            # A local directory may change under the same name. It is examined each time.
             if self._index is not None and "local" not in source:
                 self._index.set_pin(request, source)
         if "local" in source:
@@ -230,33 +230,33 @@ class Pins:
         return {**cell.recipe, "source": dict(source)}
 
     def _files_of(self, source: Mapping[str, Json], cell: Cell, form: str) -> Json:
-        """SHA-256 by name of what is read of a pinned source; None where it cannot be told, and the source has to do.
+        """SHA-256 by name of the files that are read from a pinned source. None if unknown, then the source is the key.
 
-        What was told once is remembered: a hub that is out of reach for an hour must not make everything stale.
+        Known digests are stored: an hour without a hub must not make everything stale.
         """
         from trtllm_pipeline.models import content_of
 
-        asked = canonical({"content_of": dict(source)})
-        known = None if self._index is None else self._index.pin(asked)
+        about = canonical({"content_of": dict(source)})
+        known = None if self._index is None else self._index.pin(about)
         if known is None:
             if not self._reached and self._guess:
                 return None
             try:
-                found = content_of(source, offline=bool(cell.settings["download"]["offline"]), form=form)
+                digests = content_of(source, offline=bool(cell.settings["download"]["offline"]), form=form)
             except DownloadError as error:
                 if error.failure is not FailureClass.TRANSIENT:
-                    return None  # offline, gated, not there: the download says so, to the cells that need it alone
+                    return None  # offline, gated or missing: the download reports it for the cells that need it
                 self._allow(error)
                 self._reached = False
-                logger.warning("%s: cannot tell now what its files are: %s", cell.model, error.message)
+                logger.warning("%s: cannot list its files now: %s", cell.model, error.message)
                 return None
-            known = {"files": None if found is None else {**found}}
+            known = {"files": None if digests is None else {**digests}}
             if self._index is not None:
-                self._index.set_pin(asked, known)
+                self._index.set_pin(about, known)
         return known.get("files")
 
     def _lacks_tokenizer(self, cell: Cell, recipe: Mapping[str, Json]) -> bool:
-        """Whether no stage can read the tokenizer of a model; false where nobody can tell now."""
+        """True if no stage can read the tokenizer of a model. False if it is unknown now."""
         from trtllm_pipeline.models import configuration
 
         files, source, folder = recipe.get("files"), recipe["source"], recipe.get("folder")
@@ -268,54 +268,54 @@ class Pins:
         if known is None:
             place = None if folder is None else Path(str(folder))
             try:
-                found = configuration(
+                tokenizer_settings = configuration(
                     source, SETTINGS, folder=place, offline=bool(cell.settings["download"]["offline"])
                 )
             except DownloadError:
                 return False
-            known = {"lacking": not has_tokenizer(files, found or {})}
+            known = {"lacking": not has_tokenizer(files, tokenizer_settings or {})}
             if self._index is not None and folder is None:
                 self._index.set_pin(about, known)
         return bool(known["lacking"])
 
-    def _said_of_weights(self, cell: Cell, recipe: Mapping[str, Json]) -> _Said:
-        """How the weights are quantized already, as far as that can be told now."""
+    def _weights_of(self, cell: Cell, recipe: Mapping[str, Json]) -> _Weights:
+        """Quantization of the published weights, as far as known now."""
         from trtllm_pipeline.models import quantized
 
         source, folder = recipe["source"], recipe.get("folder")
         assert isinstance(source, dict)
         if folder is not None:
-            return _Said(quantized(source, folder=Path(str(folder)), offline=True))
+            return _Weights(quantized(source, folder=Path(str(folder)), offline=True))
         about = canonical({"quantization_of": {name: value for name, value in source.items() if name != "code"}})
         known = None if self._index is None else self._index.pin(about)
         if known is None and not self._reached:
-            return _UNKNOWN  # a hub that does not answer is not asked for every model; it has been said
+            return _UNKNOWN  # no request to an unreachable hub for every model; there was a warning
         if known is None:
             offline = bool(cell.settings["download"]["offline"])
             try:
-                found = quantized(source, folder=None, offline=offline)
-                known = {} if found is None else found._asdict()
+                weights = quantized(source, folder=None, offline=offline)
+                known = {} if weights is None else weights._asdict()
             except OfflineError:
-                return _UNKNOWN  # it has been said, or the model needs no hub in this plan
+                return _UNKNOWN  # there was a warning, or the model needs no hub in this plan
             except DownloadError as error:
                 self._reached = error.failure is not FailureClass.TRANSIENT
-                logger.warning("%s: cannot tell now whether its weights are quantized: %s", cell.model, error.message)
+                logger.warning("%s: cannot check now if its weights are quantized: %s", cell.model, error.message)
                 return _UNKNOWN
             if self._index is not None:
                 self._index.set_pin(about, known)
-        return _Said(QuantizedWeights(**known) if known else None)
+        return _Weights(QuantizedWeights(**known) if known else None)
 
     def _code_of(self, cell: Cell, recipe: Mapping[str, Json]) -> dict[str, Json] | None:
-        """`files`, the Python files beside the model's weights with their SHA-256, and `page`, where people read them.
+        """`files`, the Python files of the model's repository with their SHA-256, and `page`, the URL to read them.
 
-        The recipe lists them, or the hub is asked. None where nobody can tell now.
+        From the recipe, or from the hub. None if unknown now.
         """
         from trtllm_pipeline.models import code_of, page_of
 
         folder = None if recipe.get("folder") is None else Path(str(recipe["folder"]))
         source = {name: value for name, value in recipe["source"].items() if name != "code"}  # type: ignore[union-attr]
         if folder is None and not source.keys() & _HUBS:
-            return None  # out of a package, or generated: such a model brings none
+            return None  # models from packages and generated models have none
         if (listed := _listed_code(recipe, source)) is not None:
             return {"files": listed, "page": page_of(source, folder=folder)}
         about = canonical({"code_of": source})
@@ -324,64 +324,62 @@ class Pins:
             if not self._reached and folder is None:
                 return None
             try:
-                found = code_of(source, folder=folder, offline=bool(cell.settings["download"]["offline"]))
+                digests = code_of(source, folder=folder, offline=bool(cell.settings["download"]["offline"]))
             except OfflineError:
-                return None  # it has been said, as of its weights
+                return None  # there was a warning about its weights
             except DownloadError as error:
-                logger.warning("%s: cannot tell now what code it brings: %s", cell.model, error.message)
+                logger.warning("%s: cannot check now if it comes with code: %s", cell.model, error.message)
                 return None
-            known = {"files": None if found is None else {**found}}
+            known = {"files": None if digests is None else {**digests}}
             if self._index is not None and folder is None:
                 self._index.set_pin(about, known)
         files = known.get("files")
         return None if files is None else {"files": files, "page": page_of(source, folder=folder)}
 
     def digest(self, name: str, cell: Cell) -> tuple[str, str]:
-        """Path and digest of `name`; see `hub.dataset_file`. A guess where a hub is not reached and guesses are allowed."""
+        """Path and digest of `name`, see `hub.dataset_file`. A guess if a hub cannot be reached and guesses are allowed."""
         from trtllm_pipeline.models import data_file
 
-        found = self._files.get((name, cell.base_dir))
-        if found is None:
+        content = self._files.get((name, cell.base_dir))
+        if content is None:
             try:
                 path = data_file(name, Path(cell.base_dir))
             except DownloadError as error:
                 self._allow(error)
-                logger.warning("%s cannot be read now; planned as if it were new", name)
+                logger.warning("%s cannot be read now, it is planned as if it were new", name)
                 return name, "unknown"
-            hint = "the matrix names it; relative paths start at the matrix file's directory"
+            hint = "relative paths in a matrix start at the matrix file's directory"
             check(
                 path,
                 hint=_OF_THE_HUB.get(
-                    name.rpartition("/")[2], f"{hint}; hub:ORGANISATION/NAME is a data set of the Hub"
+                    name.rpartition("/")[2], f"{hint}; hub:ORGANIZATION/NAME is a data set on the Hub"
                 ),
             )
             try:
-                found = self._files[name, cell.base_dir] = (str(path), self._digest_file(path))
+                content = self._files[name, cell.base_dir] = (str(path), self._digest_file(path))
             except OSError as error:
                 raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=hint) from error
-        return found
+        return content
 
     def _allow(self, error: DownloadError) -> None:
-        """Raise what is no reason to guess."""
+        """Raise errors that do not permit a guess."""
         if not self._guess or not (error.failure is FailureClass.TRANSIENT or isinstance(error, OfflineError)):
             raise error
 
-    def _say_unreached(self, error: DownloadError) -> None:
-        """Say once why models are planned as their recipes list them. In offline mode others may still be on the machine."""
+    def _warn_unreached(self, error: DownloadError) -> None:
+        """Warn once that models are planned as in their recipes. In offline mode, other models may still be on the machine."""
         if isinstance(error, OfflineError):
-            if not self._said_offline:
-                logger.warning(
-                    "offline mode: models that are not on this machine are planned as their recipes list them"
-                )
-            self._said_offline = True
+            if not self._warned_offline:
+                logger.warning("offline mode: models that are not on this machine are planned as in their recipes")
+            self._warned_offline = True
         else:
             if self._reached:
-                logger.warning("no hub can be reached; models are planned as their recipes list them")
+                logger.warning("no hub can be reached, models are planned as in their recipes")
             self._reached = False
 
 
 def _copies(sources: Sequence[dict[str, Json]], pinned: Mapping[str, Json], prefer: str) -> list[Json]:
-    """The other sources on hubs, as they are listed: whether they have the same files is seen when they are needed."""
+    """The other sources on hubs. Their files are compared only when they are needed."""
     wanted = _HUBS if prefer == "auto" else _HUBS & {prefer}
     return [
         dict(source)
@@ -391,7 +389,7 @@ def _copies(sources: Sequence[dict[str, Json]], pinned: Mapping[str, Json], pref
 
 
 def _listed_code(recipe: Mapping[str, Json], source: Mapping[str, Json]) -> dict[str, Json] | None:
-    """The Python files that a recipe lists for the commit of its first source; None for another source, or without a list."""
+    """The Python files in a recipe for the commit of its first source. None for other sources, or without a list."""
     files, sources = recipe.get("code_files"), recipe["sources"]
     assert isinstance(sources, list | tuple)
     first = sources[0]
@@ -402,7 +400,7 @@ def _listed_code(recipe: Mapping[str, Json], source: Mapping[str, Json]) -> dict
 
 
 def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:
-    """A source with the code of its model that the matrix trusts."""
+    """A source with the model code that the matrix trusts."""
     trusted = cell.settings["download"]["trust_remote_code"]
     code = trusted.get(cell.model) if isinstance(trusted, dict) else None
     if not code:
@@ -410,23 +408,23 @@ def _with_code(source: Mapping[str, Json], cell: Cell) -> dict[str, Json]:
     return {**source, "code": code} if source.keys() & {"hugging_face", "modelscope", "local"} else dict(source)
 
 
-def _ruled_out(cell: Cell, said: _Said) -> str | None:
-    """Why the weights rule a cell out, by what their files say or, where those cannot be read now, by its recipe."""
-    stated, found = cell.recipe.get("quantization"), said.found
-    if not said.known:
+def _ruled_out(cell: Cell, published: _Weights) -> str | None:
+    """The reason why the weights rule a cell out, from their files or, if these cannot be read now, from the recipe."""
+    stated, weights = cell.recipe.get("quantization"), published.quantized
+    if not published.known:
         if cell.precision != AS_IS or stated is not None:
             return None
         return (
-            f"precision {AS_IS}: how the weights of {cell.model} are quantized cannot be told now, since its hub is not "
-            "reached; `quantization` in its recipe says it, and the download checks it"
+            f"precision {AS_IS}: the quantization of {cell.model} is unknown, because its hub cannot be reached. "
+            "Set `quantization` in its recipe, the download checks it"
         )
-    if found is None and (cell.precision == AS_IS or stated is not None):
-        return f"precision {cell.precision}: the files of {cell.model} say nothing of quantized weights; name another precision"
-    if found is not None and stated not in {None, found.form}:
-        return f"the recipe of {cell.model} says quantization {stated}, and its files {found.said}; correct the recipe"
-    if found is not None and cell.precision != AS_IS:
+    if weights is None and (cell.precision == AS_IS or stated is not None):
+        return f"precision {cell.precision}: the files of {cell.model} have no quantized weights, use another precision"
+    if weights is not None and stated not in {None, weights.form}:
+        return f"the recipe of {cell.model} has quantization {stated}, but the model has {weights.said}. Correct the recipe"
+    if weights is not None and cell.precision != AS_IS:
         return (
-            f"precision {cell.precision}: the weights of {cell.model} are quantized already, {found.said}, and would be "
-            f"served as that, whatever the cell says; use precision {AS_IS}, or name the model's unquantized repository"
+            f"precision {cell.precision}: the weights of {cell.model} are already quantized ({weights.said}) and would be "
+            f"served that way. Use precision {AS_IS}, or the model's unquantized repository"
         )
     return None

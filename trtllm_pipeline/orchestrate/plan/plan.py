@@ -1,7 +1,8 @@
-"""cells -> plan: the graph of stage runs, with equal work merged by equal fingerprints.
+"""Plans cells: a graph of stage runs. Equal fingerprints merge equal work.
 
-Every fingerprint of the whole matrix is known before anything runs, since keys are made of inputs' fingerprints, and of
-bytes only where these are known before: of the files that a stage reads of a model. This is the hot path of a large matrix: plain objects, shared parts, no model classes.
+All fingerprints of a matrix are known before anything runs. Keys contain the fingerprints of inputs, not their bytes, except
+for the files of a model that a stage reads, whose digests are known in advance. This is the hot path of a large matrix, so it
+uses plain objects and shared parts, no model classes.
 """
 
 from __future__ import annotations
@@ -28,82 +29,77 @@ from trtllm_pipeline.base import (
     uncollected,
 )
 from trtllm_pipeline.models import ModelPart, files_of
+from trtllm_pipeline.orchestrate.memory.labels import label_of
 from trtllm_pipeline.tensorrt import DRAFTER, Stage, Toolchain
 
 _LAST_OF_DRAFTER: Final = "build"
 
 _NOTHING: Final[Mapping[str, Any]] = {}
-"""What most stage runs read of files and parts of models: one for all of them."""
+"""Shared empty mapping: most stage runs read no user files and no parts of models."""
 SELECTED: Final = "files"
-"""Key of an input that is not read whole: the digest of the files that are, instead of the input's fingerprint."""
+"""Key of an input that is read in part: the digest of the files that are read, instead of the input's fingerprint."""
 
 
 class SelectedFiles(NamedTuple):
-    """What a stage run reads of a model."""
+    """Files of a model that a stage run reads."""
 
     names: tuple[str, ...]
     key: dict[str, Json]
-    """The part of the stage run's key."""
+    """Their part of the stage run's key."""
 
 
 @dataclass(slots=True)
 class StageRun:
-    """One piece of work, for however many cells need it."""
+    """One piece of work, shared by all cells that need it."""
 
     id: StageRunId
     stage: Stage
     toolchain: str
     fingerprint: Fingerprint
     key: str
-    """Canonical text whose hash the fingerprint is."""
+    """Canonical text. Its hash is the fingerprint."""
     params: Any
-    """Of the stage's class of parameters."""
+    """Parameters, an object of the stage's parameter class."""
     files: Mapping[str, str]
-    """Name -> path of user's files, as found on this machine."""
+    """Name -> path of the user's files on this machine."""
     inputs: Mapping[str, StageRunId]
     reads: Mapping[str, tuple[str, ...]]
-    """Input name -> names of the files that it reads there, of inputs that are not read whole."""
+    """Input name -> names of the files that are read, for inputs that are read in part."""
     contents: Mapping[str, str] | None
-    """Name -> digest of each file that it leaves, where that is known before it runs."""
+    """Name -> digest of each output file, if known in advance."""
     after: tuple[StageRunId, ...]
     first_cell: Cell
     cells: list[CellId] = field(default_factory=list)
 
     @property
     def label(self) -> str:
-        """What durations are learnt by, coarse to fine."""
-        return label(self.stage, self.first_cell)
+        """Label for durations and memory, see `memory/labels.py`."""
+        return label_of(self.stage, self.first_cell)
 
     @property
     def needs(self) -> tuple[StageRunId, ...]:
-        """What must have succeeded before this can start."""
+        """Stage runs that must succeed before this one starts."""
         return (*self.inputs.values(), *self.after)
-
-
-def label(stage: Stage, cell: Cell) -> str:
-    """That of the stage run of a stage of a cell."""
-    of_gpu = "" if cell.gpu is None else f"/{cell.gpu}"
-    return f"{stage.name}/{cell.toolchain}/{cell.model}/{cell.precision}{of_gpu}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The stage runs for a set of cells, each after everything it needs."""
+    """The stage runs of a set of cells, in dependency order."""
 
     cells: tuple[Cell, ...]
     stage_runs: Mapping[StageRunId, StageRun]
     by_cell: Mapping[CellId, tuple[StageRunId, ...]]
-    """In the order of the flow; empty for infeasible cells."""
+    """In the order of the flow. Empty for infeasible cells."""
     machine: Machine
-    """What the plan is for."""
+    """The machine that the plan is for."""
 
     @property
     def feasible(self) -> tuple[Cell, ...]:
-        """The cells that can work."""
+        """Feasible cells."""
         return tuple(cell for cell in self.cells if cell.reason is None)
 
     def resources(self, run: StageRun) -> Resources:
-        """What a stage run occupies while it runs."""
+        """Resources that a stage run occupies while it runs."""
         cell = run.first_cell
         need = run.stage.resources(cell, self.machine.of(cell.gpu))
         if need.gpus and cell.gpu is not None and self.machine.types:
@@ -122,14 +118,13 @@ def make_plan(
 ) -> Plan:
     """The plan for `cells` on `machine`, up to and including the stage `until`.
 
-    `digest(path, cell)` gives path on this machine and content digest of a file that a cell's settings name.
-    Cells with a reason are kept and get no stage runs. Raises UsageError when a toolchain, or every cell, lacks the
-    stage `until`.
+    `digest(path, cell)` returns the path on this machine and the content digest of a file named in a cell's settings.
+    Infeasible cells are kept without stage runs. Raises UsageError if a toolchain, or every cell, lacks the stage `until`.
     """
     forms: dict[tuple[str, str | None], list[_Form]] = {}
     for name, gpu in dict.fromkeys((cell.toolchain, cell.gpu) for cell in cells if cell.reason is None):
         forms[name, gpu] = _forms(toolchains[name], toolchains[name].identity(machine.of(gpu)), until)
-    from trtllm_pipeline.tensorrt import key  # who looks at a plan that was written makes no keys
+    from trtllm_pipeline.tensorrt import key  # readers of a written plan need no keys
 
     graph = _Graph(machine, digest, key)
     runs = graph.runs
@@ -145,18 +140,18 @@ def make_plan(
                 if _LAST_OF_DRAFTER in of_drafter:
                     of_cell[DRAFTER] = of_drafter[_LAST_OF_DRAFTER]
             graph.add(forms[cell.toolchain, cell.gpu], cell, of_cell, cell.id)
-        # Of two of the same stage the cell's own is the last.
+        # If a stage occurs twice, the cell's own run is the last.
         by_cell[cell.id] = tuple(dict.fromkeys((*of_drafter.values(), *of_cell.values())))
     if until is not None and runs and all(run.stage.name != until for run in runs.values()):
         raise UsageError(
             f"none of these cells has the stage {until!r}",
-            hint="their settings leave it out: `pipeline plan` shows all",
+            hint="their settings exclude it. `pipeline plan` shows all stages",
         )
     return Plan(tuple(cells), runs, by_cell, machine)
 
 
 def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
-    """The stages up to `until`: it and all it needs, for services and what is inside them too."""
+    """`until` and all stages that it needs, including services."""
     if until is None:
         return toolchain.stages
     wanted = {toolchain.stage(until).name}
@@ -167,7 +162,7 @@ def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
 
 
 class _Taken:
-    """What a stage takes of a cell: the same for all cells from which it takes the same. Nobody changes it but `runs`."""
+    """The values that a stage uses of a cell, shared by all cells with equal values. Only `runs` changes."""
 
     __slots__ = ("files", "of_files", "of_params", "params", "parts", "runs")
 
@@ -181,16 +176,16 @@ class _Taken:
     ) -> None:
         self.params = params
         self.of_params = of_params
-        """The part of a key that they are."""
+        """Their part of the key."""
         self.files = files
         self.of_files = of_files
         self.parts = parts
         self.runs: dict[object, StageRun] = {}
-        """The stage runs with it, by their inputs."""
+        """Stage runs with these values, by their inputs."""
 
 
 class _Watched(Cell):
-    """A cell that notes which of its values a stage asks for. What the stage takes follows from these alone."""
+    """A cell that records which of its values a stage reads. Only these affect the stage."""
 
     __slots__ = ("asked", "cell")
 
@@ -198,21 +193,21 @@ class _Watched(Cell):
         self.cell = cell
         self.asked: dict[str, None] = {}
 
-    def __getattr__(self, name: str) -> Any:  # it has no values of its own
+    def __getattr__(self, name: str) -> Any:  # only for values of the cell
         value = getattr(self.cell, name)
         self.asked[name] = None
         return value
 
 
 _BY_IDENTITY: Final = ("recipe", "settings", "companions", "changes")
-"""What cells share, and cannot be looked up by."""
+"""Values that cells share and that are not hashable."""
 _VALUES: Final = tuple(name for name in Cell.__dataclass_fields__ if name not in _BY_IDENTITY)
 _PLACES: Final = {name: place for place, name in enumerate((*_VALUES, *_BY_IDENTITY))}
 _plain_values: Final = attrgetter(*_VALUES)
 
 
 def _values(cell: Cell) -> tuple[object, ...]:
-    """The values of a cell, by `_PLACES`. Equal ones are the same only as long as both cells are there."""
+    """The values of a cell, by `_PLACES`. Identities are only valid while both cells exist."""
     companions, changes = cell.companions, cell.changes
     of_others = id(companions) if companions else 0, id(changes) if changes else 0
     return (*_plain_values(cell), id(cell.recipe), id(cell.settings), *of_others)
@@ -220,31 +215,30 @@ def _values(cell: Cell) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A stage, with what is the same in the keys of all its stage runs, and what is known of cells. Large plans come by here for
-    every stage of every cell.
+    """A stage with the constant parts of its keys and a cache by values of cells. Large plans use it for every stage of every
+    cell.
     """
 
     stage: Stage
     toolchain: str
     inputs: tuple[tuple[str, tuple[str, ...]], ...]
-    """Names of inputs, with the stages that each can come from."""
+    """Input name -> stages that can produce it."""
     upstream: str | None
-    """The stage of the only input, where there is one that every cell has from there; the others take longer."""
+    """The stage of the only input, if all cells have the same one. A faster path."""
     before: str
-    """What is in every key between files and inputs."""
+    """Constant part of a key between files and inputs."""
     behind: str
-    """What is in every key behind the parameters, which follow the inputs."""
+    """Constant part of a key after the parameters, which follow the inputs."""
     known: dict[tuple[str, ...], tuple[Callable[[tuple[object, ...]], object], dict[object, _Taken | None]]] = field(
         default_factory=dict
     )
-    """Names of the values that were asked for -> what takes them out of a cell's, and what a stage takes of cells with these
-    values: None of one that does not have it."""
+    """Names of the values that a stage reads -> their getter, and forms by these values. None if a cell lacks the stage."""
     taken: dict[tuple[object, ...], _Taken] = field(default_factory=dict)
-    """By exact parameters, files and parts."""
+    """Forms by exact parameters, files and parts."""
 
 
 def _forms(toolchain: Toolchain, identity: Mapping[str, Json], until: str | None) -> list[_Form]:
-    found = []
+    forms = []
     for stage in _stages_until(toolchain, until):
         parts: dict[str, Json] = {"schema": SCHEMA, "stage": stage.name, "version": stage.version}
         if not stage.shared:
@@ -255,25 +249,25 @@ def _forms(toolchain: Toolchain, identity: Mapping[str, Json], until: str | None
         before, behind = canonical({**parts, "inputs": None, "params": None}).split('"inputs":null,"params":null')
         upstreams = [upstream for name, each in inputs for upstream in each if name not in stage.optional]
         only = upstreams[0] if len(upstreams) == len(inputs) == 1 else None
-        found.append(_Form(stage, toolchain.name, inputs, only, before.removeprefix("{"), behind))
-    return found
+        forms.append(_Form(stage, toolchain.name, inputs, only, before.removeprefix("{"), behind))
+    return forms
 
 
 @dataclass(slots=True)
 class _Graph:
-    """The stage runs of a plan, as it is made."""
+    """Builder of a plan's stage runs."""
 
     machine: Machine
     digest: Callable[[str, Cell], tuple[str, str]]
     key: Callable[[Any], dict[str, Json]]
-    """The part of a key that parameters are."""
+    """Parameters -> their part of a key."""
     runs: dict[StageRunId, StageRun] = field(default_factory=dict)
     selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles] = field(default_factory=dict)
     alive: list[Cell] = field(default_factory=list)
-    """The cells by which forms know what stages take: no others have the identities of what these have."""
+    """Keeps cells alive whose values identify forms, so that identities stay unique."""
 
     def add(self, forms: Sequence[_Form], cell: Cell, done: dict[str, StageRunId], user: CellId) -> None:
-        """The stage runs of `cell`, used by the cell `user`; those that are `done` are noted by stage."""
+        """The stage runs of `cell`, used by the cell `user`. Records them in `done` by stage."""
         values = _values(cell)
         for form in forms:
             for pick, known in form.known.values():
@@ -291,10 +285,10 @@ class _Graph:
             done[form.stage.name] = run.id
 
     def _look(self, form: _Form, cell: Cell, values: tuple[object, ...]) -> _Taken | None:
-        """What a stage takes of `cell`, and of all that agree in the values that decide it."""
+        """The form of a stage for `cell` and for all cells with the same relevant values."""
         watched = _Watched(cell)
         taken = self._taken(form, watched, self.machine.of(cell.gpu))
-        names = ("toolchain", *watched.asked)  # two at least: what takes out one gives no tuple
+        names = ("toolchain", *watched.asked)  # at least two: itemgetter of one name returns no tuple
         if names not in form.known:
             form.known[names] = itemgetter(*[_PLACES[name] for name in names], _PLACES["gpu"]), {}
         pick, known = form.known[names]
@@ -309,29 +303,29 @@ class _Graph:
         parts = _NOTHING if stage.parts is None else stage.parts(cell)
         files: Mapping[str, str] = _NOTHING
         digests: Mapping[str, Json] = _NOTHING
-        if told := stage.files(cell):
+        if paths := stage.files(cell):
             files, digests = {}, {}
-            for name, path in told.items():
+            for name, path in paths.items():
                 files[name], digests[name] = self.digest(path, cell)
         params = stage.settle(stage.read(cell), files, machine)
         exact = _exact(params)
         of_files = f'"files":{canonical(digests)},' if digests else ""
         same = None if exact is None else (exact, *parts.items(), *files.items(), of_files)
-        found = None if same is None else form.taken.get(same)
-        if found is None:
-            found = _Taken(params, canonical(self.key(params)), files, of_files, parts)
+        form_values = None if same is None else form.taken.get(same)
+        if form_values is None:
+            form_values = _Taken(params, canonical(self.key(params)), files, of_files, parts)
             if same is not None:
-                form.taken[same] = found
-        return found
+                form.taken[same] = form_values
+        return form_values
 
     def _stage_run(self, form: _Form, taken: _Taken, cell: Cell, of_cell: Mapping[str, StageRunId]) -> StageRun:
         if form.upstream is not None:
             only = of_cell[form.upstream]
-            found = taken.runs.get(only)
-            if found is None:
+            run = taken.runs.get(only)
+            if run is None:
                 inputs = {form.inputs[0][0]: only}
-                found = taken.runs[only] = self._made(form, taken, cell, inputs, of_cell)
-            return found
+                run = taken.runs[only] = self._made(form, taken, cell, inputs, of_cell)
+            return run
         inputs = {}
         for name, upstreams in form.inputs:
             for upstream in upstreams:
@@ -341,10 +335,10 @@ class _Graph:
             else:
                 assert name in form.stage.optional, f"{form.stage.name} has no {name}"
         same = tuple(inputs.items())
-        found = taken.runs.get(same)
-        if found is None:
-            found = taken.runs[same] = self._made(form, taken, cell, inputs, of_cell)
-        return found
+        run = taken.runs.get(same)
+        if run is None:
+            run = taken.runs[same] = self._made(form, taken, cell, inputs, of_cell)
+        return run
 
     def _made(
         self,
@@ -374,11 +368,11 @@ class _Graph:
         key = f'{{{taken.of_files}{form.before}"inputs":{{{of_inputs}}},"params":{taken.of_params}{form.behind}'
         hashed = fingerprint(key)
         run_id = StageRunId(f"{stage.name}-{hashed[:12]}")
-        found = runs.get(run_id)
-        if found is None:
+        new_run = runs.get(run_id)
+        if new_run is None:
             after = tuple([of_cell[name] for name in stage.after if name in of_cell])
             contents = None if stage.contents is None else stage.contents(cell)
-            found = runs[run_id] = StageRun(
+            new_run = runs[run_id] = StageRun(
                 run_id,
                 stage,
                 form.toolchain,
@@ -392,11 +386,11 @@ class _Graph:
                 after,
                 cell,
             )
-        return found
+        return new_run
 
 
 def _exact(params: Any) -> bytes | None:
-    """Equal only for equal values of equal types: a key tells 1 from 1.0. None if that cannot be told."""
+    """Equal only for equal values of equal types, since 1 and 1.0 have different keys. None if a value cannot be marshaled."""
     try:
         return marshal.dumps(vars(params), 2)
     except ValueError:
@@ -409,10 +403,10 @@ def _selection(contents: Mapping[str, str], parts: frozenset[ModelPart]) -> Sele
 
 
 def part(plan: Plan, cells: Sequence[Cell]) -> Plan:
-    """Of `plan`, these of its cells and what they are made of."""
+    """The part of `plan` for these cells, with everything that they are built from."""
     kept: set[StageRunId] = set()
     pending = [run for cell in cells for run in plan.by_cell[cell.id]]
-    while pending:  # what models have in common may be read from that of another cell
+    while pending:  # shared parts of models may be read from the model of another cell
         run_id = pending.pop()
         if run_id not in kept:
             kept.add(run_id)
@@ -422,9 +416,9 @@ def part(plan: Plan, cells: Sequence[Cell]) -> Plan:
 
 
 def wanted(plan: Plan) -> set[StageRunId]:
-    """The stage runs whose results people use, see `is_result`. Services leave none.
+    """Stage runs with results for people, see `is_result`. Services have none.
 
-    What they read is made only when one of them has to be: an intermediate that is gone stays gone.
+    Their inputs are only built when one of them must run: a removed intermediate is not built again.
     """
     read: set[StageRunId] = set()
     for run in plan.stage_runs.values():
@@ -433,19 +427,19 @@ def wanted(plan: Plan) -> set[StageRunId]:
 
 
 def is_result(scope: Scope, *, read: bool) -> bool:
-    """Whether somebody may look at what such a stage run leaves: nothing reads it, or it was measured on a server."""
+    """True if the output is a result: no stage reads it, or it was measured on a server."""
     return scope is Scope.IN_SERVICE or (scope is Scope.ARTIFACT and not read)
 
 
 def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:
-    """The stage runs that running `plan` would run: what is wanted and not there, and what that reads and is not there."""
-    found: set[StageRunId] = set()
+    """The stage runs that `plan` would run: missing results, and the missing inputs that they read."""
+    missing: set[StageRunId] = set()
     read: set[StageRunId] = set()
-    asked: set[StageRunId] = set()
-    for run in reversed([*plan.stage_runs.values()]):  # after all that reads it
+    needed: set[StageRunId] = set()
+    for run in reversed([*plan.stage_runs.values()]):  # readers first
         run_id, scope = run.id, run.stage.scope
-        if (run_id in asked or is_result(scope, read=run_id in read)) and (scope is Scope.SERVICE or not present(run)):
-            found.add(run_id)
-            asked.update(run.needs)
+        if (run_id in needed or is_result(scope, read=run_id in read)) and (scope is Scope.SERVICE or not present(run)):
+            missing.add(run_id)
+            needed.update(run.needs)
         read.update(run.inputs.values())
-    return found
+    return missing

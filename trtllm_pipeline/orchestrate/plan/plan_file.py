@@ -1,7 +1,7 @@
-"""The plan as a file: what `pipeline plan --format json` prints and every run leaves as `plan.json`.
+"""The plan as a file: the output of `pipeline plan --format json`, and `plan.json` of every run.
 
-`docs/formats.md` describes it. Reading it back gives an `Outline`: cells and stage runs without recipes, settings and
-command lines, which is all that status, logs and reports need, so none of them needs the matrix again.
+See `docs/formats.md`. Reading it returns an `Outline`: cells and stage runs without recipes, settings and command lines.
+Status, logs and reports need nothing else, so they do not read the matrix.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
 OUTLINE: Final = "outline.json"
-"""Beside it, the part that `Outline` is, a seventh of it. Who finds none, or that of another plan, reads the plan."""
+"""A smaller file next to the plan with its `Outline`, a seventh of it. If it is missing or of another plan, the plan is read."""
 _SCOPES: Final = {scope.value: scope for scope in Scope}
 
 
-@dataclass(slots=True)  # not frozen, as Cell
+@dataclass(slots=True)  # not frozen, like Cell
 class OutlineRun:
-    """One stage run. Nobody changes it."""
+    """One stage run. Treat it as immutable."""
 
     id: StageRunId
     stage: str
@@ -57,13 +57,13 @@ class OutlineRun:
 
     @property
     def needs(self) -> tuple[StageRunId, ...]:
-        """What must have succeeded before this can start."""
+        """Stage runs that must succeed before this one starts."""
         return (*self.inputs, *self.after)
 
 
-@dataclass(slots=True)  # not frozen, as Cell
+@dataclass(slots=True)  # not frozen, like Cell
 class OutlineCell:
-    """One cell, which nobody changes. `stage_runs` are in the order of the flow and empty for a cell that can never work, see `reason`."""
+    """One cell. Treat it as immutable. `stage_runs` are in the order of the flow, and empty for an infeasible cell, see `reason`."""
 
     id: CellId
     axes: Mapping[str, Json]
@@ -74,7 +74,7 @@ class OutlineCell:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A plan without what it takes to run it: cells and stage runs, as status and reports need them."""
+    """Cells and stage runs of a plan, as needed for status and reports. It cannot be run."""
 
     cells: tuple[OutlineCell, ...]
     stage_runs: Mapping[StageRunId, OutlineRun]
@@ -90,7 +90,7 @@ class Outline:
 
 
 def axes(cell: Cell) -> dict[str, Json]:
-    """A cell's values by axis. Axes over settings are in its id alone, as `key=value`."""
+    """A cell's values by axis. Axes over settings are only in its id, as `key=value`."""
     settings = dict(part.split("=", 1) for part in cell.id.split("/") if "=" in part)
     return {
         "model": cell.model,
@@ -140,12 +140,12 @@ def plan_lines(
     pulls: Mapping[StageRunId, int] = MappingProxyType({}),
     run_id: str | None = None,
 ) -> Iterator[str]:
-    """The plan as lines of JSON text, one for each cell and each stage run: large plans are written as they are made.
+    """The plan as lines of JSON text, one for each cell and each stage run, so that large plans are written incrementally.
 
-    `commands` gives a stage run's command lines, `times` its milliseconds, `needs` what it takes of memory, `pulls` the bytes of
-    what is pulled; `run_id` is None when nothing was run. The plan of a run has the first three of what is to run alone.
+    `commands` returns a stage run's command lines, `times` its milliseconds, `needs` its memory, `pulls` the bytes to pull.
+    `run_id` is None if nothing was run. In the plan of a run, only stage runs that will run have the first three.
     """
-    from trtllm_pipeline.tensorrt import to_json  # who reads a plan needs none of it
+    from trtllm_pipeline.tensorrt import to_json  # not needed to read a plan
 
     whole = run_id is None
 
@@ -160,7 +160,7 @@ def plan_lines(
         }
 
     def run_entry(run: StageRun) -> Json:
-        told = whole or run.id in to_run
+        full = whole or run.id in to_run
         return {
             "id": run.id,
             "stage": run.stage.name,
@@ -170,13 +170,13 @@ def plan_lines(
             "inputs": dict(run.inputs),
             "after": list(run.after),
             "cells": list(run.cells),
-            "argv": [list(command) for command in commands(run)] if told else [],
+            "argv": [list(command) for command in commands(run)] if full else [],
             "program": run.stage.program,
             "params": to_json(run.params),
             "environment": {},
             "resources": _resources(plan.resources(run)),
-            **_expected(times(run) if told else None),
-            "needs": [need.to_json() for need in needs(run)] if told else [],
+            **_expected(times(run) if full else None),
+            "needs": [need.to_json() for need in needs(run)] if full else [],
             "action": action(run.id, to_run, present, pulls),
             **({"pull_bytes": pulls[run.id]} if run.id in pulls else {}),
             "reason": reasons.get(run.id),
@@ -201,7 +201,7 @@ def action(
     present: Collection[StageRunId],
     pulls: Collection[StageRunId],
 ) -> str:
-    """What becomes of a stage run."""
+    """Action for a stage run: run, pull, reuse or skip."""
     if run in pulls:
         return "pull"
     return "run" if run in to_run else "up_to_date" if run in present else "skip"
@@ -215,8 +215,8 @@ def _expected(estimate: Estimate | None) -> dict[str, Json]:
 
 
 def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
-    """Write `lines` of a plan, and its outline beside it."""
-    path.with_name(OUTLINE).unlink(missing_ok=True)  # killed in between, there is none: of a plan before, not that
+    """Write `lines` of a plan, and its outline next to it."""
+    path.with_name(OUTLINE).unlink(missing_ok=True)  # after a kill, no outline is better than an old one
     write_lines(path, lines)
     shape = outline(plan)
     numbers = {run: number for number, run in enumerate(shape.stage_runs)}
@@ -237,7 +237,7 @@ def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
 
 
 def _read_outline(path: Path, plan_bytes: int) -> Outline:
-    """The outline in a file. Raises OSError, ValueError, KeyError, IndexError, TypeError for that of no plan of this size."""
+    """The outline in a file. Raises OSError, ValueError, KeyError, IndexError, TypeError if it does not belong to the plan."""
     data = json.loads(reading.read_bytes(path))
     if (data["schema"], data["plan_bytes"]) != (SCHEMA, plan_bytes):
         raise ValueError("of another plan")
@@ -271,7 +271,7 @@ def _changes(written: Collection[Mapping[str, Any]]) -> tuple[SettingChange, ...
 
 @uncollected()
 def read_plan(path: Path) -> Outline:
-    """The outline of a plan file. Raises StateError when it is not one."""
+    """The outline of a plan file. Raises StateError if the file is not a plan."""
     with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
         return _read_outline(path.with_name(OUTLINE), path.stat().st_size)
     try:

@@ -1,4 +1,4 @@
-"""A plan for a request: its cells with pinned models, as stage runs that can work."""
+"""Plans a request: its cells with pinned models and their stage runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def plan_of(request: Request, store: Store | None, *, guess: bool = False) -> Plan:
-    """The plan for all that the request selects. Raises MatrixError, UsageError, PlanError."""
+    """The plan of the selected cells. Raises MatrixError, UsageError, PlanError."""
     machine = machine_of(request)
     cells = select_cells(request, load(request), machine, store)
     return plan_cells(cells, store, machine, until=request.until, guess=guess)
@@ -43,11 +43,11 @@ def plan_cells(
 ) -> Plan:
     """The plan for `cells` on `machine`, with every model pinned to one revision.
 
-    Asks a hub only for what the store has not pinned before. Cells that ran out of memory are planned with the changes that
-    their `settings.retry` allows. With `guess`, a model whose sources cannot be reached now
-    is planned as its recipe lists it. Raises DownloadError.
+    Sends requests to a hub only for models that the store has not pinned yet. Cells that ran out of memory are planned with the
+    changes that their `settings.retry` allows. With `guess`, a model without a reachable source is planned as in its recipe.
+    Raises DownloadError.
     """
-    from trtllm_pipeline.orchestrate.plan.pins import Pins  # status and the like read no matrix
+    from trtllm_pipeline.orchestrate.plan.pins import Pins  # status and similar commands read no matrix
 
     pins = Pins(store, guess=guess)
     memory = memory_check(store, machine)
@@ -62,7 +62,7 @@ def _make(cells: Sequence[Cell], machine: Machine, pins: Pins, until: str | None
 
 
 def replanned(plan: Plan, store: Store, pins: Pins, until: str | None) -> Plan:
-    """`plan` with the changes that its cells allow after the attempts so far; `plan` itself where there are none."""
+    """`plan` with the changes that its cells allow after the attempts so far, or `plan` itself."""
 
     def make(cells: Sequence[Cell]) -> Plan:
         return _make(cells, plan.machine, pins, until)
@@ -71,7 +71,7 @@ def replanned(plan: Plan, store: Store, pins: Pins, until: str | None) -> Plan:
 
 
 def check_feasible(plan: Plan) -> None:
-    """Raise PlanError when no cell can work."""
+    """Raise PlanError if no cell can work."""
     if not plan.feasible:
         from trtllm_pipeline.tensorrt import HUB_UNASKED
 
@@ -85,22 +85,23 @@ def check_feasible(plan: Plan) -> None:
             hint = "with these lines in the matrix the same command continues"
         elif all(HUB_UNASKED in reason for reason in reasons):
             hint = (
-                "plan where the hub can be reached, name the files that you trust with their SHA-256 in "
-                "settings.download.trust_remote_code, or name a directory that has the model: model: [./FOLDER]; "
-                "--assume takes transformers=VERSION, which may have the model itself"
+                "plan with access to the hub, list trusted files with their SHA-256 in "
+                "settings.download.trust_remote_code, or use a local directory: model: [./FOLDER]; "
+                "a newer transformers may support the model without code: --assume with transformers=VERSION"
             )
         else:
-            hint = f"pipeline doctor shows what this machine has; --assume MACHINE plans for another one{fit}"
+            hint = f"run pipeline doctor to see this machine; --assume MACHINE plans for another one{fit}"
         raise PlanError("no cell can work:\n  " + "\n  ".join(reasons[:10]), hint=hint)
 
 
 def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, until: str | None) -> Plan:
-    """As `plan_cells`, for a run. Raises PlanError if `machine` lacks a program of a toolchain, or if no cell can work."""
+    """Like `plan_cells`, for a run. Raises PlanError if `machine` lacks a program of a toolchain, or if no cell can work."""
     if machine.assumed:
         raise UsageError(
-            "--assume describes a machine to plan for; nothing can run on it", hint="pipeline plan, or run --dry-run"
+            "--assume is for planning only, nothing can run on such a machine",
+            hint="use pipeline plan, or run --dry-run",
         )
-    from trtllm_pipeline.base import allow_open_files  # what only plans starts nothing
+    from trtllm_pipeline.base import allow_open_files  # not needed for planning
 
     plan = plan_cells(cells, store, machine, until=until)
     check_feasible(plan)
@@ -116,7 +117,7 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
 
 
 def _connections(plan: Plan) -> int:
-    """Connections of the largest load that a plan has."""
+    """Connections of the plan's largest load."""
     loads = [
         load
         for run in plan.stage_runs.values()
@@ -128,7 +129,7 @@ def _connections(plan: Plan) -> int:
 
 
 def exposed(plan: Plan) -> list[str]:
-    """Warnings of the addresses that servers will listen on and that others reach."""
+    """Warnings about server addresses that other machines can reach."""
     services = [run for run in plan.stage_runs.values() if run.stage.scope is Scope.SERVICE]
     hosts = {str(run.first_cell.settings["serve"]["host"]) for run in services}
     return [warning for host in sorted(hosts) if (warning := reachable(host))]

@@ -1,4 +1,4 @@
-"""Why stage runs have to run, from the same keys that their fingerprints are hashes of."""
+"""Reasons why stage runs must run, derived from the keys behind their fingerprints."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from trtllm_pipeline.orchestrate.store.store import Store
 NEVER = "not made yet"
 _INPUTS: Final = "inputs."
 _CONTENT: Final = "params.content."
-"""Start of the path of a model's file in the key of its download."""
+"""Prefix of a model file's path in the key of its download."""
 _DIGEST: Final = re.compile(r'"([0-9a-f]{12})[0-9a-f]{28,}"')
 
 
 def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> dict[StageRunId, str]:
-    """A short reason for each of `to_run`: never made, gone, failed before, or what changed since the cell's last result."""
+    """A short reason for each of `to_run`: not built yet, files gone, failed before, or the change since the cell's last result."""
     latest = store.index.latest(cell.id for cell in plan.cells) if store is not None and to_run else {}
     tried = store.index.attempts(plan.stage_runs[run].fingerprint for run in to_run) if store is not None else {}
-    found: dict[StageRunId, str] = {}
+    texts: dict[StageRunId, str] = {}
     changed: dict[StageRunId, tuple[Change, ...]] = {}
     latest_of: dict[StageRunId, Fingerprint] = {}
     for run_id in to_run:
@@ -35,18 +35,18 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
         before = next(filter(None, of_cells), None)
         if run.stage.scope is Scope.SERVICE:
             changed[run_id] = () if before is None else changes(before[1], run.key)
-            found[run_id] = "needed by what runs inside it"
+            texts[run_id] = "needed by what runs inside it"
             continue
         attempt = tried.get(run.fingerprint)
         if attempt is not None and attempt.outcome == "failed":
-            found[run_id] = f"failed before: {textwrap.shorten(attempt.message or '', 120)}"
+            texts[run_id] = f"failed before: {textwrap.shorten(attempt.message or '', 120)}"
         elif attempt is not None and attempt.outcome in {None, "stopped", "interrupted"}:
             now = attempt.outcome is None and store is not None and store.is_claimed(run.fingerprint)
-            found[run_id] = "another process works on it now" if now else "was interrupted"
+            texts[run_id] = "another process works on it now" if now else "was interrupted"
         elif before is None:
-            found[run_id] = NEVER
+            texts[run_id] = NEVER
         elif before[0] == run.fingerprint:
-            found[run_id] = "its files are gone"
+            texts[run_id] = "its files are gone"
         else:
             changed[run_id], latest_of[run_id] = changes(before[1], run.key), before[0]
     if store is not None:
@@ -55,21 +55,21 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
         for run_id, of_run in changed.items():
             if of_run:
                 before_of = {name: before_keys[old] for name, old in of_inputs[run_id].items() if old in before_keys}
-                found[run_id] = in_words(plan, plan.stage_runs[run_id], of_run, before_of)
-    return found
+                texts[run_id] = in_words(plan, plan.stage_runs[run_id], of_run, before_of)
+    return texts
 
 
 def in_words(plan: Plan, run: StageRun, changed: Collection[Change], before: Mapping[str, str]) -> str:
-    """Changes of a key as one line. A changed input is named by its stage: that stage's own reason says more.
+    """Changes of a key as one line. A changed input is reported by its stage, whose own reason has the details.
 
-    `before` has the keys of earlier inputs, by name: files of a model that changed are named wherever the model is read.
+    `before` has the keys of earlier inputs by name, so that changed model files are named wherever the model is read.
     """
     own = [change for change in changed if not _is_input(change)]
     if own:
-        return f"changed: {_some([_told(change) for change in own], '; ')}"
+        return f"changed: {_some([_change_text(change) for change in own], '; ')}"
     stages: dict[str, str] = {}
     for name in dict.fromkeys(map(_input_of, changed)):
-        if name not in run.inputs:  # one that the stage has no longer has no stage to be named by
+        if name not in run.inputs:  # a removed input has no stage
             stages[name] = ""
             continue
         upstream = plan.stage_runs[run.inputs[name]]
@@ -91,22 +91,22 @@ def _is_input(change: Change) -> bool:
 
 
 def _input_of(change: Change) -> str:
-    """The name of an input that changed."""
+    """The name of a changed input."""
     return change.path.split(".")[1]
 
 
 def _old_inputs(changed: Collection[Change], before: Fingerprint | None, store: Store) -> dict[str, Fingerprint]:
-    """The fingerprints that changed inputs had, by name, as far as they are known."""
+    """Earlier fingerprints of changed inputs by name, as far as known."""
     inputs = [change for change in changed if _is_input(change) and change.old is not None]
-    found = {_input_of(each): Fingerprint(json.loads(each.old or "")) for each in inputs if each.path.count(".") == 1}
-    if before is not None and len(found) < len(inputs):
-        with suppress(StateError):  # what it was made from is in its manifest alone
+    old = {_input_of(each): Fingerprint(json.loads(each.old or "")) for each in inputs if each.path.count(".") == 1}
+    if before is not None and len(old) < len(inputs):
+        with suppress(StateError):  # only its manifest has its inputs
             (artifact,) = store.index.artifacts((before,)).values()
-            found = {**manifest.inputs(manifest.read(artifact.folder)), **found}
-    return found
+            old = {**manifest.inputs(manifest.read(artifact.folder)), **old}
+    return old
 
 
-def _told(change: Change) -> str:
+def _change_text(change: Change) -> str:
     old, new = (_DIGEST.sub(r"\1", value or "absent") for value in (change.old, change.new))
     return f"{change.path.removeprefix(_CONTENT)} {old} -> {new}"
 

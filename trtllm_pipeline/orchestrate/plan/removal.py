@@ -1,4 +1,4 @@
-"""Artifacts and runs that a person chose to remove, and what stays nevertheless."""
+"""Removal of artifacts and runs by name, except for those that must stay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trtllm_pipeline.orchestrate.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The artifacts to remove, those that stay with the reason, and the run whose directory is removed."""
+    """Artifacts to remove, artifacts that stay with the reason, and the run whose directory is removed."""
 
     removed: tuple[Artifact, ...]
     kept: tuple[tuple[Artifact, str], ...]
@@ -45,16 +45,16 @@ def choose(store: Store, names: Sequence[str], run: str | None) -> Removal:
     else:
         chosen, shared = _named(store, names, run)
     stays = {**shared, **stays}
-    found = [artifacts[each] for each in artifacts if each in chosen]
+    named = [artifacts[each] for each in artifacts if each in chosen]
     return Removal(
-        tuple(each for each in found if each.fingerprint not in stays),
-        tuple((each, stays[each.fingerprint]) for each in found if each.fingerprint in stays),
+        tuple(each for each in named if each.fingerprint not in stays),
+        tuple((each, stays[each.fingerprint]) for each in named if each.fingerprint in stays),
         None if names else folder,
     )
 
 
 def remove(store: Store, names: Sequence[str], run: str | None) -> list[Artifact]:
-    """Remove what `choose` chooses once nothing runs in the workspace. Returns the artifacts. Raises StateError, UsageError."""
+    """Remove the result of `choose` when nothing runs in the workspace. Returns the artifacts. Raises StateError, UsageError."""
     folder = choose(store, names, run).run
     removed = store.remove(lambda: choose(store, names, run).removed)
     if folder is not None:
@@ -63,15 +63,15 @@ def remove(store: Store, names: Sequence[str], run: str | None) -> list[Artifact
 
 
 def _named(store: Store, names: Sequence[str], run: str | None) -> tuple[set[Fingerprint], dict[Fingerprint, str]]:
-    """The fingerprints that names mean, and those of cells that other cells share. Raises UsageError."""
+    """Fingerprints for names, and those that other cells share, with the reason. Raises UsageError."""
     direct: set[Fingerprint] = set()
     cells: set[CellId] = set()
     outline: Outline | None = None
     for name in names:
-        found = () if set("*?[") & set(name) else find_artifacts(store, name)
+        artifacts = () if set("*?[") & set(name) else find_artifacts(store, name)
         start = name.rpartition("-")[2].rpartition("/")[2]
-        if found and all(name == each.stage or each.fingerprint.startswith(start) for each in found):
-            direct |= {each.fingerprint for each in found}
+        if artifacts and all(name == each.stage or each.fingerprint.startswith(start) for each in artifacts):
+            direct |= {each.fingerprint for each in artifacts}
         else:
             outline = outline or newest_cells(store, run).outline
             cells |= {each.id for each in _cells(outline, name)}
@@ -92,9 +92,9 @@ def _named(store: Store, names: Sequence[str], run: str | None) -> tuple[set[Fin
 
 
 def _cells(outline: Outline, name: str) -> list[OutlineCell]:
-    """All cells that a pattern matches, or the one that a name means. Raises UsageError if there is none."""
-    found = [each for each in outline.cells if fnmatch.fnmatchcase(each.id, name)]
-    return found or [find_cell(outline, name)]
+    """All cells that match a pattern, or the cell with a name. Raises UsageError if there is none."""
+    cells = [each for each in outline.cells if fnmatch.fnmatchcase(each.id, name)]
+    return cells or [find_cell(outline, name)]
 
 
 def _of_cell(outline: Outline, cell: OutlineCell) -> Iterator[Fingerprint]:
@@ -106,7 +106,7 @@ def _fingerprints(outline: Outline) -> set[Fingerprint]:
 
 
 def _of_other_runs(store: Store, folder: Path) -> dict[Fingerprint, str]:
-    """The artifacts that runs other than that in `directory` used, with one of these runs."""
+    """Artifacts used by runs other than the one in `directory`, each with one of these runs."""
     return {
         each: f"run {other.name} used it"
         for other in run_folders(store)

@@ -1,4 +1,4 @@
-"""What a command line asks for: the first step of the flow, and what a run leaves for `resume`."""
+"""The request of a command line: the first step of the flow, stored by a run for `resume`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trtllm_pipeline.base import Json, UsageError, decode_mapping, reading
 
 REQUEST_FILE: Final = "request.json"
 LOCAL: Final = "local"
-"""The executor that is this machine."""
+"""The executor on this machine."""
 RAY: Final = "ray"
 SLURM: Final = "slurm"
 DEFAULT_WORKSPACE: Final = ".pipeline"
@@ -18,7 +18,7 @@ DEFAULT_WORKSPACE: Final = ".pipeline"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a command line asks for."""
+    """The request of a command line."""
 
     matrix: Path
     sets: tuple[str, ...] = ()
@@ -26,25 +26,25 @@ class Request:
     until: str | None = None
     toolchain: str | None = None
     assume: str | None = None
-    """The machine to plan for, as `--assume` describes it; None is this one."""
+    """Machine to plan for, as in `--assume`. Default: this machine."""
     remote: str | None = None
-    """Where artifacts are pulled from instead of being made; None is what the matrix says."""
+    """Remote store to pull artifacts from. Default: the matrix's."""
     allow_other_gpu: bool = False
-    """Whether engines that were made on GPUs of another name are pulled too."""
+    """Also pull engines that were built on another type of GPU."""
     require_signed: bool = False
     trusted_keys: str | None = None
-    """With `require_signed`, the policy for what is pulled."""
+    """(with `require_signed`) Policy for pulled artifacts."""
     executor: str | None = None
-    """Where stage runs go, local, ray or slurm; None is local."""
+    """Executor of stage runs: local, ray or slurm. Default: local."""
     ray_address: str | None = None
 
     @property
     def whole(self) -> bool:
-        """Whether it is for all cells of the matrix, to the end."""
+        """True if it is for all cells and stages of the matrix."""
         return not self.cells and self.until is None
 
     def changed(self, other: Request) -> Request:
-        """This request with what `other` says beside the matrix: its `--set` go after these, the rest in their place."""
+        """This request updated by `other`. `--set` changes of `other` are appended, its other values replace these."""
         return replace(
             self,
             sets=(*self.sets, *other.sets),
@@ -57,12 +57,12 @@ class Request:
         )
 
     def to_json(self) -> dict[str, Json]:
-        """What `resume` reads back, with the matrix's absolute path."""
+        """The JSON that `resume` reads, with the matrix's absolute path."""
         return {**asdict(self), "matrix": str(self.matrix.absolute())}
 
 
 def read_request(path: Path) -> Request:
-    """The request of an earlier run. Raises UsageError when the file is not one."""
+    """The request of an earlier run. Raises UsageError if the file is not a request."""
     try:
         data = decode_mapping(reading.read_bytes(path))
         lists = {name: tuple(data[name]) for name in ("sets", "cells")}

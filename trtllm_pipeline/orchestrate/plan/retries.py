@@ -1,8 +1,8 @@
-"""What a cell is planned with after it ran out of memory, where its matrix allows a change: `settings.retry`.
+"""Changes to a cell that ran out of memory, as far as its matrix allows them: `settings.retry`.
 
-Nothing is remembered but the attempts that failed. A cell whose newest attempt at a stage run was out of memory is planned
-with the next change that is allowed, and so on until a stage run that was not tried yet, or worked. So every command
-plans the same, a run that was killed continues where it was, and what is made has the key of what it was made with.
+The only state is the failed attempts. If the newest attempt at a stage run of a cell ran out of memory, the cell is planned
+with the next allowed change, and so on until a stage run that succeeded or was not tried yet. So all commands plan the same, a
+killed run continues, and artifacts have the key of the settings that they were built with.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ SECTIONS: Final[Mapping[str, str]] = {
     "kv_cache_free_gpu_mem_fraction": "repository",
     "max_tokens_in_paged_kv_cache": "repository",
 }
-"""The settings that a retry may change, and the sections they are in: they decide how much memory is taken, not what a cell is."""
+"""Settings that a retry may change, and their sections. They affect memory, not the results of a cell."""
 _UNSET: Final[Mapping[str, int | float]] = {
     "max_num_tokens": USUAL_NUM_TOKENS,
     "kv_cache_free_gpu_mem_fraction": USUAL_KV_SHARE,
 }
-"""What one that is not set is taken for, where no stage run says more."""
+"""Value of an unset setting, unless a stage run has one."""
 Attempts: TypeAlias = Callable[[Iterable[Fingerprint]], Mapping[Fingerprint, AttemptRow]]
 
 
 def followed(
     plan: Plan, make: Callable[[Sequence[Cell]], Plan], attempts: Attempts, reason: Callable[[Cell], str | None]
 ) -> Plan:
-    """`plan` with the changes that its cells allow and that the attempts so far call for.
+    """`plan` with the changes that its cells allow, after the attempts so far.
 
-    `make` plans cells, `reason` says why a cell cannot work: such a change is not made.
+    `make` plans cells. `reason` returns why a cell cannot work, and such a change is not applied.
     """
 
     def matters(failed: StageRun, cell: Cell) -> bool:
-        """Whether a cell is made of something else than what failed."""
+        """True if a cell no longer has the failed stage run."""
         return failed.id not in make([cell]).by_cell[cell.id]
 
     final: set[CellId] = set()
     while True:
-        asked = [cell for cell in plan.feasible if _steps(cell) and cell.id not in final]
-        runs = {run for cell in asked for run in plan.by_cell[cell.id]}
+        retried = [cell for cell in plan.feasible if _steps(cell) and cell.id not in final]
+        runs = {run for cell in retried for run in plan.by_cell[cell.id]}
         last = attempts(plan.stage_runs[run].fingerprint for run in runs)
         changed: dict[CellId, Cell] = {}
-        for cell in asked:
+        for cell in retried:
             failed = _out_of_memory(plan, cell, last)
             next_cell = None if failed is None else _changed(plan, cell, failed, last, partial(matters, failed), reason)
             if next_cell is None or reason(next_cell) is not None:
@@ -73,12 +73,12 @@ def followed(
 
 
 def newly_planned(old: Plan, new: Plan) -> list[Cell]:
-    """The cells of `new` that are made of other stage runs than in `old`."""
+    """The cells of `new` with other stage runs than in `old`."""
     return [cell for cell in new.feasible if new.by_cell[cell.id] != old.by_cell.get(cell.id)]
 
 
 def _steps(cell: Cell) -> dict[str, Json]:
-    """Name of a setting -> how it may be changed."""
+    """Name of a setting -> allowed changes."""
     allowed = cell.settings.get("retry", {}).get("oom")
     return {name: how for name, how in allowed.items() if how is not None} if isinstance(allowed, dict) else {}
 
@@ -100,13 +100,13 @@ def _changed(
     matters: Callable[[Cell], bool],
     reason: Callable[[Cell], str | None],
 ) -> Cell | None:
-    """The cell with the next change of each setting that `matters` and is not refused; None where there is none left."""
+    """The cell with the next change of each setting that `matters` and is not refused. None if there is none left."""
     times = cell.settings["retry"]["times"]
     assert isinstance(times, int)
     if len({change.stage_run for change in cell.changes}) >= times:
         return None
     why = last[failed.fingerprint].message or "out of memory"
-    found = cell
+    next_cell = cell
     for name, how in _steps(cell).items():
         old, values = _next(plan, cell, name, how)
         refused: list[str] = []
@@ -115,16 +115,16 @@ def _changed(
             changed = _with(cell, name, new, change)
             if (refusal := reason(changed)) is not None:
                 refused.append(f"{new} was not tried: {refusal}")
-                _say(cell.id, f"settings.retry.oom.{name} {refused[-1]}")
+                _warn_once(cell.id, f"settings.retry.oom.{name} {refused[-1]}")
             elif matters(changed):
-                found = _with(found, name, new, change)
+                next_cell = _with(next_cell, name, new, change)
                 break
-    return None if found is cell else found
+    return None if next_cell is cell else next_cell
 
 
 @lru_cache(maxsize=256)
-def _say(cell: CellId, words: str) -> None:
-    """Once: a run plans again and again."""
+def _warn_once(cell: CellId, words: str) -> None:
+    """Log once, since a run plans repeatedly."""
     logger.warning("%s: %s", cell, words)
 
 
@@ -135,8 +135,8 @@ def _with(cell: Cell, name: str, value: Json, change: SettingChange) -> Cell:
 
 
 def _next(plan: Plan, cell: Cell, name: str, how: Json) -> tuple[Json, Sequence[Json]]:
-    """What a setting is now, and what it may be next, the first that matters of them."""
-    params = (plan.stage_runs[run].params for run in plan.by_cell[cell.id])  # what a stage makes of the setting
+    """The current value of a setting, and the next values, starting with the first that matters."""
+    params = (plan.stage_runs[run].params for run in plan.by_cell[cell.id])  # the value that a stage uses
     taken = (value for each in params if (value := getattr(each, name, None)) is not None)
     now = next(taken, cell.settings[SECTIONS[name]][name]) or _UNSET.get(name)
     if isinstance(how, (list, tuple)):

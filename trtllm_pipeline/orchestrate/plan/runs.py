@@ -1,4 +1,4 @@
-"""Runs, cells and stages by the names that people type."""
+"""Finds runs, cells, stages and artifacts by the names that people type."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _BACK: Final = re.compile(r"(.+?)(?:~(\d+))?")
 
 
 def check_name(name: str) -> str:
-    """`name`, if it can be that of a run: nothing that ids start with. Raises UsageError."""
+    """`name`, if it is valid for a run. It must differ from prefixes of ids. Raises UsageError."""
     if not _NAME.fullmatch(name) or name == LATEST:
         raise UsageError(
-            f"--name {name}: cannot be the name of a run",
-            hint="a letter, then up to 99 letters, digits, '.', '_' and '-', such as nightly-1234",
+            f"--name {name}: invalid name of a run",
+            hint="use a letter, then up to 99 letters, digits, '.', '_' and '-', such as nightly-1234",
         )
     return name
 
 
 def run_id(started_s: float, name: str) -> str:
-    """The id of a run: ids are in the order of time."""
+    """The id of a run. Ids sort by time."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started_s))}-{name}"
 
 
@@ -43,10 +43,10 @@ def _name_of(run: str) -> str:
 
 
 def run_folders(store: Store) -> tuple[Path, ...]:
-    """The directories of all runs, the last that started first. Raises UsageError where there is none."""
+    """Directories of all runs, the latest first. Raises UsageError if there is none."""
     known = [path.parent.name for path in store.runs_dir.glob(f"*/{NAME}") if path.is_file()]
     order = {run.id: place for place, run in enumerate(store.index.runs())}
-    # Ids start with their time, so runs that the index has lost are still in order, after those it knows.
+    # Ids start with the time. Runs that are missing in the index follow those in the index, in order.
     known.sort(reverse=True)
     known.sort(key=lambda run: order.get(run, len(order)))
     if not known:
@@ -55,9 +55,9 @@ def run_folders(store: Store) -> tuple[Path, ...]:
 
 
 def find_run(store: Store, wanted: str | None) -> Path:
-    """The directory of a run: `latest` or None, an id, the beginning of one, or a name. Raises UsageError.
+    """Directory of a run: `latest` or None, an id, a prefix of an id, or a name. Raises UsageError.
 
-    `latest~2` is the run two before the latest, `NAME~1` the one before the latest that is called NAME.
+    `latest~2` is the run two before the latest, `NAME~1` the one before the latest run with the name NAME.
     """
     wanted = wanted or LATEST
     folders = run_folders(store)
@@ -71,25 +71,25 @@ def find_run(store: Store, wanted: str | None) -> Path:
         runs = "is 1 run" if len(called) == 1 else f"are {len(called)} runs"
         raise UsageError(
             f"{wanted}: there {runs}{'' if back[1] == LATEST else f' called {back[1]}'} in {store.workspace}",
-            hint="pipeline run --matrix FILE makes another; pipeline status --runs lists them",
+            hint="pipeline status --runs lists them",
         )
-    found = [wanted] if wanted in known else [run for run in known if run.startswith(wanted)]
-    if len(found) == 1:
-        return store.runs_dir / found[0]
-    if found:
-        raise UsageError(f"{wanted!r} starts the ids of {len(found)} runs", hint=f"one of {_some(found)}")
+    matches = [wanted] if wanted in known else [run for run in known if run.startswith(wanted)]
+    if len(matches) == 1:
+        return store.runs_dir / matches[0]
+    if matches:
+        raise UsageError(f"{wanted!r} is the prefix of {len(matches)} run ids", hint=f"one of {_some(matches)}")
     raise UsageError(f"there is no run {wanted!r}", hint=_near(wanted, known, "runs"))
 
 
 @dataclass(frozen=True, slots=True)
 class NewestCells:
-    """The cells of a matrix, each as the newest run that was for it planned it."""
+    """Cells of a matrix, each as planned by the newest run with this cell."""
 
     outline: Outline
     origins: Mapping[CellId, Path]
-    """Of each cell, the directory of the run that tells all about it. A cell of which several runs did parts has none."""
+    """Cell -> directory of the run with all its stages. Cells that several runs share are missing."""
     folders: tuple[Path, ...]
-    """Of the runs that were looked at, the newest first."""
+    """Directories of the runs that were read, the newest first."""
 
     @property
     def newest(self) -> Path:
@@ -98,18 +98,17 @@ class NewestCells:
 
     @property
     def title(self) -> str:
-        """The runs, for people."""
+        """The runs in words."""
         earlier = len(self.folders) - 1
         more = f" and {count(earlier, 'earlier run')} of its matrix" if earlier else ""
         return f"run {self.newest.name}{more}"
 
 
 def newest_cells(store: Store, wanted: str | None = None) -> NewestCells:
-    """The cells of the latest run's matrix, or only those of the run that is `wanted`. Raises UsageError.
+    """Cells of the latest run's matrix, or only those of the `wanted` run. Raises UsageError.
 
-    Runs of part of the matrix (`--cells`, `--until`) do not hide the rest: those before them count too, back to the last
-    one of the whole. A cell is as the newest run planned it, and with the stages after it that an earlier run of the very
-    same stage runs had.
+    A partial run (`--cells`, `--until`) does not hide the rest: earlier runs count too, back to the last run of the whole
+    matrix. A cell is as in the newest run, extended by later stages from an earlier run with the same stage runs.
     """
     folders = [find_run(store, wanted)]
     request = _request(folders[0])
@@ -127,11 +126,11 @@ def _request(folder: Path) -> Request | None:
     try:
         return read_request(folder / REQUEST_FILE)
     except UsageError:
-        return None  # of a run that was killed before it wrote one, or damaged: it stands for itself
+        return None  # the run was killed before it wrote a plan, or the plan is damaged
 
 
 def _merged(outlines: Mapping[Path, Outline]) -> NewestCells:
-    """Outlines of runs, the newest first, as one."""
+    """Merge outlines of runs, the newest first."""
     order = dict.fromkeys(cell.id for outline in reversed(tuple(outlines.values())) for cell in outline.cells)
     cells: dict[CellId, OutlineCell] = {}
     origins: dict[CellId, Path] = {}
@@ -163,39 +162,39 @@ def read_run(folder: Path) -> Outline:
 
 
 def find_cell(outline: Outline, wanted: str, stage: str | None = None) -> OutlineCell:
-    """The one cell that `wanted` means: its id, a pattern, a part of the id, or segments of it. Raises UsageError.
+    """The cell for `wanted`: its id, a pattern, a part of the id, or segments of it. Raises UsageError.
 
-    With `stage` also the first of several that share that stage's run: it is the same whichever is meant.
+    With `stage`, the first of several cells if all share the run of this stage.
     """
     ids = {str(cell.id): cell for cell in outline.cells}
-    for matches in (
+    for test in (
         lambda cell: cell == wanted,
         lambda cell: fnmatch.fnmatchcase(cell, wanted) or fnmatch.fnmatchcase(cell, f"{wanted.rstrip('/*')}/*"),
         lambda cell: wanted in cell,
         lambda cell: in_order(cell.split("/"), wanted.split("/")),
     ):
-        found = [cell for cell in ids if matches(cell)]
-        if len(found) == 1 or (stage and _share(outline, [ids[cell] for cell in found], stage)):
-            return ids[found[0]]
-        if found:
-            raise UsageError(f"{wanted!r} matches {len(found)} cells", hint=f"one of {_some(found)}")
+        matches = [cell for cell in ids if test(cell)]
+        if len(matches) == 1 or (stage and _share(outline, [ids[cell] for cell in matches], stage)):
+            return ids[matches[0]]
+        if matches:
+            raise UsageError(f"{wanted!r} matches {len(matches)} cells", hint=f"one of {_some(matches)}")
     raise UsageError(f"{wanted!r} matches none of the {len(ids)} cells", hint=_near(wanted, ids, "cells"))
 
 
 def find_artifacts(store: Store, wanted: str | None) -> tuple[Artifact, ...]:
-    """The artifacts that `wanted` means: one, by its stage run's id or its fingerprint's beginning, or all of a stage or cell.
+    """The artifacts for `wanted`: one, by the id of its stage run or a prefix of its fingerprint, or all of a stage or cell.
 
-    None means all that there are. Raises UsageError.
+    None means all artifacts. Raises UsageError.
     """
     return find_named(store, [each for each in store.index.all_artifacts() if each.folder.is_dir()], wanted)
 
 
 class Named(Protocol):
-    """What a name can mean."""
+    """An artifact that a name can mean."""
 
     @property
     def stage(self) -> str:
-        """Its stage."""
+        """Name of its stage."""
 
     @property
     def fingerprint(self) -> Fingerprint:
@@ -206,49 +205,49 @@ N = TypeVar("N", bound=Named)
 
 
 def find_named(store: Store, known: Sequence[N], wanted: str | None) -> tuple[N, ...]:
-    """As `find_artifacts`, of those that are `known`, in this workspace or elsewhere."""
+    """Like `find_artifacts`, among the `known` artifacts of this workspace or a remote store."""
     of_stage = tuple(each for each in known if wanted in (None, each.stage))
     if wanted is None or of_stage:
         return of_stage
     named = _ARTIFACT.fullmatch(wanted)
     if named is not None:
-        found = [each for each in known if each.fingerprint.startswith(named[2]) and named[1] in (None, each.stage)]
-        if len(found) == 1:
-            return (found[0],)
-        if found:
+        matches = [each for each in known if each.fingerprint.startswith(named[2]) and named[1] in (None, each.stage)]
+        if len(matches) == 1:
+            return (matches[0],)
+        if matches:
             raise UsageError(
-                f"{wanted!r} begins {len(found)} artifacts",
-                hint=f"one of {_some([each.fingerprint for each in found])}",
+                f"{wanted!r} is the prefix of {len(matches)} artifacts",
+                hint=f"one of {_some([each.fingerprint for each in matches])}",
             )
     try:
         outline = newest_cells(store).outline
         cell = find_cell(outline, wanted)
     except UsageError as error:
         raise UsageError(
-            f"there is no artifact {wanted!r}, no stage and no cell: {error.message}",
-            hint=f"pipeline store list has the artifacts; {error.hint}",
+            f"{wanted!r} is neither an artifact nor a stage nor a cell: {error.message}",
+            hint=f"pipeline store list shows the artifacts; {error.hint}",
         ) from error
     made = {each.fingerprint: each for each in known}
-    found = [
+    matches = [
         made[fingerprint] for run in cell.stage_runs if (fingerprint := outline.stage_runs[run].fingerprint) in made
     ]
-    if not found:
+    if not matches:
         raise UsageError(f"{cell.id} has no artifacts yet", hint=f"pipeline run --cells '{cell.id}'")
-    return tuple(found)
+    return tuple(matches)
 
 
 def find_stage(outline: Outline, cell: OutlineCell, stage: str) -> OutlineRun:
     """The stage run of a cell. Raises UsageError."""
     runs = {outline.stage_runs[run].stage: outline.stage_runs[run] for run in cell.stage_runs}
     if cell.reason is not None:
-        raise UsageError(f"{cell.id} has no stages, it can never work: {cell.reason}")
+        raise UsageError(f"{cell.id} has no stages, it is infeasible: {cell.reason}")
     if stage not in runs:
         raise UsageError(f"{cell.id} has no stage {stage!r}", hint=_near(stage, runs, "stages"))
     return runs[stage]
 
 
 def _share(outline: Outline, cells: Sequence[OutlineCell], stage: str) -> bool:
-    """Whether all of `cells` have one and the same run of `stage`."""
+    """True if all `cells` share one run of `stage`."""
     runs = [[run for run in cell.stage_runs if outline.stage_runs[run].stage == stage] for cell in cells]
     return bool(runs) and all(each and each == runs[0] for each in runs)
 
@@ -258,7 +257,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _near(wanted: str, known: Iterable[str | CellId], what: str) -> str:
-    """A hint: the nearest names, or what there is."""
+    """A hint: the nearest names, or all names."""
     names = list(known)
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
     return " or ".join(close) if close else f"the {what} are {_some(names)}"

@@ -1,4 +1,4 @@
-"""The cells of a matrix that a request selects, and why some cannot work on a machine."""
+"""Selects the cells of a request and checks if they can work on a machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def load(request: Request) -> LoadedMatrix:
-    """The matrix with the recipes it names. Raises MatrixError, UsageError."""
+    """The matrix with its recipes. Raises MatrixError, UsageError."""
     from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
     return load_matrix(request.matrix, request.sets)
 
 
 def machine_of(request: Request) -> Machine:
-    """The machine that the request is for: an assumed one, or this one. Raises UsageError."""
+    """The machine of the request: an assumed one, or this one. Raises UsageError."""
     if request.assume is not None:
         from trtllm_pipeline.base import parse
 
@@ -37,9 +37,9 @@ def machine_of(request: Request) -> Machine:
 
 
 def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:
-    """The toolchain of cells that name none: the request's, the matrix's, or what `machine` has."""
-    if asked := request.toolchain or loaded.written.get("toolchain"):
-        return toolchains.load(asked).name
+    """Default toolchain of cells: the request's, the matrix's, or that of `machine`."""
+    if toolchain := request.toolchain or loaded.written.get("toolchain"):
+        return toolchains.load(toolchain).name
     named = loaded.axes["toolchain"]
     return toolchains.detect(machine).name if named is None or "auto" in named else str(named[0])
 
@@ -47,10 +47,9 @@ def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) 
 def select_cells(
     request: Request, loaded: LoadedMatrix, machine: Machine, store: Store | None = None
 ) -> tuple[Cell, ...]:
-    """The cells of the matrix that the request selects, with why one cannot work, if that is so.
+    """The selected cells. Infeasible cells have a reason.
 
-    What needs more memory than the machine has is known by estimates, corrected by what `store` has of measurements.
-    Raises MatrixError, UsageError, PlanError.
+    Memory is estimated, corrected by measurements in `store`. Raises MatrixError, UsageError, PlanError.
     """
     memory = memory_check(store, machine)
     return expanded(
@@ -67,22 +66,22 @@ def expanded(
     machine: Machine,
     feasibility: Callable[[Cell], str | None] = lambda _cell: None,
 ) -> tuple[Cell, ...]:
-    """The cells that the request selects, with the toolchains of `machine`; see `expand`. What is not selected is not judged."""
+    """The selected cells with the toolchains of `machine`, see `expand`. Only selected cells are checked."""
     from trtllm_pipeline.orchestrate.matrix.expand import expand, judged, select, with_control
 
     if len(machine.types) > 1 and not loaded.gpu_types:
         types = ", ".join(name for name, _ in machine.types)
         raise UsageError(
-            f"there are several types of GPU ({types}), and the matrix does not say which its cells are for",
+            f"there are several types of GPU ({types}), and the matrix does not select one",
             hint=f"--set 'axes.gpu=[{types}]'",
         )
     toolchain, installed = default_toolchain(request, loaded, machine), machine.tensorrt_llm
     release = None if installed is None else installed.release
-    told = request.toolchain or loaded.written.get("toolchain")
+    fixed = request.toolchain or loaded.written.get("toolchain")
     cells = expand(
         loaded,
         default_toolchain=toolchain,
-        instead=None if told else lambda cell: toolchains.load(toolchain).instead(cell, machine.of(cell.gpu)),
+        instead=None if fixed else lambda cell: toolchains.load(toolchain).instead(cell, machine.of(cell.gpu)),
         release=release,
     )
     cells = with_control(cells, lambda cell: len(machine.of(cell.gpu).gpus), feasibility)
@@ -90,12 +89,12 @@ def expanded(
 
 
 def infeasible(cell: Cell, machine: Machine) -> str | None:
-    """Why its toolchain cannot make or serve a cell on `machine`."""
+    """The reason why the toolchain cannot build or serve a cell on `machine`, or None."""
     return toolchains.load(cell.toolchain).infeasible(cell, machine.of(cell.gpu))
 
 
 def lacks_gpu(cell: Cell, machine: Machine) -> str | None:
-    """Why a cell that is for a type of GPU cannot have one."""
+    """The reason why a cell cannot use the requested type of GPU, or None."""
     if cell.gpu is None:
         return None
     if (lacks := machine.lacks(cell.gpu)) is not None:
@@ -103,11 +102,11 @@ def lacks_gpu(cell: Cell, machine: Machine) -> str | None:
     servers = [each for each in toolchains.load(cell.toolchain).stages if each.scope is Scope.SERVICE]
     if any(each.resources(cell, machine.of(cell.gpu)).gpus for each in servers):
         return None
-    return f"it is for GPUs of type {cell.gpu}, and its server takes none"
+    return f"it is for GPUs of type {cell.gpu}, and its server uses no GPU"
 
 
 def memory_check(store: Store | None, machine: Machine) -> Callable[[Cell], str | None]:
-    """Tells why a cell cannot work on `machine` for want of memory. What `store` has of measurements is read once, when asked."""
+    """Returns a function for the reason why `machine` lacks memory for a cell. Measurements in `store` are read once, on first use."""
     from trtllm_pipeline.orchestrate.memory import estimates
 
     @cache
@@ -118,8 +117,8 @@ def memory_check(store: Store | None, machine: Machine) -> Callable[[Cell], str 
 
 
 def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | None]) -> Cell:
-    """A pinned cell: only now is it known how the weights of one that takes them as they are were quantized, what its
-    draft model and adapters are, what `memory` these take, and what code loads it.
+    """Check a pinned cell. Only pinning reveals the quantization of its weights, its draft model and adapters, the `memory` of
+    these, and the code that loads it.
     """
     if cell.reason is not None:
         return cell
@@ -136,8 +135,8 @@ def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | No
 
 
 def lacks_memory_alone(cell: Cell, machine: Machine) -> bool:
-    """Whether a cell that cannot work here could with more memory."""
+    """True if a cell that cannot work here could work with more memory."""
     from trtllm_pipeline.orchestrate.memory.estimates import without_limits
 
-    asked = replace(cell, reason=None)
-    return infeasible(asked, machine) is not None and not infeasible(asked, without_limits(machine))
+    unjudged = replace(cell, reason=None)
+    return infeasible(unjudged, machine) is not None and not infeasible(unjudged, without_limits(machine))

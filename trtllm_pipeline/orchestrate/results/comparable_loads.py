@@ -1,4 +1,4 @@
-"""Workloads: which cells may be compared, because they were measured under the same load on the same system.
+"""Workloads: cells with the same load on the same system may be compared.
 
 Shared by `recommend` and the HTML page.
 """
@@ -14,17 +14,17 @@ from trtllm_pipeline.orchestrate.results.rows import CellResult
 
 _BY_NAME: Final = {field.name: field for field in (*FIELDS, *LEVEL_FIELDS)}
 AXES: Final = ("model", "isl", "osl")
-"""Axes that say what is asked, of whom, and how long answers are. What else was asked is told by the measurements."""
+"""Axes that define the load: prompts, model and output lengths. The measurements contain the rest of the load."""
 
 Workload = tuple[tuple[str, Json], ...]
-"""Values of those axes, and of what measurements were made under, in which cells of a run differ; empty where in none."""
+"""Values of these axes and of measurement conditions in which cells of a run differ. Empty if they do not differ."""
 
 
 def workloads(cells: Sequence[CellResult], allow: Collection[str] = frozenset()) -> list[Workload]:
-    """The workload of each cell, told by what varies among them; `allow` names groups and fields that may.
+    """The workload of each cell, by the values that vary. `allow` has groups and fields that may vary.
 
-    A cell that was not measured goes with the first that was and has the same axes; one that lacks a level, with the first
-    that has it. A server or protocol that an axis varies is what cells are compared for.
+    A cell without measurements joins the first measured cell with the same axes. A cell without a level joins the first cell
+    with it. If an axis varies server or protocol, cells are compared across them.
     """
 
     def varies(axis: str) -> bool:
@@ -33,27 +33,27 @@ def workloads(cells: Sequence[CellResult], allow: Collection[str] = frozenset())
     served = {name for cell in cells for name in cell.axes if name.rpartition(".")[2] in SERVED_BY}
     served = set(filter(varies, served))
 
-    def tells(field: Field) -> bool:
+    def distinguishes(field: Field) -> bool:
         return field.decides and not {field.about, field.name} & set(allow) and not field.explained_by(served)
 
     measured = [cell.conditions for cell in cells if cell.levels]
-    fields = [field for field in FIELDS if tells(field) and len({each.shown(field) for each in measured}) > 1]
+    fields = [field for field in FIELDS if distinguishes(field) and len({each.shown(field) for each in measured}) > 1]
     axes = list(filter(varies, AXES))
-    asked: list[Workload] = [tuple((name, cell.axes.get(name)) for name in axes) for cell in cells]
+    by_axes: list[Workload] = [tuple((name, cell.axes.get(name)) for name in axes) for cell in cells]
     under: list[Workload] = [tuple((field.name, cell.conditions.shown(field)) for field in fields) for cell in cells]
     first: dict[Workload, Workload] = {}
-    for cell, of_axes, conditions in zip(cells, asked, under, strict=True):
+    for cell, of_axes, conditions in zip(cells, by_axes, under, strict=True):
         if cell.levels:
             first.setdefault(of_axes, conditions)
     groups = [
         (*of_axes, *(conditions if cell.levels else first.get(of_axes, ())))
-        for cell, of_axes, conditions in zip(cells, asked, under, strict=True)
+        for cell, of_axes, conditions in zip(cells, by_axes, under, strict=True)
     ]
     at_levels = [_at_levels(cell.conditions) if cell.levels else {} for cell in cells]
     values: dict[_Place, set[str]] = {}
     for place, value in (item for every in at_levels for item in every.items()):
         values.setdefault(place, set()).add(value)
-    apart = {place for place, several in values.items() if len(several) > 1 and tells(_BY_NAME[place[0]])}
+    apart = {place for place, several in values.items() if len(several) > 1 and distinguishes(_BY_NAME[place[0]])}
     of_level = [{place: value for place, value in every.items() if place in apart} for every in at_levels]
     first_at: dict[Workload, dict[_Place, str]] = {}
     for group, mine in zip(groups, of_level, strict=True):
@@ -62,19 +62,19 @@ def workloads(cells: Sequence[CellResult], allow: Collection[str] = frozenset())
 
 
 _Place = tuple[str, str]
-"""Name of one of LEVEL_FIELDS, and a level in words."""
+"""Name of one of LEVEL_FIELDS and a level in words."""
 
 
 def _at_levels(conditions: Conditions) -> dict[_Place, str]:
-    """What was asked at each level."""
+    """Load fields of each level."""
     levels = (conditions.workload or {}).get("levels")
-    found = {}
+    values = {}
     for entry in levels if isinstance(levels, list) else ():
         if isinstance(entry, dict):
             rate = entry.get("request_rate")
             place = f"concurrency {entry.get('concurrency')}" if rate is None else f"{rate} requests/s"
-            found.update({(field.name, place): field.shown(entry.get(field.name)) for field in LEVEL_FIELDS})
-    return found
+            values.update({(field.name, place): field.shown(entry.get(field.name)) for field in LEVEL_FIELDS})
+    return values
 
 
 def _summary(at_levels: Mapping[_Place, str]) -> Workload:
@@ -83,33 +83,33 @@ def _summary(at_levels: Mapping[_Place, str]) -> Workload:
     for (name, place), value in at_levels.items():
         by_field.setdefault(name, {})[place] = value
 
-    def said(values: Mapping[str, str]) -> str:
+    def text(values: Mapping[str, str]) -> str:
         alike = set(values.values())
         return alike.pop() if len(alike) == 1 else ", ".join(f"{value} at {place}" for place, value in values.items())
 
-    return tuple((name, said(values)) for name, values in sorted(by_field.items()))
+    return tuple((name, text(values)) for name, values in sorted(by_field.items()))
 
 
-def shortened(asked: Sequence[Workload]) -> list[Workload]:
-    """The workloads without digests and what an axis of theirs varies, as far as the rest tells the same of them apart."""
-    found, kinds = list(asked), len({*asked})
-    names = list(dict.fromkeys(name for workload in asked for name, _ in workload))
+def shortened(loads: Sequence[Workload]) -> list[Workload]:
+    """The workloads without digests and without values that an axis varies, as far as they remain distinct."""
+    result, kinds = list(loads), len({*loads})
+    names = list(dict.fromkeys(name for workload in loads for name, _ in workload))
     known = [name for name in names if name in _BY_NAME]
     digests = [name for name in known if name.endswith("digest")]
     for name in (*digests, *(name for name in known if _BY_NAME[name].explained_by({*names} & {*AXES}))):
-        shorter = [tuple(part for part in workload if part[0] != name) for workload in found]
+        shorter = [tuple(part for part in workload if part[0] != name) for workload in result]
         if len({*shorter}) == kinds:
-            found = shorter
-    return found
+            result = shorter
+    return result
 
 
 def words(workload: Workload) -> str:
-    """`smollm2 isl128 osl16, CPU AMD EPYC`: axes as cell ids have them, then what the measurements were made under."""
+    """`smollm2 isl128 osl16, CPU AMD EPYC`: axes as in cell ids, then measurement conditions."""
     axes = [str(value) if name == "model" else f"{name}{value}" for name, value in workload if name in AXES]
     under = [f"{label_of(name)} {value}" for name, value in workload if name in _BY_NAME]
     return ", ".join([" ".join(axes)] * bool(axes) + under)
 
 
 def label_of(name: str) -> str:
-    """What people call a part of a workload."""
+    """The name of a part of a workload, for people."""
     return _BY_NAME[name].label if name in _BY_NAME else name

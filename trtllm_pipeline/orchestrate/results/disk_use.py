@@ -1,4 +1,4 @@
-"""What takes the space of a workspace: `pipeline store du`."""
+"""Disk use of a workspace: `pipeline store du`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from trtllm_pipeline.base import Block, Grid, Json, folder_bytes, size
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
 
-_BESIDE: Final = {
+_OTHERS: Final = {
     "work": "attempts and partial transfers (store prune)",
-    "damaged": "set aside, yours to remove",
+    "damaged": "damaged artifacts, remove them at will",
     "runs": "plans and reports of runs",
     "serve": "managed servers",
 }
-"""Directory of a workspace -> what lies there."""
+"""Directory of a workspace -> description of its contents."""
 _DOWNLOAD: Final = "download"
 
 
 @dataclass(frozen=True, slots=True)
 class UsedSpace:
-    """Artifacts that have something in common."""
+    """Artifacts with a common stage, model or precision."""
 
     artifacts: int
     size_bytes: int
@@ -30,33 +30,31 @@ class UsedSpace:
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Sizes of results, by what they have in common, and of the workspace's other directories."""
+    """Sizes of artifacts in groups, and of the workspace's other directories."""
 
     total: UsedSpace
     by: Mapping[str, Mapping[str, UsedSpace]]
     """`stage`, `model`, `precision` -> name -> its share, the largest first."""
-    beside: Mapping[str, int]
+    others: Mapping[str, int]
     """Directory -> bytes."""
 
     def to_json(self) -> dict[str, Json]:
-        """As `docs/formats.md` describes it."""
+        """JSON, see `docs/formats.md`."""
 
-        def told(share: UsedSpace) -> dict[str, Json]:
+        def share_json(share: UsedSpace) -> dict[str, Json]:
             return {"artifacts": share.artifacts, "size_bytes": share.size_bytes}
 
         by: dict[str, Json] = {
-            kind: {name: told(each) for name, each in shares.items()} for kind, shares in self.by.items()
+            kind: {name: share_json(each) for name, each in shares.items()} for kind, shares in self.by.items()
         }
-        return {"schema": 1, **told(self.total), "by": by, "beside": dict(self.beside)}
+        return {"schema": 1, **share_json(self.total), "by": by, "beside": dict(self.others)}
 
     def blocks(self) -> Iterator[Block]:
-        """The same for people."""
+        """Text for people."""
         for kind, shares in self.by.items():
             yield Grid((kind, "artifacts", "size"), [_row(name, share) for name, share in shares.items()])
-        beside = [(folder, "", size(taken), _BESIDE[folder]) for folder, taken in self.beside.items() if taken]
-        yield Grid(
-            ("folder", "artifacts", "size", ""), [(*_row("store", self.total), "all of these"), *beside], left=(0, 3)
-        )
+        others = [(folder, "", size(taken), _OTHERS[folder]) for folder, taken in self.others.items() if taken]
+        yield Grid(("folder", "artifacts", "size", ""), [(*_row("store", self.total), "total"), *others], left=(0, 3))
 
 
 def _row(name: str, share: UsedSpace) -> tuple[str, str, str]:
@@ -64,9 +62,9 @@ def _row(name: str, share: UsedSpace) -> tuple[str, str, str]:
 
 
 def disk_use(store: Store) -> DiskUse:
-    """What takes the space of `store`. Results are counted by their manifests; logs and manifests themselves are not."""
+    """Disk use of `store`. Artifacts are counted by their manifests, without logs and manifests."""
     artifacts = store.index.all_artifacts()
-    folders = {name: store.workspace / name for name in _BESIDE}
+    folders = {name: store.workspace / name for name in _OTHERS}
     return DiskUse(
         _shares((artifact, "") for artifact in artifacts).get("", UsedSpace(0, 0)),
         {
@@ -80,13 +78,13 @@ def disk_use(store: Store) -> DiskUse:
 def _parts(artifact: Artifact) -> dict[str, str]:
     stage, _, rest = artifact.label.partition("/")
     model, _, precision = rest.partition("/")[2].rpartition("/")
-    # The label of what several precisions share is that of the first cell that needed it.
+    # The label of an artifact shared by several precisions has the precision of the first cell.
     return {"stage": stage, "model": model, "precision": "as downloaded" if stage == _DOWNLOAD else precision}
 
 
 def _shares(named: Iterator[tuple[Artifact, str]]) -> dict[str, UsedSpace]:
-    found: dict[str, list[int]] = {}
+    sizes_by_name: dict[str, list[int]] = {}
     for artifact, name in named:
-        found.setdefault(name, []).append(artifact.size_bytes)
-    shares = {name: UsedSpace(len(sizes), sum(sizes)) for name, sizes in found.items()}
+        sizes_by_name.setdefault(name, []).append(artifact.size_bytes)
+    shares = {name: UsedSpace(len(sizes), sum(sizes)) for name, sizes in sizes_by_name.items()}
     return dict(sorted(shares.items(), key=lambda item: -item[1].size_bytes))

@@ -1,4 +1,4 @@
-"""What would make cells fit that need more memory than there is: `pipeline plan --fit`."""
+"""Changes that make cells fit into the available memory: `pipeline plan --fit`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trtllm_pipeline.tensorrt import companions
 SCHEMA = 1
 _AXIS: Final = "axes."
 _PLAIN: Final = str.maketrans("", "", "[]")
-"""An axis has lists, an added cell plain values."""
+"""Axes have lists, added cells plain values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,35 +33,35 @@ class Fit:
     cell: Cell
     why: str
     works: bool
-    """On fewer requests or rows at a time than asked for."""
+    """Works with fewer requests or rows at a time than configured."""
     names: tuple[str, ...] = ()
-    """The matrix's axes: what it has of settings among them, `--set` changes there."""
+    """The matrix's axes. `--set` changes a setting there if it is an axis."""
     proposal: tuple[str, ...] | None = None
-    """The smallest change with which it fits, as values of `--set`; None where none helps."""
+    """The smallest change that makes it fit, as values of `--set`. None if none helps."""
     changed: Cell | None = None
-    """The cell with it."""
+    """The changed cell."""
     added: bool = False
-    """It is one of those that the matrix adds, whose axes no `--set` changes."""
+    """The cell is from `add`. `--set` does not change its axes."""
 
     def with_change(self, settings: Sequence[str], changed: Cell) -> Fit:
-        """The same with a change, of which `settings` are said as axes where the matrix has them so."""
+        """This fit with a change. `settings` that are axes of the matrix become axes."""
         fit = replace(self, changed=changed)
         others = (setting for setting in settings if not setting.startswith((_AXIS, *self.names)))
         return replace(fit, proposal=(*fit.axes, *others))
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """What of the change is of axes, as values of `--set`."""
+        """The part of the change that affects axes, as values of `--set`."""
         return tuple(f"{_AXIS}{name}=[{new}]" for name, _, (_, new) in self._differences())
 
     @property
     def changed_id(self) -> CellId:
-        """The cell's id with the change."""
+        """Id of the changed cell."""
         segments = dict(known for _, known, _ in self._differences())
         return CellId("/".join(segments.get(each, each) for each in self.cell.id.split("/")))
 
     def _differences(self) -> Iterator[tuple[str, tuple[str, str], tuple[str, str]]]:
-        """Of each axis that is changed its name, and what it was and is: as ids have it, and as `--set` takes it."""
+        """For each changed axis: name, old and new value as in ids, new value for `--set`."""
         old, new = self.cell, self.changed or self.cell
         batches = str(old.max_batch_size), str(new.max_batch_size)
         layouts = layout_name(*_layout(old)), layout_name(*_layout(new))
@@ -79,7 +79,7 @@ class Fit:
                 yield name, (before, after), texts
 
     def to_json(self) -> dict[str, Json]:
-        """As in the JSON of all."""
+        """The entry in the JSON output."""
         return {
             "cell": self.cell.id,
             "reason": self.why,
@@ -90,53 +90,53 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """All of them."""
+    """All cells that do not fit."""
 
     cells: int
-    """How many were looked at: all that can work with enough memory."""
+    """Number of checked cells: all that can work with enough memory."""
     fits: tuple[Fit, ...]
     selected: bool = False
-    """The matrix has others, too."""
+    """The matrix has further cells."""
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline plan --fit --format json` prints it."""
+        """The output of `pipeline plan --fit --format json`."""
         return {"schema": SCHEMA, "cells": self.cells, "fits": [fit.to_json() for fit in self.fits]}
 
     def blocks(self) -> list[Block]:
-        """The same for people: cells that the same change helps, together."""
+        """Text for people. Cells with the same change form a group."""
         if not self.fits:
-            enough = f"the memory of this machine is enough for {_all(self.cells)}"
+            enough = f"this machine has enough memory for {_all(self.cells)}"
             return [
                 TextLine(
-                    enough if self.cells else "no cell can work, however much memory there is: `pipeline plan` says why"
+                    enough
+                    if self.cells
+                    else "no cell can work, independent of memory: `pipeline plan` shows the reasons"
                 )
             ]
         alike: dict[tuple[bool, bool, tuple[str, ...] | None], list[Fit]] = {}
         for fit in self.fits:
             alike.setdefault((fit.works, fit.added, fit.proposal), []).append(fit)
-        return [block for found in alike.values() for block in self._together(found)]
+        return [block for group in alike.values() for block in self._together(group)]
 
-    def _together(self, found: Sequence[Fit]) -> list[Block]:
-        first = found[0]
+    def _together(self, group: Sequence[Fit]) -> list[Block]:
+        first = group[0]
         blocks: list[Block] = [
-            Items(_title(first, len(found)), [TextLine(f"{fit.cell.id}: {fit.why}") for fit in found])
+            Items(_title(first, len(group)), [TextLine(f"{fit.cell.id}: {fit.why}") for fit in group])
         ]
         settings = list(first.proposal or ())
         if first.added:
             axes = [setting for setting in settings if setting.startswith(_AXIS)]
             values = (setting.removeprefix(_AXIS).translate(_PLAIN).replace("=", ": ") for setting in axes)
-            blocks.append(TextLine(f"  where the matrix adds it: {', '.join(values)}", "bold"))
+            blocks.append(TextLine(f"  in `add` of the matrix: {', '.join(values)}", "bold"))
             settings = [setting for setting in settings if setting not in axes]
         words = [word for setting in settings for word in ("--set", setting)]
-        if words and (
-            self.selected or len(found) < self.cells
-        ):  # the change is of an axis or of settings, and so of all cells
-            words += [word for cell in dict.fromkeys(fit.changed_id for fit in found) for word in ("--cells", cell)]
+        if words and (self.selected or len(group) < self.cells):  # the change is to an axis or to settings of all cells
+            words += [word for cell in dict.fromkeys(fit.changed_id for fit in group) for word in ("--cells", cell)]
         return [*blocks, ToPaste(shlex.join(words))] if words else blocks
 
 
 def fits_of(request: Request, store: Store | None) -> Fits:
-    """Which cells of the request need more memory than the machine has, and with which change they fit. Raises as `plan_of`."""
+    """Find cells of the request that exceed the machine's memory, and changes that make them fit. Raises like `plan_of`."""
     machine, loaded = machine_of(request), load(request)
     corrections = estimates.Corrections(() if store is None else store.index.peaks(), machine)
     pins = Pins(store, guess=True)
@@ -145,18 +145,18 @@ def fits_of(request: Request, store: Store | None) -> Fits:
         for cell in expanded(request, loaded, machine)
     ]
     roomy = estimates.without_limits(machine)
-    found = []
+    fits = []
 
     @lru_cache
     def with_(axes: tuple[str, ...]) -> frozenset[CellId]:
         changed = replace(request, sets=(*request.sets, *axes), cells=())
         try:
             return frozenset(cell.id for cell in expanded(changed, load(changed), machine))
-        except MatrixError:  # its rules leave no cell
+        except MatrixError:  # no cell is left
             return frozenset()
 
     able = [cell for cell in cells if not (cell.reason or lacks_gpu(cell, machine) or infeasible(cell, roomy))]
-    for cell in able:  # what cannot work for another reason is the plan's to tell
+    for cell in able:  # the plan reports cells that cannot work for other reasons
         toolchain = toolchains.load(cell.toolchain)
         need, reason = estimates.lacking(cell, toolchain.stages, machine, corrections), infeasible(cell, machine)
         if need is not None or reason is not None:
@@ -164,7 +164,7 @@ def fits_of(request: Request, store: Store | None) -> Fits:
             fit = Fit(cell, str(reason) if need is None else estimates.in_words(need), works, tuple(loaded.axes))
 
             def wrong(changed: Cell, fit: Fit = fit) -> bool:
-                """Whether it lacks memory, cannot work, or is nothing that the matrix can be made to have."""
+                """True if it lacks memory, cannot work, or cannot be expressed in the matrix."""
                 stages = toolchains.load(changed.toolchain).stages
                 if estimates.lacking(changed, stages, machine, corrections) or infeasible(changed, machine):
                     return True
@@ -174,8 +174,8 @@ def fits_of(request: Request, store: Store | None) -> Fits:
 
             proposal = fitting.fit(cell, machine.of(cell.gpu), wrong, same_batch=works)
             fit = fit if proposal is None else fit.with_change(*proposal)
-            found.append(replace(fit, added=fit.changed_id not in with_(fit.axes)))
-    return Fits(len(able), tuple(found), selected=bool(request.cells))
+            fits.append(replace(fit, added=fit.changed_id not in with_(fit.axes)))
+    return Fits(len(able), tuple(fits), selected=bool(request.cells))
 
 
 def _setting(cell: Cell, name: str) -> str:
@@ -197,13 +197,13 @@ def _all(cells: int) -> str:
 
 def _title(fit: Fit, number: int) -> str:
     one = number == 1
-    of = f"{count(number, 'cell')} {'needs' if one else 'need'} more memory than there is"
+    of = f"{count(number, 'cell')} {'needs' if one else 'need'} more memory than available"
     if fit.works:
-        of = f"{count(number, 'cell')} {'works' if one else 'work'}, on fewer requests or rows at a time than asked for"
+        of = f"{count(number, 'cell')} {'works' if one else 'work'} with fewer requests or rows at a time than configured"
     if fit.proposal is None:
         return (
-            f"{of}, and no layout over these GPUs changes that"
+            f"{of}, and no parallelism over these GPUs changes that"
             if fit.works
-            else f"{of}, and no smaller batch and no layout over these GPUs is enough"
+            else f"{of}, and no smaller batch and no parallelism over these GPUs suffices"
         )
     return f"{of}; with this {'it fits' if one else 'they fit'}"

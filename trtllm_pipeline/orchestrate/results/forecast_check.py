@@ -1,6 +1,6 @@
-"""The forecast of a run next to what the run took: how far forecasts can be trusted here.
+"""Compares the forecast of a run with its actual time and memory.
 
-checked(plan, seen, taken)     at the end of a run, from its forecast and what the index has of it
+checked(plan, forecast, taken)   at the end of a run, from its forecast and the index
 of_report(path)                later, from its report
 """
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.base import Fingerprint, Json, duration, first_parts, size
-from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME, of_run
+from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME
+from trtllm_pipeline.orchestrate.plan.memory_needs import of_run
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """What the stage runs of one stage that ran were expected to take of one resource, and took.
+    """Expected and actual use of one resource by the stage runs of one stage.
 
-    Of time the sum, in milliseconds; of memory the stage run that took most, in bytes.
+    Time is the sum in milliseconds. Memory is the maximum of a stage run in bytes.
     """
 
     stage: str
@@ -43,16 +44,16 @@ class StageForecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastCheck:
-    """Of one run."""
+    """Forecast and actual use of one run."""
 
     expected_s: float | None
-    """Wall-clock seconds of all of it; None where it did not do all that it was to do, or waited for others."""
+    """Wall-clock seconds of the whole run. None if it was incomplete or waited for other pipelines."""
     took_s: float
     stages: tuple[StageForecast, ...]
-    """In the order of the plan, time first."""
+    """Entries in the order of the plan, time first."""
 
     def to_json(self) -> dict[str, Json]:
-        """As in a report."""
+        """The JSON in a report."""
         return {
             "expected_s": None if self.expected_s is None else round(self.expected_s, 3),
             "took_s": round(self.took_s, 3),
@@ -61,7 +62,7 @@ class ForecastCheck:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ForecastCheck:
-        """Read back. Raises KeyError, TypeError, ValueError for what is none."""
+        """Read the JSON. Raises KeyError, TypeError, ValueError for anything else."""
         stages = tuple(StageForecast(**stage) for stage in data["stages"])
         numbers = (number for stage in stages for number in (stage.stage_runs, stage.expected, stage.taken))
         if not all(type(number) is int and number > 0 for number in numbers):
@@ -75,41 +76,41 @@ class ForecastCheck:
         return took if self.expected_s is None else f"{took} (estimate {duration(self.expected_s)})"
 
     def lines(self) -> list[str]:
-        """One line for each stage."""
+        """One line per stage."""
         by_stage: dict[str, list[str]] = {}
         for each in self.stages:
             by_stage.setdefault(each.stage, []).append(str(each))
-        return [f"{stage}: {'; '.join(found)}" for stage, found in by_stage.items()]
+        return [f"{stage}: {'; '.join(entries)}" for stage, entries in by_stage.items()]
 
 
 def of_report(path: Path) -> ForecastCheck | None:
-    """That in the head of a run's own report; nothing else of it is read. None where there is none."""
+    """The forecast in the head of a run's report. Nothing else is read. None if there is none."""
     with suppress(KeyError, TypeError, ValueError):
         return ForecastCheck.from_json((first_parts(path, 2) or {})["run"]["forecast"])
     return None
 
 
 def checked(
-    plan: Plan, seen: Forecast, taken: Mapping[Fingerprint, Mapping[str, int]], took_s: float, *, comparable: bool
+    plan: Plan, forecast: Forecast, taken: Mapping[Fingerprint, Mapping[str, int]], took_s: float, *, comparable: bool
 ) -> ForecastCheck | None:
-    """The forecast `seen` beside what stage runs of a plan have `taken`, in bytes and milliseconds by kind; None where none ran.
+    """Compare the `forecast` with the actual use `taken` by stage runs of a plan, in bytes and milliseconds by kind. None if none ran.
 
-    `comparable` as of its `Outcome`.
+    `comparable` is that of the `Outcome`.
     """
-    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    pairs_by_resource: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for run in plan.stage_runs.values():
-        if run.fingerprint not in taken or run.id not in seen.times:
+        if run.fingerprint not in taken or run.id not in forecast.times:
             continue
         took = taken[run.fingerprint]
-        expected = [(TIME, seen.times[run.id].value)]
-        expected += [(need.resource, need.estimate.value) for need in of_run(run, plan.machine, seen.corrections)]
+        expected = [(TIME, forecast.times[run.id].value)]
+        expected += [(need.resource, need.estimate.value) for need in of_run(run, plan.machine, forecast.corrections)]
         for resource, value in expected:
             if value and took.get(KINDS[resource]):
-                found.setdefault((run.stage.name, resource), []).append((value, took[KINDS[resource]]))
-    if not found:
+                pairs_by_resource.setdefault((run.stage.name, resource), []).append((value, took[KINDS[resource]]))
+    if not pairs_by_resource:
         return None
     stages = []
-    for (stage, resource), pairs in found.items():
+    for (stage, resource), pairs in pairs_by_resource.items():
         total = tuple(map(sum, zip(*pairs, strict=True))) if resource == TIME else max(pairs, key=lambda pair: pair[1])
         stages.append(StageForecast(stage, resource, len(pairs), *total))
-    return ForecastCheck(seen.total_s if comparable else None, took_s, tuple(stages))
+    return ForecastCheck(forecast.total_s if comparable else None, took_s, tuple(stages))

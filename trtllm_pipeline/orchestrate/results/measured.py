@@ -1,10 +1,10 @@
-"""Loading what is compared: cells with their metrics, from a run, a report file, or a load run on any server.
+"""Loads cells with their metrics for a comparison, from a run, a report file, or a load run on any server.
 
     latest, latest~1, 20261121-03     runs of the workspace
     report.json                       any report, also of another workspace
-    perf.json, events.jsonl, a directory with them    a load run; one cell without axes
+    perf.json, events.jsonl, a directory with them    a load run, one cell without axes
 
-Several separated by commas are repeats of the same thing.
+Several, separated by commas, are repeats of the same measurement.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EVENTS: Final = "events.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RequestSample:
-    """One measured request with an answer."""
+    """One measured request with a response."""
 
     prompt: str
     text: str
@@ -65,14 +65,14 @@ class RequestSample:
 
 @dataclass
 class Measured(CellResult):
-    """The results of a cell with the files that they came from, as far as these are still there."""
+    """The results of a cell with their source files, as far as these still exist."""
 
     why: str = "not measured"
-    """Why it has no levels, where `unfit` does not say it."""
+    """The reason why it has no levels, unless `unfit` has one."""
     perf: Path | None = None
-    """Directory of the perf artifact: two cells with the same one share one measurement."""
+    """Directory of the perf artifact. Cells with the same directory share one measurement."""
     events: tuple[Path, Path | None] | None = None
-    """Event file, and the tokenizer that counts its tokens where the server did not."""
+    """Event file, and the tokenizer that counts tokens if the server did not."""
     answers: Path | None = None
     """Directory with answers.jsonl."""
 
@@ -83,7 +83,7 @@ class Measured(CellResult):
 
     @property
     def feasible(self) -> bool:
-        """Whether it could be measured at all."""
+        """True if it could be measured."""
         return self.status is not CellStatus.INFEASIBLE
 
     def level(self, key: str) -> LevelResult | None:
@@ -91,7 +91,7 @@ class Measured(CellResult):
         return next((level for level in self.levels if level.key == key), None)
 
     def samples(self, key: str) -> tuple[RequestSample, ...]:
-        """The measured requests of a level, from the event file; empty where that is gone or cannot be read."""
+        """The measured requests of a level, from the event file. Empty if the file cannot be read."""
         return () if self.events is None else _samples(*self.events).get(key, ())
 
 
@@ -102,27 +102,27 @@ class Side:
     name: str
     cells: tuple[Measured, ...]
     left_out: tuple[str, ...] = ()
-    """Of repeats: the cells and levels that not all of them have, in words."""
+    """(repeats) Cells and levels that some repeats lack, in words."""
 
 
 def load_measured(
     text: str, store: Store | None, *, tokenizer: Path | None = None, allow: Collection[str] = frozenset()
 ) -> Side:
-    """What `text` names, see the module's docstring. Raises UsageError, StateError or StageError.
+    """Load the side that `text` names, see the module's docstring. Raises UsageError, StateError or StageError.
 
-    ComparisonError for repeats that were not measured under the same conditions, but for what `allow` names.
+    Raises ComparisonError for repeats under different conditions, except for those in `allow`.
     """
     sides = [_load(part.strip(), store, tokenizer) for part in text.split(",")]
     return sides[0] if len(sides) == 1 else together(text, sides, allow)
 
 
-def selected(found: Side, patterns: Sequence[str]) -> Side:
-    """`found` with the cells that `patterns` let through; what has no axes stays. Raises UsageError when none is left."""
+def selected(side: Side, patterns: Sequence[str]) -> Side:
+    """`side` with the cells that match `patterns`. A cell without axes stays. Raises UsageError if none is left."""
     from trtllm_pipeline.orchestrate.matrix.expand import select
 
-    if not patterns or not any(cell.axes for cell in found.cells):
-        return found
-    return replace(found, cells=tuple(select(found.cells, patterns)))
+    if not patterns or not any(cell.axes for cell in side.cells):
+        return side
+    return replace(side, cells=tuple(select(side.cells, patterns)))
 
 
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
@@ -142,18 +142,18 @@ def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
 
 
 def with_files(name: str, rows: Iterable[CellResult], shape: Outline, store: Store) -> Side:
-    """The rows of a plan's cells with the files that they came from, as far as the store has them."""
+    """The rows of a plan's cells with their source files, as far as the store has them."""
     return Side(name, _cells(rows, _artifacts(shape, store)))
 
 
 def _artifacts(shape: Outline, store: Store) -> dict[str, dict[str, Path]]:
-    """Cell -> stage -> directory of its files, as far as they are still there."""
-    found: dict[str, dict[str, Path]] = {}
+    """Cell -> stage -> directory of its files, if it still exists."""
+    directories: dict[str, dict[str, Path]] = {}
     for cell in shape.cells:
         runs = [shape.stage_runs[run] for run in cell.stage_runs]
         folders = {run.stage: store.folder(run.stage, run.fingerprint) / "out" for run in runs}
-        found[cell.id] = {stage: path for stage, path in folders.items() if path.is_dir()}
-    return found
+        directories[cell.id] = {stage: path for stage, path in folders.items() if path.is_dir()}
+    return directories
 
 
 def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path]]) -> tuple[Measured, ...]:
@@ -162,19 +162,19 @@ def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path
         made = artifacts.get(row.id, {})
         perf, model, answers = made.get("perf"), made.get("download"), made.get("accuracy") or made.get("score")
         if perf is not None and row.levels and _measured_s(perf) != row.conditions.measured_s:
-            perf = None  # measured again since: what is there now is not what this row was made of
+            perf = None  # measured again since: the files no longer belong to this row
         events = None if perf is None or model is None else (perf / EVENTS, model)
         cells.append(Measured.of(row, perf=perf, events=events, answers=answers))
     return tuple(cells)
 
 
 def _measured_s(perf: Path) -> float | None:
-    """When what a perf artifact holds was measured."""
+    """Time of the measurement in a perf artifact."""
     return Conditions.read(read_object(perf / PERF_FILE)).measured_s
 
 
 def _file(path: Path, tokenizer: Path | None) -> Side:
-    """A report, or what a load run left."""
+    """A report, or the output of a load run."""
     if path.suffix == ".jsonl":
         return _perf_side(path, _analyzed(path, tokenizer), tokenizer)
     data = read_json(path)
@@ -195,38 +195,38 @@ def _analyzed(path: Path, tokenizer: Path | None) -> LoadResult:
     beside = path.with_name(PERF_FILE)
     if tokenizer is None and path.name == EVENTS and beside.is_file():
         return _checked(beside, read_mapping(beside))
-    found = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
-    if found.tokens_counted_by == "events":
+    result = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
+    if result.tokens_counted_by == "events":
         raise UsageError(
-            f"{path}: the server did not count its tokens", hint="--tokenizer PATH of that model counts them"
+            f"{path}: the server did not count its tokens", hint="give the model's tokenizer: --tokenizer PATH"
         )
-    return found
+    return result
 
 
 def _checked(path: Path, data: Mapping[str, Any]) -> LoadResult:
-    """The perf.json in `path`, if its parts are of the types they are read as. Raises MatrixError."""
+    """The perf.json in `path`, after a check of its types. Raises MatrixError."""
     findings = data.get("findings", [])
     if not isinstance(data.get("levels"), list):
-        fail(str(path), None, "levels: a list was expected")
+        fail(str(path), None, "levels: expected a list")
     if not isinstance(findings, list) or not all(isinstance(each, dict) for each in findings):
-        fail(str(path), None, "findings: a list of objects was expected")
+        fail(str(path), None, "findings: expected a list of objects")
     if not isinstance(data.get("token_count", {}), dict):
-        fail(str(path), None, "token_count: an object was expected")
+        fail(str(path), None, "token_count: expected an object")
     return LoadResult.read(data)
 
 
-def _perf_side(path: Path, found: LoadResult, tokenizer: Path | None) -> Side:
+def _perf_side(path: Path, load_result: LoadResult, tokenizer: Path | None) -> Side:
     events = path if path.suffix == ".jsonl" else path.with_name(EVENTS)
-    # Where the tokenizer counted, the events alone would be another measurement.
-    whole = tokenizer is not None or found.tokens_counted_by == "server"
-    invalid = "; ".join(each.message for each in found.invalid)
+    # If the tokenizer counted, the events alone would be another measurement.
+    whole = tokenizer is not None or load_result.tokens_counted_by == "server"
+    invalid = "; ".join(each.message for each in load_result.invalid)
     cell = Measured(
         CellId(str(path)),
         {},
-        CellStatus.DONE if found.valid else CellStatus.FAILED,
-        reason=None if found.valid else f"the measurement is not valid: {invalid}",
-        levels=found.levels if found.valid else (),
-        conditions=found.conditions,
+        CellStatus.DONE if load_result.valid else CellStatus.FAILED,
+        reason=None if load_result.valid else f"the measurement is not valid: {invalid}",
+        levels=load_result.levels if load_result.valid else (),
+        conditions=load_result.conditions,
         perf=path.absolute(),
         events=(events, tokenizer) if whole and events.is_file() else None,
     )
@@ -234,9 +234,9 @@ def _perf_side(path: Path, found: LoadResult, tokenizer: Path | None) -> Side:
 
 
 def together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
-    """Several measurements of the same cells as one, each of them repeats; metrics are the medians of theirs.
+    """Merge repeated measurements of the same cells. Metrics are medians of the repeats.
 
-    A cell or level that one of them lacks is left out of the result with a word about it. Raises ComparisonError.
+    A cell or level that a repeat lacks is left out and reported. Raises ComparisonError.
     """
     one_each = all(len(side.cells) == 1 for side in sides)
     by_id = [{"" if one_each else cell.id: cell for cell in side.cells} for side in sides]
@@ -253,7 +253,7 @@ def together(name: str, sides: Sequence[Side], allow: Collection[str]) -> Side:
 
 
 def _one(same: Sequence[Measured], sides: Sequence[str], allow: Collection[str], left_out: list[str]) -> Measured:
-    """One cell from the repeats of it in `sides`; levels that one of them lacks go to `left_out`."""
+    """One cell from its repeats in `sides`. Levels that a repeat lacks are added to `left_out`."""
     first = same[0]
     unfit = next((cell.unfit for cell in same if cell.unfit is not None), None)
     if unfit is not None:
@@ -275,14 +275,14 @@ def _one(same: Sequence[Measured], sides: Sequence[str], allow: Collection[str],
         if apart and (other.perf is None or other.perf != first.perf):
             raise ComparisonError(
                 f"{side} is not a repeat of {sides[0]}: {apart[0]}",
-                hint=f"give repeats of one thing, or --allow {apart[0].field.about}",
+                hint=f"give repeats of one measurement, or --allow {apart[0].field.about}",
             )
     levels = tuple(_pooled([level for cell in same if (level := cell.level(key))]) for key in keys)
     return replace(first, levels=levels, perf=None, events=None)
 
 
 def _pooled(levels: Sequence[LevelResult]) -> LevelResult:
-    """One level from several measurements of it."""
+    """One level from its repeats."""
     latencies = {
         name: {
             key: median(values)
@@ -302,14 +302,14 @@ def _pooled(levels: Sequence[LevelResult]) -> LevelResult:
 
 @cache
 def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[RequestSample, ...]]:
-    """Level -> its measured requests. An event file is read once."""
+    """Level -> its measured requests. Each event file is read once."""
     from trtllm_pipeline.measure import read_run
 
     try:
         run = read_run(events, None if tokenizer is None else tokenizer_at(tokenizer))
     except (OSError, StageError, UsageError):
         return {}
-    found: dict[str, list[RequestSample]] = {}
+    samples_by_level: dict[str, list[RequestSample]] = {}
     for each in run.requests:
         if each.measured and each.answered:
             key = load_key(each.record.get("concurrency"), each.record.get("request_rate"))
@@ -317,5 +317,5 @@ def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[RequestSam
             sample = RequestSample(
                 each.record["prompt"], run.records.prompts[each.record["prompt"]], *times, each.output_tokens
             )
-            found.setdefault(key, []).append(sample)
-    return {key: tuple(samples) for key, samples in found.items()}
+            samples_by_level.setdefault(key, []).append(sample)
+    return {key: tuple(samples) for key, samples in samples_by_level.items()}

@@ -1,4 +1,4 @@
-"""What is different between two plans of one matrix, such as for another release: `pipeline plan --compare`."""
+"""Compares two plans of one matrix, such as for another release: `pipeline plan --compare`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trtllm_pipeline.orchestrate.run.plan_commands import commands_of
 from trtllm_pipeline.orchestrate.store.store import Store
 
 Commands = Callable[[StageRun], Sequence[Sequence[str]]]
-"""The command lines of a stage run, with the same words for directories that differ by nature, such as those of inputs."""
+"""The command lines of a stage run, with placeholders for directories that always differ, such as those of inputs."""
 _FOLDED: Final = 10
-"""Markdown shows a list of more cells by its title."""
+"""Markdown collapses longer lists of cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellChange:
-    """A cell that can work on one side alone, or that another toolchain makes."""
+    """A cell that can work on one side only, or that has another toolchain."""
 
     cell: str
     change: str
@@ -38,14 +38,14 @@ class StageCount:
     stage: str
     same: int
     changed: int
-    """Of cells that have the stage on both sides, with another fingerprint: made again."""
+    """Cells with the stage on both sides and different fingerprints."""
     only_new: int
     only_base: int
 
 
 @dataclass(frozen=True, slots=True)
 class CommandChange:
-    """Words that the command lines of a stage lose and gain, an option with its value."""
+    """Words that the command lines of a stage lose and gain. An option includes its value."""
 
     stage: str
     stage_runs: int
@@ -60,15 +60,15 @@ class PlanDifference:
     new: str
     base: str
     feasible: tuple[int, int]
-    """Cells that can work, of the new plan and of the base."""
+    """Feasible cells of the new plan and of the base."""
     cells: tuple[CellChange, ...]
     stages: tuple[StageCount, ...]
     reasons: tuple[tuple[str, int], ...]
-    """Why fingerprints differ, and in how many stage runs; the most frequent first."""
+    """Reasons for different fingerprints with the number of stage runs, the most frequent first."""
     commands: tuple[CommandChange, ...]
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline plan --compare MACHINE --format json` prints it, see docs/formats.md."""
+        """The output of `pipeline plan --compare MACHINE --format json`, see docs/formats.md."""
         return {
             "schema": 1,
             "new": self.new,
@@ -83,11 +83,11 @@ class PlanDifference:
         }
 
     def blocks(self) -> Iterator[Block]:
-        """For people."""
+        """Text for people."""
         yield Heading(f"{self.new}, compared with {self.base}")
         new, base = self.feasible
         if not (self.cells or any(each.changed or each.only_new or each.only_base for each in self.stages)):
-            yield TextLine(f"{count(new, 'feasible cell')}; the same plan: no fingerprint differs")
+            yield TextLine(f"{count(new, 'feasible cell')}. The plans are the same: no fingerprint differs")
             return
         yield TextLine(f"{count(new, 'feasible cell')}, {base} before")
         rows = [
@@ -116,7 +116,7 @@ def _keys_of_inputs(run: StageRun, plan: Plan) -> dict[str, str]:
 
 
 def compare_plans(request: Request, base: str, store: Store | None) -> PlanDifference:
-    """The plan of `request` against that for the machine `base`, as `--assume` describes one. Raises as `plan_of`."""
+    """Compare the plan of `request` with the plan for the machine `base`, given as for `--assume`. Raises like `plan_of`."""
     new, old = (plan_of(each, store, guess=True) for each in (request, replace(request, assume=base)))
     commands = commands_of(new, _input), commands_of(old, _input)
     return difference(new, old, names=(request.assume or "this machine", base), commands=commands)
@@ -127,7 +127,7 @@ def _input(run: StageRun) -> str:
 
 
 def difference(new: Plan, base: Plan, *, names: tuple[str, str], commands: tuple[Commands, Commands]) -> PlanDifference:
-    """`new` against `base`, two plans of one matrix; `names` and `commands` are of both, in this order."""
+    """Compare `new` with `base`, two plans of one matrix. `names` and `commands` are for both, in this order."""
     changed = {
         run: other
         for cell, before in base.by_cell.items()
@@ -159,7 +159,7 @@ def _pairs(
 
 
 def _what(run: StageRun) -> tuple[str, str]:
-    """A cell may have two of a stage: its own, and one for its draft model."""
+    """A cell may have two runs of a stage: its own, and one for its draft model."""
     return run.stage.name, run.first_cell.model
 
 
@@ -193,21 +193,21 @@ def _stages(new: Plan, base: Plan, changed: Mapping[StageRunId, StageRunId]) -> 
 def _commands(
     new: Plan, base: Plan, changed: Mapping[StageRunId, StageRunId], commands: tuple[Commands, Commands]
 ) -> Iterator[CommandChange]:
-    """Alike for many stage runs, so told once."""
-    found: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
+    """Equal for many stage runs, so reported once."""
+    counts: Counter[tuple[str, tuple[str, ...], tuple[str, ...]]] = Counter()
     for run, other in changed.items():
         now, before = (
             Counter(item for words in of(plan.stage_runs[each]) for item in _items(words))
             for of, plan, each in zip(commands, (new, base), (run, other), strict=True)
         )
         if now != before:
-            found[new.stage_runs[run].stage.name, tuple(before - now), tuple(now - before)] += 1
-    for (stage, removed, added), times in found.items():
+            counts[new.stage_runs[run].stage.name, tuple(before - now), tuple(now - before)] += 1
+    for (stage, removed, added), times in counts.items():
         yield CommandChange(stage, times, removed, added)
 
 
 def _items(words: Sequence[str]) -> Iterator[str]:
-    """A command line as words, an option together with its values."""
+    """A command line as words. An option includes its values."""
     item: list[str] = []
     for word in words:
         if item and (word.startswith("-") or not item[0].startswith("-")):

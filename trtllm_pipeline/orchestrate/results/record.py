@@ -1,7 +1,7 @@
 """The record of a run, stage run by stage run: outcome, times, commands, log, provenance.
 
-Read from what the run left: plan.json, request.json, the attempts in the index, and job.json, manifest.json and log of
-each artifact or failed attempt. What is gone or cannot be read is left out; it must not take the report with it.
+Read from plan.json, request.json, the attempts in the index, and job.json, manifest.json and log of each artifact or failed
+attempt. Missing or unreadable files are left out, so that the report can still be written.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from trtllm_pipeline.tensorrt import JOB
 REQUEST: Final = "request.json"
 _SERVER_LOG: Final = "server.log"
 _NOT_SHOWN: Final = {"system", "inputs", "made_by"}
-"""Of an artifact's provenance: a report shows systems by themselves, and names no user and no host."""
+"""Parts of provenance that a report omits: systems have their own section, and user and host stay private."""
 _TAIL_BYTES: Final = 1_500
 _FAILED_TAIL_BYTES: Final = 8_000
-"""Of a log's end: enough to see what the last thing was, and for a failure what led to it."""
+"""Length of a log's end: enough to show the last step and the cause of a failure."""
 
 
 class Ending(str, Enum):
     """Outcome of a stage run in one run of the pipeline."""
 
     MADE = "made"
-    """Its artifact was made in this run."""
+    """This run built its artifact."""
     UP_TO_DATE = "up_to_date"
-    """Its artifact was there before: a cache hit."""
+    """Its artifact existed before: a cache hit."""
     ELSEWHERE = "elsewhere"
-    """Not tried in this run, yet its artifact is there: another run made it meanwhile or later."""
+    """Not tried in this run, but its artifact exists: another run built it meanwhile or later."""
     SERVED = "served"
-    """A server that did its service."""
+    """A server that ran as needed."""
     FAILED = "failed"
     INTERRUPTED = "interrupted"
     RUNNING = "running"
     NOT_RUN = "not_run"
-    """Wanted and not begun: something it needs failed, or the run ended before."""
+    """Planned but not started: an input failed, or the run ended before."""
     SKIPPED = "skipped"
     """Not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageAttempt:
-    """One try, in seconds of Unix time. Of one that continues, `ended_s` is the time of looking."""
+    """One attempt, in seconds of Unix time. For a running attempt, `ended_s` is the current time."""
 
     started_s: float
     ended_s: float
@@ -72,7 +72,7 @@ class StageAttempt:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Duration in seconds."""
         return max(0.0, self.ended_s - self.started_s)
 
 
@@ -81,41 +81,41 @@ class StageRecord(OutlineRun):
     """One stage run of a run. Unknown values are None or empty."""
 
     name: str
-    """What the cells it is for have in common, e.g. "smollm2-135m/fp16"."""
+    """Common part of its cells, e.g. "smollm2-135m/fp16"."""
     ending: Ending
     attempts: tuple[StageAttempt, ...]
-    """Those of this run, in order."""
+    """Attempts of this run, in order."""
     made_s: float | None
-    """Wall-clock seconds its artifact took when it was made, in whichever run that was."""
+    """Wall-clock seconds to build its artifact, in this or an earlier run."""
     planned: str | None
-    """Why the plan wanted it to run."""
+    """The plan's reason to run it."""
     failure: str | None
     message: str | None
     hint: str | None
     commands: tuple[tuple[str, ...], ...]
-    """As run; as planned, with placeholders, where it was never tried."""
+    """Commands as run, or as planned with placeholders if it was never tried."""
     folder: Path | None
-    """With log, job.json and out/: of the artifact, or of the latest attempt."""
+    """Directory with log, job.json and out/ of the artifact, or of the latest attempt."""
     log: str
-    """The end of its log."""
+    """End of its log."""
     server_log: str
-    """The end of the server's own log, for a service."""
+    """End of the server's log, for a service."""
     resources: Mapping[str, int]
-    """cpus, gpus, downloads: what the schedule gave it."""
+    """Allocated cpus, gpus, downloads."""
     exclusive: str
-    """What might run beside it, see `domain.Exclusive`."""
+    """Exclusive use, see `domain.Exclusive`."""
     gpus: tuple[str, ...]
-    """UUIDs of the GPUs it had."""
+    """UUIDs of its GPUs."""
     provenance: Mapping[str, Json]
-    """Of its artifact: run, attempt, duration_s, cpu_s, max_rss_bytes."""
+    """Provenance of its artifact: run, attempt, duration_s, cpu_s, max_rss_bytes."""
     key: Mapping[str, Json]
-    """Everything its artifact depends on: params, files, identity, inputs."""
+    """Everything that its artifact depends on: params, files, identity, inputs."""
     files: int
     size_bytes: int | None
 
     @property
     def seconds(self) -> float:
-        """Time spent on it in this run, all attempts together."""
+        """Total time of its attempts in this run."""
         return sum(attempt.seconds for attempt in self.attempts)
 
 
@@ -125,26 +125,26 @@ class Record:
 
     id: str
     about: RunRow | None
-    """None when the index has lost it."""
+    """None if the index does not have it."""
     request: Mapping[str, Json]
     stages: tuple[StageRecord, ...]
-    """In the order of the plan: after everything they need."""
+    """In the order of the plan, which is dependency order."""
 
     @property
     def started_s(self) -> float | None:
-        """Unix time at which it started; that of its first attempt where the index has lost it."""
+        """Start in Unix time, or the start of its first attempt if the index does not have the run."""
         if self.about is not None:
             return self.about.started_s
         return min((attempt.started_s for stage in self.stages for attempt in stage.attempts), default=None)
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, or None while that is not known."""
+        """Duration in seconds. None if unknown."""
         return None if self.about is None else self.about.seconds
 
 
 def read_record(store: Store, folder: Path) -> Record:
-    """The record of the run in `directory`. Raises StateError when its plan cannot be read."""
+    """The record of the run in `directory`. Raises StateError if its plan cannot be read."""
     outline = read_plan(folder / PLAN)
     planned = {run["id"]: run for run in json.loads(reading.read_bytes(folder / PLAN))["stage_runs"]}
     present = store.present({run.fingerprint: run.stage for run in outline.stage_runs.values()})
@@ -152,7 +152,7 @@ def read_record(store: Store, folder: Path) -> Record:
     working = store.claimed()
     for row in store.index.attempts_of(folder.name):
         attempts.setdefault(row.fingerprint, []).append(row)
-    working |= store.claimed()  # what ended or started meanwhile has not been interrupted
+    working |= store.claimed()  # attempts that ended or started meanwhile were not interrupted
     stages = tuple(
         _stage(
             run,
@@ -193,7 +193,7 @@ def _stage(
         attempts=tuple(
             StageAttempt(row.started_s, time.time() if row.ended_s is None else row.ended_s, row.outcome)
             for row in attempts
-            # Without an end and without anybody at work, its pipeline was killed: when is not known.
+            # Without an end and without a working process, its pipeline was killed at an unknown time.
             if row.ended_s is not None or ending is Ending.RUNNING
         ),
         made_s=None if artifact is None else artifact.duration_s,
@@ -205,14 +205,14 @@ def _stage(
         folder=folder,
         log="" if folder is None else _tail(folder / LOG, tail),
         server_log="" if folder is None or run.scope is not Scope.SERVICE else _tail(folder / _SERVER_LOG, tail),
-        # What runs in a service has its share of what that holds.
+        # Stage runs inside a service use its resources.
         resources={
             name: 0 if run.scope is Scope.IN_SERVICE else int(resources.get(name) or 0)
             for name in ("cpus", "gpus", "downloads")
         },
         exclusive=str(resources.get("exclusive") or Exclusive.NONE.value),
         gpus=tuple(map(str, job.get("gpus") or ())),
-        # The page's head says what system it was.
+        # The head of the page has the system.
         provenance={} if made is None else {k: each for k, each in made.provenance.items() if k not in _NOT_SHOWN},
         key={} if made is None else json.loads(made.key),
         files=0 if made is None else len(made.files),
@@ -238,7 +238,7 @@ def _ending(
 
 
 def _folder(artifact: Artifact | None, attempts: Sequence[AttemptRow], store: Store) -> Path | None:
-    """The artifact's directory, else the latest attempt's, where the index says or, in a workspace that was moved, here."""
+    """The directory of the artifact, or of the latest attempt, from the index or relative to a moved workspace."""
     if artifact is not None:
         return artifact.folder
     if not attempts:

@@ -19,9 +19,11 @@ METRICS: Final = (
     *(MetricDefinition(name, "0 to 1", metric.definition) for name, metric in SCORE_METRICS.items()),
     MetricDefinition("normalisation", "", NORMALISATION),
     MetricDefinition("interval", "", MEAN_INTERVAL),
-    MetricDefinition("agreement", "0 to 1", f"with the unquantized cell that is equal otherwise: {DRIFT['agreement']}"),
     MetricDefinition(
-        "difference", "-1 to 1", f"from the unquantized cell that is equal otherwise: {DRIFT['difference']}"
+        "agreement", "0 to 1", f"compared with the otherwise equal unquantized cell: {DRIFT['agreement']}"
+    ),
+    MetricDefinition(
+        "difference", "-1 to 1", f"compared with the otherwise equal unquantized cell: {DRIFT['difference']}"
     ),
     MetricDefinition("first_divergence", "", DRIFT["first_divergence"]),
     MetricDefinition(
@@ -35,7 +37,7 @@ METRICS: Final = (
         "seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"
     ),
 )
-"""What is measured, and the terms its formulas use."""
+"""All metrics, and the terms of their formulas."""
 
 
 def report_json(
@@ -46,7 +48,7 @@ def report_json(
     finished: bool = True,
     forecast: ForecastCheck | None = None,
 ) -> Iterator[str]:
-    """Lines of the report as JSON, see docs/formats.md. `finished` is False while the run has not written its own."""
+    """Lines of the report as JSON, see docs/formats.md. `finished` is False until the run has written its own report."""
     counts = Counter(row.status.value for row in rows)
     return json_lines(
         schema=SCHEMA,
@@ -66,9 +68,9 @@ def report_json(
 def read_report(
     path: Path, decode: Callable[[bytes], dict[str, Any]] = decode_mapping
 ) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
-    """Rows and `run` of a report file, its `forecast` read. Raises StateError when it is not one.
+    """Rows and `run` of a report file, with its `forecast`. Raises StateError if the file is not a report.
 
-    One that may be anybody's is decoded with care.
+    The file is untrusted input.
     """
     try:
         data = decode(reading.read_bytes(path))

@@ -15,7 +15,7 @@ from trtllm_pipeline.orchestrate.store.store import Store
 
 
 def runs_json(store: Store) -> dict[str, Any]:
-    """All runs, the last that started first, see docs/formats.md."""
+    """All runs, the latest first, see docs/formats.md."""
     runs = []
     for row in store.index.runs():
         if not (store.runs_dir / row.id).is_dir():
@@ -28,7 +28,7 @@ def runs_json(store: Store) -> dict[str, Any]:
 
 
 def _counts(store: Store, folder: Path) -> dict[str, int]:
-    """Cells of a run by their status; empty where nothing of them is left."""
+    """Number of cells of a run by status. Empty if nothing is left of them."""
     try:
         if (folder / NAME).is_file():
             return {name: int(number) for name, number in read_report(folder / NAME)[1]["counts"].items()}
@@ -38,7 +38,7 @@ def _counts(store: Store, folder: Path) -> dict[str, int]:
 
 
 def to_text(data: dict[str, Any]) -> str:
-    """The same for people: one line each."""
+    """Text for people, one line per run."""
     if not data["runs"]:
         return "no runs in this workspace yet"
     good = (CellStatus.DONE.value, CellStatus.UP_TO_DATE.value)

@@ -14,17 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import Fingerprint, Json, Machine, Resources, Scope, StageRunId
 from trtllm_pipeline.models import kept_bytes
-from trtllm_pipeline.orchestrate.memory.estimates import (
-    HOST,
-    SHARED,
-    TIME,
-    Corrections,
-    Estimate,
-    Need,
-    is_known,
-    of_plan,
-    of_run,
-)
+from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, TIME, Corrections, Estimate, Need, is_known
+from trtllm_pipeline.orchestrate.plan.memory_needs import of_plan, of_run
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, to_run
 from trtllm_pipeline.orchestrate.plan.plan_file import action
 from trtllm_pipeline.orchestrate.plan.reasons import reasons

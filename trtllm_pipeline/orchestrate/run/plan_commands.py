@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.base import Scope
-from trtllm_pipeline.orchestrate.memory.estimates import of_run
+from trtllm_pipeline.orchestrate.plan.memory_needs import of_run
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.store.store import Store

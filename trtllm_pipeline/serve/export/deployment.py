@@ -11,17 +11,13 @@ from typing import Final
 from trtllm_pipeline.base import StateError, UsageError, count
 from trtllm_pipeline.models import BLS_MODEL, ENSEMBLE
 from trtllm_pipeline.orchestrate import (
-    HOST,
-    SHARED,
     CellResult,
-    Corrections,
     Kind,
     Policy,
     ServedCell,
     StageRun,
     Store,
     manifest,
-    of_run,
     provenance,
     run_command,
 )
@@ -280,12 +276,9 @@ def _kind(served: ServedCell) -> str:
 
 def _memory(served: ServedCell, store: Store, bundle_bytes: int) -> tuple[int, str]:
     """Host memory that the server takes, `/dev/shm` included, and what that follows from: as a plan has it."""
-    machine = served.plan.machine
-    needs = of_run(served.launch, machine, Corrections(store.index.peaks(), machine))
-    host = next((need.estimate for need in needs if need.resource == HOST), None)
+    host, shared = served.host_memory(store)
     if host is None:
         return bundle_bytes + 8 * _GIB, "the size of the weights, and 8 GiB: the model's numbers are not known"
-    shared = sum(need.estimate.most for need in needs if need.resource == SHARED)
     margin = f"and {host.error:.0%} more, which the estimate may be wrong by"
     if host.measured:
         return host.most + shared, f"what {count(host.measured, 'such server')} took, {margin}"

@@ -256,10 +256,9 @@ def wrong(stage: Stage, given: Mapping[str, Any]) -> list[str]:
 
 def faults(cls: Any, given: Mapping[str, Any]) -> list[str]:
     """What is missing of the parameters of a class, and what no matrix could have."""
-    from trtllm_pipeline.orchestrate import Document, check, model_of
+    from trtllm_pipeline.orchestrate import parameter_faults
 
-    _, found = check(model_of(cls), Document("", dict(given)))
-    return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in found]
+    return [f"{flag(str(fault.key).replace('.', '_'))} {fault.message}" for fault in parameter_faults(cls, given)]
 
 
 def _names(stage: Stage) -> Iterator[str]:

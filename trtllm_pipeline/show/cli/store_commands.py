@@ -16,7 +16,7 @@ from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, note
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import Roots
+    from trtllm_pipeline.orchestrate import unused
 
 
 Names = Annotated[
@@ -62,9 +62,9 @@ class Needed:
         ),
     ] = None
 
-    def roots(self, store: Store) -> Roots:
+    def roots(self, store: Store) -> unused.Roots:
         """The same, with the matrices planned. Raises UsageError, MatrixError."""
-        from trtllm_pipeline.orchestrate import Roots
+        from trtllm_pipeline.orchestrate import unused
 
         matrices = {}
         for matrix in self.keep_matrix or ():
@@ -73,7 +73,7 @@ class Needed:
             plan = plan_of(options.request(matrix, None, None, None, None, None), store, guess=True)
             matrices[matrix] = frozenset(run.fingerprint for run in plan.stage_runs.values())
         days = None if self.unused_for is None else self.unused_for / _DAY_S
-        return Roots(days, self.keep_latest, tuple(self.keep_run or ()), matrices)
+        return unused.Roots(days, self.keep_latest, tuple(self.keep_run or ()), matrices)
 
 
 def list_(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
@@ -157,18 +157,18 @@ def prune(
       pipeline store prune --keep-latest 5 --keep-run release-1.0 --keep-matrix nightly --dry-run
     """
     from trtllm_pipeline.base import count, size
-    from trtllm_pipeline.orchestrate import sort_out
+    from trtllm_pipeline.orchestrate import unused
 
     store = options.known_store(workspace)
     roots = needed.roots(store)
-    found = sort_out(store, roots)
+    found = unused.sort_out(store, roots)
     attempts, stale = store.left(), store.stale()
     takes = {folder: folder_bytes(folder) for folder in (*attempts, *stale)}
     removed: Sequence[Artifact] = found.unused
     if not dry_run:
         attempts = store.sweep()
         store.remove_stale(stale)
-        removed = store.remove(lambda: sort_out(store, roots).unused) if removed else []
+        removed = store.remove(lambda: unused.sort_out(store, roots).unused) if removed else []
     left_bytes = sum(takes.get(folder, 0) for folder in (*attempts, *stale))
     freed = sum(each.size_bytes for each in removed)
     kept: dict[str, list[int]] = {}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.base import CellId, UsageError
-from trtllm_pipeline.orchestrate import NAME, CellResult, Store, is_workspace, read_report
+from trtllm_pipeline.orchestrate import CellResult, Store, is_workspace, report_file
 from trtllm_pipeline.show.report.results import read_results
 from trtllm_pipeline.show.report.writers import flat
 
@@ -58,7 +58,7 @@ def load_report(path: str | Path) -> LoadedReport:
         finally:
             store.close()
         return LoadedReport(results.runs.newest.name, results.matrix, results.rows)
-    rows, about = read_report(place / NAME if place.is_dir() else place)
+    rows, about = report_file.read_report(place / report_file.NAME if place.is_dir() else place)
     return LoadedReport(_text(about, "id"), _text(about, "matrix"), rows)
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline.base import CellId, PipelineError, UsageError, clean
 from trtllm_pipeline.orchestrate import (
-    NAME,
     CellResult,
     Ending,
     ForecastCheck,
@@ -19,7 +18,7 @@ from trtllm_pipeline.orchestrate import (
     Store,
     newest_cells,
     read_record,
-    read_report,
+    report_file,
     rows_of,
 )
 from trtllm_pipeline.show.report.writers import print_report
@@ -52,8 +51,8 @@ def read_results(store: Store, wanted: str | None = None) -> Results:
     forecast = None
     matrix = next((known.matrix for known in store.index.runs() if known.id == runs.newest.name), "")
     for folder in runs.folders:
-        if (folder / NAME).is_file():
-            rows, about = read_report(folder / NAME)
+        if (folder / report_file.NAME).is_file():
+            rows, about = report_file.read_report(folder / report_file.NAME)
             saved |= {row.id: row for row in rows if runs.origins.get(row.id) == folder}
             if folder == runs.newest:
                 matrix, forecast = str(about["matrix"]), about.get("forecast")
@@ -62,7 +61,7 @@ def read_results(store: Store, wanted: str | None = None) -> Results:
     return Results(
         runs,
         matrix,
-        (runs.newest / NAME).is_file(),
+        (runs.newest / report_file.NAME).is_file(),
         tuple(saved[cell.id] for cell in runs.outline.cells),
         forecast,
     )

@@ -46,7 +46,7 @@ from trtllm_pipeline.measure import (
     workload_words,
 )
 from trtllm_pipeline.models import AS_IS
-from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_json
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.report.columns import Column, columns
 from trtllm_pipeline.show.report.interference import interference
 
@@ -513,7 +513,7 @@ def print_report(
     stream = sys.stdout if stream is None else stream
     if form == "json":
         stream.writelines(
-            f"{line}\n" for line in report_json(rows, run_id, matrix, finished=finished, forecast=forecast)
+            f"{line}\n" for line in report_file.report_json(rows, run_id, matrix, finished=finished, forecast=forecast)
         )
         return
     if form != "table":

@@ -153,7 +153,7 @@ def test_a_model_that_is_quantized_already_is_refused_before_it_is_fetched(
     for _ in range(2):
         plan = planner.plan_of(Request(matrix, assume=LINE), store)
         assert not plan.stage_runs
-        assert "are quantized already, FP8 by its hf_quant_config.json" in str(plan.cells[0].reason)
+        assert "are already quantized (FP8 by its hf_quant_config.json)" in str(plan.cells[0].reason)
         assert "use precision as_is" in str(plan.cells[0].reason)
     assert asked == [pinned], "what a commit says is remembered"
 
@@ -185,7 +185,7 @@ def test_a_plan_without_a_hub_stands_on_what_the_recipe_lists(
     source = download.params.source
     assert isinstance(source, dict)
     assert source["hugging_face"] == "Qwen/Qwen2-7B-Instruct"
-    assert "no hub can be reached; models are planned as their recipes list them" in caplog.text
+    assert "no hub can be reached; models are planned as in their recipes" in caplog.text
     caplog.clear()
     planner.plan_of(Request(matrix, assume=LINE), store, guess=True)
     assert "no hub can be reached" in caplog.text, "a guess is not remembered"

@@ -33,8 +33,8 @@ def metrics(*names: str, **more: Any) -> dict[str, Any]:
         (["chrff"], "\"chrff\" is not allowed; did you mean 'chrf'?"),
         (["a b:c"], "'a b:c' is not a function: write MODULE:FUNCTION"),
         (["a:b:c"], "is not a function"),
-        (["a:b", "c.d:b"], "functions must be of one module, not of a and c.d"),
-        (["exact", "exact"], "'exact' is there twice"),
+        (["a:b", "c.d:b"], "functions must be from one module, not from a and c.d"),
+        (["exact", "exact"], "'exact' is given twice"),
     ],
 )
 def test_names_are_checked(tmp_path: Path, names: list[str], message: str) -> None:

@@ -65,7 +65,7 @@ def test_scalars_follow_yaml_1_2(text: str, value: object) -> None:
         ("a: .inf", "f:1: .inf is not a finite number"),
         ("a: 1e999", "f:1: 1e999 is not a finite number"),
         (f"a: {'9' * 401}", "f:1: a number of 401 digits is too long"),
-        ("a: 1\nb: 2\na: 3", "f:3: the key 'a' is there twice; first on line 1"),
+        ("a: 1\nb: 2\na: 3", "f:3: the key 'a' is given twice, first on line 1"),
         ("a: !!python/object:os.system x", "f:1: tags are not allowed: tag:yaml.org,2002:python/object:os.system"),
         ("a: !x y", "f:1: tags are not allowed"),
         ("a: {<<: *b}", "merge keys"),
@@ -101,7 +101,7 @@ def test_the_pure_python_parser_reads_the_same(monkeypatch: pytest.MonkeyPatch) 
 def test_aliases_cannot_blow_up() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]
-    assert "stands for more than" in faults_of("\n".join(lines))[0]
+    assert "expands to more than" in faults_of("\n".join(lines))[0]
 
 
 def test_lines_of_values() -> None:

@@ -39,7 +39,7 @@ def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_ask
     ("settings", "words"),
     [
         ({"request_rate": (0.0,)}, "greater than 0"),
-        ({"request_rate": (2.0, 2.0)}, "there twice"),
+        ({"request_rate": (2.0, 2.0)}, "given twice"),
         ({"concurrency": (65_537,)}, "less than or equal to 65536"),
         ({"request_rate": (2e6,)}, "less than or equal to 1000000"),
         ({"requests": 1_000_001}, "less than or equal to 1000000"),

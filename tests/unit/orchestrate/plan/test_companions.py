@@ -155,13 +155,13 @@ def test_layers_of_its_own_are_looked_for_in_the_model(model: Path) -> None:
 
 def test_a_draft_model_that_nobody_knows_is_a_mistake_in_the_matrix(model: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"settings\.speculative\.model no-such-recipe: there is no such recipe or directory"
+        UsageError, match=r"settings\.speculative\.model no-such-recipe: neither a recipe nor a directory"
     ):
         pinned(asked(model, method="draft", model="no-such-recipe"))
 
 
 def test_a_recipe_is_no_adapter(model: Path) -> None:
-    with pytest.raises(UsageError, match=r"settings\.lora\.adapter tiny is the recipe of a model"):
+    with pytest.raises(UsageError, match=r"settings\.lora\.adapter tiny is a model, not an adapter"):
         pinned(with_adapter(model, named="tiny"))
 
 
@@ -175,9 +175,9 @@ def test_folders_are_beside_the_matrix_with_and_without_a_dot(model: Path) -> No
 
 
 def test_a_draft_model_whose_hub_is_not_reached_says_so() -> None:
-    with pytest.raises(UsageError, match=r"org/name: its config\.json cannot be read now") as raised:
+    with pytest.raises(UsageError, match=r"org/name: its config\.json cannot be read, because the hub") as raised:
         numbers_of("org/name", None, Path())
-    assert raised.value.hint == "name a recipe of it, or a directory that has it"
+    assert raised.value.hint == "give a recipe or a directory of the model"
 
 
 ADAPTER: dict[str, Any] = {"peft_type": "LORA", "r": 16, "target_modules": ["q_proj", "v_proj"]}
@@ -472,7 +472,7 @@ def recipe_of(folder: Path) -> dict[str, Any]:
     ("config", "words"),
     [
         ({**SMALL, "vocab_size": 32000}, "./small has 32000 words in its vocabulary, model has 128256"),
-        ({"model_type": "llama", "vocab_size": 128256}, "./small: is required; name a recipe of it"),
+        ({"model_type": "llama", "vocab_size": 128256}, "./small: is required; give a recipe of the model"),
     ],
 )
 def test_a_draft_model_that_cannot_draft_is_refused_before_anything_is_fetched(

@@ -136,7 +136,7 @@ def test_an_added_cell_is_changed_where_it_is_added(tmp_path: Path) -> None:
     assert (fit.added, fit.works) == (True, False)
     assert fit.proposal is not None
     text = as_markdown(found.blocks())
-    assert "here the matrix adds it: max_batch_size: 32, parallel: tp2pp1**" in text
+    assert "n \\`add\\` of the matrix: max_batch_size: 32, parallel: tp2pp1**" in text
     assert "`--set settings.build.max_num_tokens=4096 --cells qwen2-72b-instruct/fp16/tp2pp1/bs32/" in text
 
 
@@ -174,7 +174,7 @@ def test_what_a_draft_model_takes_counts(tmp_path: Path, monkeypatch: pytest.Mon
 
     (reason,) = (cell.reason for cell in planner.plan_of(asked(24), None, guess=True).cells)
     assert reason is not None
-    assert "of memory on each GPU, there are 26 GB" in reason
+    assert "of memory on each GPU, 26 GB available" in reason
     (lacking,) = fits.fits_of(asked(24), None).fits
     assert lacking.proposal is None, "the one fits, both do not"
     assert planner.plan_of(asked(80), None, guess=True).feasible
@@ -203,7 +203,7 @@ def test_a_setting_that_is_an_axis_is_changed_as_one(more: str, tmp_path: Path) 
     for added in others:
         assert (added.added, added.changed_id.startswith("qwen2-7b/fp16/tp2pp1")) == (True, True)
         text = as_markdown(found.blocks())
-        assert "here the matrix adds it: parallel: tp2pp1, settings.build.max_num_tokens: 32768**" in text
+        assert "n \\`add\\` of the matrix: parallel: tp2pp1, settings.build.max_num_tokens: 32768**" in text
 
 
 def test_a_layout_that_the_matrix_excludes_is_passed_over(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_what_takes_no_gpu_is_for_none(matrix: Path) -> None:
         parse(H100),
     )
     assert {cell.reason for cell in cells if cell.gpu == "H100"} == {
-        "it is for GPUs of type H100, and its server takes none"
+        "it is for GPUs of type H100, and its server uses no GPU"
     }
 
 
@@ -138,7 +138,7 @@ def test_settings_and_rules_by_type(matrix: Path) -> None:
         (MATRIX.replace("[H100, L40S]", "[H100, H100]"), "the same value as axes.gpu"),
         (
             MATRIX.replace("  gpu: [H100, L40S]\n", "exclude: [{gpu: H100}]\n"),
-            "gpu is not among the axes of this matrix",
+            "the matrix has no axis gpu",
         ),
         (
             MATRIX + "add: [{model: qwen2-7b-instruct, precision: fp8, max_batch_size: 1, lengths: '1,1'}]\n",

@@ -17,6 +17,7 @@ from trtllm_pipeline.models.hub import sources
 from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.memory import estimates
 from trtllm_pipeline.orchestrate.memory.estimates import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
+from trtllm_pipeline.orchestrate.plan.memory_needs import of_plan
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.orchestrate.run.forecast import capacities, forecast, simulate, tasks
@@ -252,7 +253,7 @@ def test_of_each_stage_the_run_that_needs_most_is_shown() -> None:
 
 def test_a_full_disk_is_known_before() -> None:
     plan = fabricated.plan(cell())
-    found = estimates.of_plan(plan, plan.stage_runs.values(), no_measurements(plan.machine), 1000)
+    found = of_plan(plan, plan.stage_runs.values(), no_measurements(plan.machine), 1000)
     (disk,) = (each for each in found if each.resource == DISK)
     assert disk.impossible
 

@@ -1,4 +1,4 @@
-"""Models whose hub may not be asked: planned as their recipes list them, where a plan is all that is wanted."""
+"""Models whose hub may not be asked: planned as in their recipes, where a plan is all that is wanted."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def test_a_plan_is_made_without_asking(caplog: pytest.LogCaptureFixture) -> None
     pins = Pins(None, guess=True)
     for name in ("some/model", "another/model"):
         assert pins.pin(listed({**HUB, "hugging_face": name})).recipe["source"]["hugging_face"] == name
-    assert caplog.messages == [
-        "offline mode: models that are not on this machine are planned as their recipes list them"
-    ]
+    assert caplog.messages == ["offline mode: models that are not on this machine are planned as in their recipes"]
 
 
 def test_what_is_to_run_must_be_there() -> None:
@@ -51,7 +49,7 @@ def test_a_folder_that_is_not_there_is_no_reason_to_guess(tmp_path: Path) -> Non
 def test_a_data_set_that_cannot_be_read_now_is_planned_as_new(caplog: pytest.LogCaptureFixture) -> None:
     asked = listed(HUB)
     assert Pins(None, guess=True).digest("hub:org/rows", asked) == ("hub:org/rows", "unknown")
-    assert caplog.messages == ["hub:org/rows cannot be read now; planned as if it were new"]
+    assert caplog.messages == ["hub:org/rows cannot be read now, it is planned as if it were new"]
     with pytest.raises(DownloadError, match="org/rows is not on this machine"):
         Pins(None, guess=False).digest("hub:org/rows", asked)
 
@@ -61,9 +59,9 @@ def test_a_data_set_that_cannot_be_read_now_is_planned_as_new(caplog: pytest.Log
     [
         (
             "cnn_dailymail",
-            "hub:abisee/cnn_dailymail/3.0.0 is that data set of the Hub; as calibration data with column",
+            "hub:abisee/cnn_dailymail/3.0.0 is this data set on the Hub. For calibration, set column",
         ),
-        ("org/rows", "hub:ORGANISATION/NAME is a data set of the Hub"),
+        ("org/rows", "hub:ORGANIZATION/NAME is a data set on the Hub"),
     ],
 )
 def test_a_data_set_that_is_no_file_says_how_to_name_one_of_the_hub(name: str, way: str) -> None:

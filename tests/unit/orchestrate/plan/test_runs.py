@@ -87,7 +87,7 @@ def test_runs_that_the_index_lost_come_last_the_newest_first(store: Store, left:
 
 @pytest.mark.parametrize("name", ["latest", "2026", "a/b", "a b", "", "a~1", "-x", "a" * 101])
 def test_a_name_that_means_something_else_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be the name of a run"):
+    with pytest.raises(UsageError, match="invalid name of a run"):
         check_name(name)
 
 
@@ -103,7 +103,7 @@ def test_a_run_is_named_in_one_way(store: Store, left: Left) -> None:
         assert find_run(store, wanted) == folder
     for wanted, words in {
         "latest~2": "there are 2 runs",
-        "2026": "starts the ids of 2 runs",
+        "2026": "is the prefix of 2 run ids",
         "x": "there is no run",
     }.items():
         with pytest.raises(UsageError, match=words):

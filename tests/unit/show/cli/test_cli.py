@@ -52,7 +52,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["stage", "download", "tiny", "--output-dir", "file"], "is not an empty directory"),
         (["stage", "download", "--output-dir", "o"], "which model?"),
         (["stage", "download", "tiny"], "--output-dir is required"),
-        (["stage", "download", "no-such-model", "--output-dir", "o"], "there is no such recipe or directory"),
+        (["stage", "download", "no-such-model", "--output-dir", "o"], "neither a recipe nor a directory"),
         (
             ["stage", "download", "tiny", "--max-workers", "0", "--output-dir", "o"],
             "--max-workers should be greater than",

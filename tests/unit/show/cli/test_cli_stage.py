@@ -342,7 +342,7 @@ def test_a_model_is_what_people_call_it(
 
 @pytest.mark.parametrize(
     ("model", "said"),
-    [("tiny@deadbeef", "tiny is a recipe, which says itself"), ("d@v2", "there is no such recipe or directory")],
+    [("tiny@deadbeef", "tiny is a recipe, which has its own source"), ("d@v2", "neither a recipe nor a directory")],
 )
 def test_a_revision_of_what_has_none_is_refused(
     inputs: Path, capsys: pytest.CaptureFixture[str], model: str, said: str

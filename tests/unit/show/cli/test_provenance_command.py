@@ -98,8 +98,8 @@ def test_formats(artifacts: tuple[Artifact, Artifact], run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("nothing",), "there is no artifact 'nothing'"),
-        (("0bad0bad",), "there is no artifact '0bad0bad'"),
+        (("nothing",), "'nothing' is neither an artifact"),
+        (("0bad0bad",), "'0bad0bad' is neither an artifact"),
         (("build", "--attach", "me.key"), "2 artifacts are meant"),
         (("build", "--sign", "trusted/me.pem"), "is not a private key"),
         (("build", "--sign", "encrypted.key"), "nobody can be asked for its passphrase"),

@@ -115,7 +115,7 @@ def test_plain_lines(tmp_path: Path) -> None:
     assert lines(stream) == [
         f"[2/13] {build.id}  {FP16.id}  failed after 12 s: build: ended; its last line: line 29",
         f"  log: {log}",
-        "  its cause is not in our table; the lines that say most:",
+        "  unknown cause, most relevant lines:",
         "  | log:7: line 7",
         "  | log:9: line 9",
         "  try: look",

@@ -110,7 +110,7 @@ def test_report_says_which_runs_there_are(
     assert "try: 2026010" in err
     code, _, err = pipeline("report", "--run", "2026010")
     assert code == 2
-    assert "starts the ids of 2 runs" in err
+    assert "is the prefix of 2 run ids" in err
     assert main(["report", "--workspace", str(tmp_path / "typo")]) == 2
     assert "there is no workspace" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()
@@ -198,8 +198,8 @@ def test_the_servers_own_log(pipeline: Pipeline, store: Store) -> None:
         (("tp1pp1", "build"), "matches 4 cells"),
         (("qwen", "build"), "matches none of the 4 cells"),
         (("fp16", "biuld"), "try: build"),
-        (("fp8",), "can never work: precision fp8"),
-        (("fp8", "build"), "can never work: precision fp8"),
+        (("fp8",), "it is infeasible: precision fp8"),
+        (("fp8", "build"), "it is infeasible: precision fp8"),
         (("int4_wo", "build"), "has not run in this workspace"),
         (("fp16", "build", "--lines", "0"), "greater than or equal to 1"),
         (("fp16", "build", "--run", "x"), "there is no run 'x'"),
@@ -272,7 +272,7 @@ def test_compare_and_recommend_of_runs(pipeline: Pipeline, store: Store) -> None
     assert {each["cell"] for each in data["gate"]["broken"]} == {FAILED.id, LATER.id}, "what can never work does not"
     assert pipeline("compare", "latest", "20260101", "--cells", "*/fp16", "--fail-on", "ttft_p99:+1%")[0] == 0
     code, _, err = pipeline("compare", "latest", "latest~5")
-    assert (code, "there are 2 runs" in err, "try: pipeline run --matrix FILE makes another" in err) == (2, True, True)
+    assert (code, "there are 2 runs" in err, "try: pipeline status --runs lists them" in err) == (2, True, True)
     code, out, _ = pipeline("recommend", "--slo", "ttft_p99=100ms", "--min-accuracy", "-1%", "--format", "json")
     assert code == 0
     candidates = {each["cell"]: each["reason"] for each in json.loads(out)["candidates"]}

@@ -933,10 +933,10 @@ def test_a_load_run_that_failed_its_gate_has_no_figures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"findings": None}, "findings: a list of objects was expected"),
-        ({"findings": [1]}, "findings: a list of objects was expected"),
-        ({"token_count": 5}, "token_count: an object was expected"),
-        ({"levels": None}, "levels: a list was expected"),
+        ({"findings": None}, "findings: expected a list of objects"),
+        ({"findings": [1]}, "findings: expected a list of objects"),
+        ({"token_count": 5}, "token_count: expected an object"),
+        ({"levels": None}, "levels: expected a list"),
     ],
 )
 def test_parts_of_a_load_run_have_their_types(

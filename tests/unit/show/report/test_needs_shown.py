@@ -79,7 +79,7 @@ def test_cells_that_the_same_change_helps_stand_together_with_a_line_to_paste() 
     assert words[:4] == ["--set", change[0], "--set", change[1]]
     assert words[4:] == ["--cells", str(fit(8, *change).changed_id)], "the others stay as they are"
     assert "/tp2pp1/bs4/" in words[5]
-    assert "1 cell needs more memory than there is, and no smaller batch" in text
+    assert "1 cell needs more memory than available, and no smaller batch" in text
 
 
 def test_the_line_to_paste_stays_one_line_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,17 +94,17 @@ def test_the_line_to_paste_stays_one_line_on_a_narrow_terminal(monkeypatch: pyte
 
 def test_a_cell_that_works_on_less_at_a_time_is_not_said_to_fail() -> None:
     text = shown(fit(8, works=True), fit(16, "axes.parallel=[tp2pp1]", works=True))
-    assert "1 cell works, on fewer requests or rows at a time than asked for, and no layout" in text
-    assert "1 cell works, on fewer requests or rows at a time than asked for; with this it fits" in text
+    assert "1 cell works with fewer requests or rows at a time than configured, and no parallelism" in text
+    assert "1 cell works with fewer requests or rows at a time than configured; with this it fits" in text
 
 
 @pytest.mark.parametrize(("cells", "words"), [(1, "the cell"), (4, "all 4 cells")])
 def test_enough_memory_is_said(cells: int, words: str) -> None:
-    assert as_markdown(Fits(cells, ()).blocks()).strip().endswith(f"enough for {words}")
+    assert as_markdown(Fits(cells, ()).blocks()).strip().endswith(f"enough memory for {words}")
 
 
 def test_no_memory_is_enough_for_what_cannot_work() -> None:
-    assert "no cell can work, however much memory there is" in as_markdown(Fits(0, ()).blocks())
+    assert "no cell can work, independent of memory" in as_markdown(Fits(0, ()).blocks())
 
 
 def test_the_json_has_settings_to_paste() -> None:

@@ -30,7 +30,7 @@ def test_the_same_machine_changes_nothing() -> None:
     assert found.feasible == (2, 2)
     assert (found.cells, found.reasons, found.commands) == ((), (), ())
     assert all(each.same and not each.changed for each in found.stages)
-    assert "2 feasible cells; the same plan: no fingerprint differs" in as_markdown(found.blocks())
+    assert "2 feasible cells. The plans are the same: no fingerprint differs" in as_markdown(found.blocks())
 
 
 def test_a_release_makes_engines_again_and_says_why_and_how() -> None:
