@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.base.errors import MatrixError, UsageError
+from trtllm_pipeline.orchestrate.clusters import location
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.orchestrate.plan import selection
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.run import location
 
 AXES = "model: [tiny]\n  precision: [fp16]\n  max_batch_size: [4]\n  lengths: ['192,16']\n"
 

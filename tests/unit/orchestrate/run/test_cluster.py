@@ -23,7 +23,7 @@ from trtllm_pipeline.base.domain import Resources, Scope
 from trtllm_pipeline.base.errors import FailureClass, RemoteError, StageError, StateError, UsageError
 from trtllm_pipeline.base.files.writing import read_object, write_json
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, from_json
-from trtllm_pipeline.orchestrate.clusters import agent, cluster, exchange
+from trtllm_pipeline.orchestrate.clusters import agent, cluster, exchange, location
 from trtllm_pipeline.orchestrate.clusters.cluster import (
     ClusterExecutor,
     ClusterNode,
@@ -34,7 +34,6 @@ from trtllm_pipeline.orchestrate.clusters.cluster import (
 )
 from trtllm_pipeline.orchestrate.plan import selection
 from trtllm_pipeline.orchestrate.plan.request import SLURM, Request
-from trtllm_pipeline.orchestrate.run import location
 from trtllm_pipeline.orchestrate.run.executor import Ended, Job, Ready, Usage, read_job
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.orchestrate.store.remote_store import Remote
