@@ -34,7 +34,7 @@ class RunFolder:
     """The report's comparison of the forecast with the run."""
 
     def write_plan(self, plan: Plan, forecast: Forecast) -> None:
-        """Write plan.json, again if a cell is retried with other settings."""
+        """Write plan.json; repeated if a cell is retried with other settings."""
         lines = plan_json(plan, self.store, forecast, run_id=self.id)
         plan_file.write_plan(self.path / plan_file.NAME, plan, lines)
 
@@ -43,7 +43,7 @@ class RunFolder:
 def begun(
     asked: Request, store: Store, observer: Observer, *, command: tuple[str, ...], name: str | None
 ) -> Iterator[RunFolder]:
-    """A new run, in the index and shown by `observer` until it ends. Raises StateError if the workspace disappears."""
+    """Start a run, in the index and shown by `observer` until it ends. Raises StateError if the workspace disappears."""
     run = _new(store, name)
     store.index.begin_run(run.id, str(asked.matrix.absolute()), command)
     observer.enter(run.path)
@@ -57,7 +57,7 @@ def begun(
         if store.artifacts_dir.is_dir():
             raise
         raise StateError(
-            f"{store.workspace}: the workspace is gone: moved or removed while it was used",
+            f"{store.workspace}: the workspace is gone: it was moved or removed while in use",
             hint="run again; this run cannot be resumed",
         ) from error
     finally:
@@ -66,7 +66,7 @@ def begun(
 
 
 def _new(store: Store, name: str | None) -> RunFolder:
-    """A new directory. If a run of the same name started in this second, wait for the next one."""
+    """Create a new directory. If a run of the same name started in this second, wait for the next one."""
     while True:
         run_id = runs.run_id(time.time(), name or os.urandom(2).hex())
         folder = store.runs_dir / run_id
