@@ -116,7 +116,7 @@ def _leased(
     """
     known = [] if gpus == 0 else [gpu.uuid for gpu in probe.this_machine().gpus]
     wanted = tuple(known[:gpus])
-    told, service = False, scope is Scope.SERVICE
+    announced, service = False, scope is Scope.SERVICE
     rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, None)
     place = WaitingPlace()
     try:
@@ -125,11 +125,11 @@ def _leased(
                 wanted, exclusive=rule, others=known, enter=enter, beside_standing=not service, place=place
             )
         ) is None:
-            if not told:
+            if not announced:
                 users = machine_users(known, exclusive=rule, beside_standing=True, place=place)
                 who = " and ".join(users) or "another invocation or a managed server"
                 print(f"{stage} waits: {who} is using {'these GPUs' if known else 'this machine'}", file=sys.stderr)  # noqa: T201
-                told = True
+                announced = True
             time.sleep(_POLL_S)
     finally:
         place.leave()

@@ -184,9 +184,9 @@ def failure_of(
             hint=f"raise it with --set settings.{job.section}.timeout_s=SECONDS",
             log=log,
         )
-    told = failure.read(attempt, log)
-    if told is not None:
-        return told
+    recorded = failure.read(attempt, log)
+    if recorded is not None:
+        return recorded
     logs = [LogText(log) if said is None else said]
     how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
     cause = first_cause(logs)

@@ -99,17 +99,17 @@ class Durations:
         """Return the formula in milliseconds, corrected by measurements on similar systems; else the known duration, or the formula."""
         formula = round(1000 * guess_s(run, self._machine))
         same = run.label, formula
-        found = self._estimates.get(same)
-        if found is None:
-            found = self._estimates[same] = self._estimate(run, formula)
-        return found
+        corrected = self._estimates.get(same)
+        if corrected is None:
+            corrected = self._estimates[same] = self._estimate(run, formula)
+        return corrected
 
     def _estimate(self, run: StageRun, formula: int) -> Estimate:
         if self._corrections is not None:
             corrections = self._corrections.on(run.first_cell.gpu)
-            found = corrections.of(run.label, TIME, formula, _GUESS_ERROR)
-            if found.measured:
-                return found
+            corrected = corrections.of(run.label, TIME, formula, _GUESS_ERROR)
+            if corrected.measured:
+                return corrected
         known = self.of(run)
         return Estimate(formula, _GUESS_ERROR) if known is None else Estimate(round(1000 * known), _KNOWN_ERROR, 1)
 
@@ -194,15 +194,15 @@ def forecast(
     durations = Durations(store.index.durations() if store is not None else {}, plan.machine, corrections)
     folder = workspace if store is None else store.workspace
     free = None if folder is None or plan.machine.assumed else _free_bytes(folder.absolute())
-    there = frozenset(run.id for run in runs if run.fingerprint in present)
+    present_runs = frozenset(run.id for run in runs if run.fingerprint in present)
     pulls = {} if offers is None else {run: each.transfer_bytes for run, each in offers.pulls.items()}
-    after = there.union(pulls)
+    after = present_runs.union(pulls)
     todo = frozenset(to_run(plan, lambda run: run.id in after))
     times = {run.id: durations.estimate(run) for run in runs if run.id in todo}
     expected_s = {run: estimate.value / 1000 for run, estimate in times.items()}
     fetched = {} if store is None else {run: _fetched(plan.stage_runs[run], store) for run in todo}
     return Forecast(
-        there,
+        present_runs,
         todo,
         reasons(plan, times, store),
         expected_s,
@@ -228,17 +228,17 @@ def _fetched(run: StageRun, store: Store) -> int:
     return kept_bytes(params.source, store.work_dir / PARTIAL, folder)
 
 
-def durations(plan: Plan, seen: Forecast, *, every: bool = True) -> list[Need]:
+def durations(plan: Plan, forecast: Forecast, *, every: bool = True) -> list[Need]:
     """Return the time of each stage run to run, with its timeout; without `every`, only the longest of each stage."""
-    todo = [run for run in plan.stage_runs.values() if run.id in seen.to_run]
+    todo = [run for run in plan.stage_runs.values() if run.id in forecast.to_run]
     if not every:
         longest: dict[str, StageRun] = {}
         for run in todo:
             known = longest.get(run.stage.name)
-            if known is None or seen.times[run.id].value > seen.times[known.id].value:
+            if known is None or forecast.times[run.id].value > forecast.times[known.id].value:
                 longest[run.stage.name] = run
         todo = list(longest.values())
-    return [_duration(run, seen.times[run.id]) for run in todo]
+    return [_duration(run, forecast.times[run.id]) for run in todo]
 
 
 def _duration(run: StageRun, estimate: Estimate) -> Need:

@@ -230,8 +230,8 @@ class _Execution:
     _synced_s: float = 0.0
     _took: dict[StageRunId, float] = field(default_factory=dict)
     _interrupts: int = 0
-    _told: dict[StageRunId, Mapping[str, Json]] = field(default_factory=dict)
-    _told_s: float = 0.0
+    _latest_progress: dict[StageRunId, Mapping[str, Json]] = field(default_factory=dict)
+    _progress_s: float = 0.0
     _queued: list[scheduling.Event] = field(default_factory=list)
     _begun: bool = False
     _system: dict[str, Json] | None = None
@@ -252,9 +252,9 @@ class _Execution:
         self._tried = self._store.tried(self._plan.stage_runs[run].fingerprint for run in self._to_run)
         corrections = estimates.Corrections(self._store.index.peaks(), self._plan.machine)
         # The forecast lacks stage runs whose artifacts could not be pulled or have disappeared since.
-        if untold := self._to_run - self._expected.keys():
+        if unforecast := self._to_run - self._expected.keys():
             durations = Durations(self._durations, self._plan.machine, corrections)
-            more = {run: durations.expected(self._plan.stage_runs[run]) for run in untold}
+            more = {run: durations.expected(self._plan.stage_runs[run]) for run in unforecast}
             self._expected = {**self._expected, **more}
         known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id], corrections, self._nodes))
         self._scheduler = scheduling.Scheduler(
@@ -335,12 +335,12 @@ class _Execution:
 
     def _statuses(self) -> dict[StageRunId, StageStatus]:
         """Return the status of all stage runs of the plan; those not to run are present or not needed."""
-        status, there = self._scheduler.status, self._present
+        status, present = self._scheduler.status, self._present
         return {
             run.id: status(run.id)
             if run.id in self._to_run
             else StageStatus.UP_TO_DATE
-            if run.fingerprint in there
+            if run.fingerprint in present
             else StageStatus.SKIPPED
             for run in self._plan.stage_runs.values()
         }
@@ -521,10 +521,10 @@ class _Execution:
         return [scheduling.Freed(run.id, done=True) for run in inside if self._look(run)]
 
     def _look(self, run: StageRun) -> bool:
-        found = self._store.get(run.stage.name, run.fingerprint)
-        if found is None:
+        artifact = self._store.get(run.stage.name, run.fingerprint)
+        if artifact is None:
             return False
-        self._present[run.fingerprint] = found
+        self._present[run.fingerprint] = artifact
         return True
 
     def _busy(self, run: StageRun, why: str, among: dict[StageRunId, None]) -> list[scheduling.Event]:
@@ -536,12 +536,12 @@ class _Execution:
 
     def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
         inputs = {name: self._input(self._plan.stage_runs[upstream]) for name, upstream in run.inputs.items()}
-        seen = {
+        shown = {
             name: str(file_views.make(attempt.folder, name, Path(inputs[name]), files))
             for name, files in run.reads.items()
         }
-        viewed = {name: inputs[name] for name, folder in seen.items() if folder != inputs[name]}
-        inputs |= seen
+        viewed = {name: inputs[name] for name, folder in shown.items() if folder != inputs[name]}
+        inputs |= shown
         folder = attempt.path
         # Python programs then write log lines at once and in order.
         environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
@@ -615,8 +615,8 @@ class _Execution:
     def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
         """Return expected and actual resource usage of a stage run; later plans use it."""
         machine, run = self._plan.machine, held.run
-        told = estimates.expected(run.stage, run.first_cell, machine)
-        expected = {} if told is None else estimates.expected_by_kind(told)
+        estimate = estimates.expected(run.stage, run.first_cell, machine)
+        expected = {} if estimate is None else estimates.expected_by_kind(estimate)
         seconds = held.ready_s if run.stage.scope is Scope.SERVICE else usage.wall_s
         taken = {
             "host": usage.peak_bytes,
@@ -748,19 +748,19 @@ class _Execution:
     def _progress(self) -> dict[StageRunId, Mapping[str, Json]]:
         """Return the stages' progress, read a moment ago."""
         now = time.monotonic()
-        if now - self._told_s >= _POLL_S:
-            self._told, self._told_s = {}, now
+        if now - self._progress_s >= _POLL_S:
+            self._latest_progress, self._progress_s = {}, now
             for run_id, held in self._running.items():
-                told = read_object(held.attempt.folder / PROGRESS_FILE)
-                if told is not None:
-                    self._told[run_id] = told
-        return self._told
+                progress = read_object(held.attempt.folder / PROGRESS_FILE)
+                if progress is not None:
+                    self._latest_progress[run_id] = progress
+        return self._latest_progress
 
     def _remember_latest(self) -> None:
         """Record the current artifacts of each cell, so that the next plan can report changes."""
         known = self._store.index.latest_fingerprints()
-        runs, there = self._plan.stage_runs, self._present
-        used = {up for run in runs.values() if run.fingerprint in there for up in run.inputs.values()}
+        runs, present = self._plan.stage_runs, self._present
+        used = {up for run in runs.values() if run.fingerprint in present for up in run.inputs.values()}
         rows: list[tuple[str, str, Fingerprint]] = []
         services: list[tuple[str, str, Fingerprint, str]] = []
         for cell, of_cell in self._plan.by_cell.items():
@@ -769,7 +769,7 @@ class _Execution:
                 row = cell, stage, run.fingerprint
                 if row in known:
                     continue
-                if run.fingerprint in there:
+                if run.fingerprint in present:
                     rows.append(row)
                 elif run.stage.scope is Scope.SERVICE and run.id in used:
                     services.append((*row, run.key))
@@ -806,13 +806,13 @@ def _disk_error(held: _Running, error: OSError) -> StageError:
 
 def _peaks(usage: Usage) -> dict[str, Json]:
     """Return the memory and disk usage for a manifest."""
-    told: dict[str, Json] = {
+    rows: dict[str, Json] = {
         "max_rss_bytes": usage.max_rss_bytes,
         "peak_bytes": usage.peak_bytes,
         "shared_bytes": usage.shared_bytes,
         "written_bytes": usage.written_bytes,
     }
-    return told if usage.gpu_bytes is None else {**told, "gpu_bytes": usage.gpu_bytes}
+    return rows if usage.gpu_bytes is None else {**rows, "gpu_bytes": usage.gpu_bytes}
 
 
 def _release(held: _Running) -> None:

@@ -43,18 +43,18 @@ def command_lines(
     return tuple(map(tuple, lines))
 
 
-def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> Iterator[str]:
+def plan_json(plan: Plan, store: Store | None, forecast: Forecast, *, run_id: str | None = None) -> Iterator[str]:
     """Yield lines of the plan in its documented form with real command lines; `{attempt}` is only known at run time."""
     artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
     return plan_lines(
         plan,
-        present=seen.present,
-        to_run=seen.to_run,
-        reasons=seen.reasons,
-        times=seen.durations.estimate,
-        needs=lambda run: of_run(run, plan.machine, seen.corrections),
+        present=forecast.present,
+        to_run=forecast.to_run,
+        reasons=forecast.reasons,
+        times=forecast.durations.estimate,
+        needs=lambda run: of_run(run, plan.machine, forecast.corrections),
         commands=commands_of(plan, lambda run: f"{artifacts}/{run.stage.name}/{run.fingerprint}/out"),
-        pulls=seen.pulls,
+        pulls=forecast.pulls,
         run_id=run_id,
     )
 

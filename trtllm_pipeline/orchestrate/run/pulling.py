@@ -59,18 +59,18 @@ class RemoteSource:
     def offers(self, plan: Plan, present: Collection[Fingerprint]) -> Offers:
         """Return the artifacts of `plan` to pull, if the workspace has the artifacts `present`."""
         try:
-            with closing(Remote(self._url)) as there:
-                return self._offers(there, plan, present)
+            with closing(Remote(self._url)) as remote:
+                return self._offers(remote, plan, present)
         except RemoteError as error:
             return Offers(remote_store.shown(self._url), fault=error.message)
 
-    def _offers(self, there: Remote, plan: Plan, present: Collection[Fingerprint]) -> Offers:
+    def _offers(self, remote: Remote, plan: Plan, present: Collection[Fingerprint]) -> Offers:
         runs = plan.stage_runs
-        found: dict[StageRunId, ArtifactTransfer] = {}
+        available: dict[StageRunId, ArtifactTransfer] = {}
         refused: dict[StageRunId, ArtifactTransfer] = {}
 
         def needed() -> set[StageRunId]:
-            return to_run(plan, lambda run: run.fingerprint in present or run.id in found)
+            return to_run(plan, lambda run: run.fingerprint in present or run.id in available)
 
         # From the last stage to the first: if an engine is available, its inputs are not requested.
         for stage in reversed(dict.fromkeys(run.stage.name for run in runs.values())):
@@ -79,12 +79,12 @@ class RemoteSource:
                 for each in needed() - self._failed
                 if runs[each].stage.name == stage and runs[each].stage.scope is Scope.ARTIFACT and stage not in BOUND
             }
-            for key, each in remote_store.offered(there, keys, self._gpus).items():
-                (refused if each.state == "refused" else found)[keys[key]] = each
+            for key, each in remote_store.offered(remote, keys, self._gpus).items():
+                (refused if each.state == "refused" else available)[keys[key]] = each
         # A later response may make earlier pulls needless.
         read = wanted(plan).union(*(runs[each].needs for each in needed()))
-        pulls = {run: found[run] for run in runs if run in found and run in read}
-        return Offers(there.url, pulls, refused)
+        pulls = {run: available[run] for run in runs if run in available and run in read}
+        return Offers(remote.url, pulls, refused)
 
     def pull(
         self, plan: Plan, store: Store, present: Mapping[Fingerprint, Artifact], observer: Observer
@@ -112,9 +112,9 @@ class RemoteSource:
         judge = partial(provenance.check, policy=self._policy, contents=False)  # every file has just been read
         progress = Progress(paced(offers.size_bytes, observer.pulling))
         elsewhere: list[ArtifactTransfer] = []
-        with closing(Remote(self._url)) as there:
+        with closing(Remote(self._url)) as remote:
             try:
-                for each in remote_store.pull(store, there, offers.pulls.values(), judge, progress):
+                for each in remote_store.pull(store, remote, offers.pulls.values(), judge, progress):
                     if each.state == "refused":
                         self._fail(run_of.pop(each.fingerprint), each, observer)
                     elif each.state == "busy":

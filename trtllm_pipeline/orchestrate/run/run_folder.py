@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import Json, StateError, write_json
-from trtllm_pipeline.orchestrate.plan import plan_file, request, runs
+from trtllm_pipeline.orchestrate.plan import plan_file, runs
 from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request
 from trtllm_pipeline.orchestrate.run.forecast import Forecast
 from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.orchestrate.run.plan_commands import plan_json
@@ -41,14 +41,14 @@ class RunFolder:
 
 @contextmanager
 def begun(
-    asked: Request, store: Store, observer: Observer, *, command: tuple[str, ...], name: str | None
+    request: Request, store: Store, observer: Observer, *, command: tuple[str, ...], name: str | None
 ) -> Iterator[RunFolder]:
     """Start a run, in the index and shown by `observer` until it ends. Raises StateError if the workspace disappears."""
     run = _new(store, name)
-    store.index.begin_run(run.id, str(asked.matrix.absolute()), command)
+    store.index.begin_run(run.id, str(request.matrix.absolute()), command)
     observer.enter(run.path)
     try:
-        write_json(run.path / request.REQUEST_FILE, asked.to_json())
+        write_json(run.path / REQUEST_FILE, request.to_json())
         yield run
     except KeyboardInterrupt:  # while artifacts are pulled; later the loop handles it
         run.exit_code = 130

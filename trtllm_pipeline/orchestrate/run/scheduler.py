@@ -214,7 +214,7 @@ TRANSITIONS: Final[dict[StageStatus, frozenset[StageStatus]]] = {
 RUNNING or ELSEWHERE: another invocation published it first."""
 ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if not following)
 """Final statuses."""
-_THERE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
+_AVAILABLE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
 _NO_SHARE: Final = (0.0, 0.0, 0.0)
 
 # Slots for work, CPUs, GPUs, downloads, slots for measurements. One slot each; all slots of a node for an exclusive task.
@@ -305,7 +305,7 @@ def _is_measurement(node: _TaskNode) -> bool:
     return node.service is not None and all(each.task.resources.exclusive.alone for each in (node, node.service))
 
 
-def _measures_beside(node: _TaskNode) -> bool:
+def _measures_shared(node: _TaskNode) -> bool:
     """Return whether a task inside a service measures while others may measure too. No service may load meanwhile."""
     return node.service is not None and node.task.resources.exclusive is Exclusive.GPU
 
@@ -319,8 +319,8 @@ def _share(need: Resources, seconds: float, total: Sequence[int], alone: float) 
 
     `alone` is the minimum share if it must be alone on its node; else 0.
     """
-    asked = zip((need.cpus, need.gpus, need.downloads), total, strict=True)
-    taken = tuple(seconds * max(alone, amount / (have or 1)) for amount, have in asked)
+    amounts = zip((need.cpus, need.gpus, need.downloads), total, strict=True)
+    taken = tuple(seconds * max(alone, amount / (have or 1)) for amount, have in amounts)
     return (*_NO_SHARE, *taken) if need.exclusive is Exclusive.GPU and not alone else (*taken, *_NO_SHARE)
 
 
@@ -610,7 +610,7 @@ class Scheduler:
         """Sum up the remaining work of these unfinished tasks."""
         total = [sum(column) for column in zip(*self._capacity, strict=True)][1:4]
         self._shares = {
-            node: _share(node.task.resources, self._least_s(node), total, 1.0 / self._there if node.alone else 0.0)
+            node: _share(node.task.resources, self._least_s(node), total, 1.0 / self._node_count if node.alone else 0.0)
             for node in nodes
         }
         self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
@@ -627,11 +627,11 @@ class Scheduler:
 
     def _excess(self, resources: Resources) -> str | None:
         """Return a message about requests that no node can satisfy."""
-        asked = (resources.cpus, resources.gpus, resources.downloads)
+        amounts = (resources.cpus, resources.gpus, resources.downloads)
         sizes = zip(self._capacity, self._places, strict=True)
-        those = (size for size, place in sizes if place.suits(resources.accelerator))
-        least, capacities = (1, *asked, 0), [_NOTHING]
-        for size in those:
+        suitable = (size for size, place in sizes if place.suits(resources.accelerator))
+        least, capacities = (1, *amounts, 0), [_NOTHING]
+        for size in suitable:
             if _fits(least, size):
                 return None
             capacities.append(size)
@@ -640,10 +640,10 @@ class Scheduler:
         names = ("CPUs", "GPUs", "downloads at a time")
         excess = [
             f"needs {amount} {name}, {who}{those_of} offers {'more than ' * (who == 'no node')}{limit}"
-            for amount, name, *limits in zip(asked, names, *(each[1:4] for each in capacities), strict=True)
+            for amount, name, *limits in zip(amounts, names, *(each[1:4] for each in capacities), strict=True)
             if amount > (limit := max(limits))
         ]
-        wanted = ", ".join(f"{amount} {name}" for amount, name in zip(asked, names, strict=True) if amount)
+        wanted = ", ".join(f"{amount} {name}" for amount, name in zip(amounts, names, strict=True) if amount)
         return "; ".join(excess) or f"needs {wanted or 'a node'}; no node{those_of} offers all of these"
 
     # Statuses.
@@ -677,9 +677,9 @@ class Scheduler:
         """Update all direct and indirect dependents of tasks that have just ended."""
         while self._ended:
             node = self._ended.pop()
-            there = node.status in _THERE
+            succeeded = node.status in _AVAILABLE
             for dependent in node.dependents:
-                if there:
+                if succeeded:
                     dependent.waiting -= 1
                     if dependent.waiting == 0 and dependent.status is _S.PENDING:
                         self._enqueue(dependent)
@@ -708,7 +708,7 @@ class Scheduler:
             return False
         if failure.failure is FailureClass.OUT_OF_MEMORY:
             holder = node.service or node
-            return holder in self._running and not (node.apart or holder.apart) and self._beside_others(holder)
+            return holder in self._running and not (node.apart or holder.apart) and self._has_neighbors(holder)
         return failure.failure in (FailureClass.TRANSIENT, FailureClass.LOST)
 
     def _retry(self, node: _TaskNode, failure: StageError) -> None:
@@ -812,11 +812,11 @@ class Scheduler:
         self._capacity.append((slots, node.cpus, len(node.gpus), node.downloads, slots))
         self._held.append(list(_NOTHING))
         self._measuring.append(0)
-        self._free.append(self._beside(len(self._places) - 1, _NOTHING))
+        self._free.append(self._free_after(len(self._places) - 1, _NOTHING))
         self._free_gpus.append(list(range(len(node.gpus))))
 
     @property
-    def _there(self) -> int:
+    def _node_count(self) -> int:
         """Return the number of nodes."""
         return max(1, sum(size != _NOTHING for size in self._capacity))
 
@@ -845,8 +845,8 @@ class Scheduler:
 
     def _stranded(self) -> list[tuple[_TaskNode, str]]:
         """Return unfinished tasks that no node can run, with reasons. Ends of tasks on a lost node may still be reported."""
-        found = ((node, self._excess(node.task.resources)) for node in self._shares)
-        return [(node, reason) for node, reason in found if reason is not None]
+        excesses = ((node, self._excess(node.task.resources)) for node in self._shares)
+        return [(node, reason) for node, reason in excesses if reason is not None]
 
     def _give_up(self) -> None:
         hint = "`pipeline resume` continues when there are such nodes"
@@ -876,8 +876,8 @@ class Scheduler:
         demand = (work, need.cpus, need.gpus, need.downloads, measuring)
         if node.alone:
             sizes = zip(self._capacity, self._places, strict=True)
-            those = (size for size, place in sizes if _fits(demand, size) and place.suits(need.accelerator))
-            demand = min(those, default=demand)
+            sufficient = (size for size, place in sizes if _fits(demand, size) and place.suits(need.accelerator))
+            demand = min(sufficient, default=demand)
         return demand, need.accelerator
 
     def _place(self, demand: _Demand, end: float = 0.0, reserved: _Reservation | None = None) -> int | None:
@@ -896,7 +896,7 @@ class Scheduler:
                     reserved is None
                     or number != reserved.node
                     or end <= reserved.start
-                    or _fits(amounts, self._beside(number, reserved.held))
+                    or _fits(amounts, self._free_after(number, reserved.held))
                 )
             ):
                 best = free[2], free[1], number
@@ -950,12 +950,12 @@ class Scheduler:
             free = self._free[place]
             if capacity.memory is None or free[_WORK] > 0 or free[_MEASURING] > 0:
                 continue  # no exclusive task there
-            there = [node for node in self._running if node.node == place]
-            if len(there) != 1 or not self._winds_down(there[0]):
+            running = [node for node in self._running if node.node == place]
+            if len(running) != 1 or not self._winds_down(running[0]):
                 continue
             queue = min((queue for _, queue in self._waiting()), default=[], key=lambda queue: queue[0])
             node = queue[0][3] if queue else None
-            if isinstance(node, _Service) and node.alone and not node.apart and self._has_room(node, there[0], place):
+            if isinstance(node, _Service) and node.alone and not node.apart and self._has_room(node, running[0], place):
                 heappop(queue)
                 self._start(node, place)
 
@@ -990,16 +990,16 @@ class Scheduler:
             and node.phase in (_Phase.READY, _Phase.STOPPING)
         )
 
-    def _beside_others(self, node: _TaskNode) -> bool:
+    def _has_neighbors(self, node: _TaskNode) -> bool:
         """Return whether another task runs on this task's node."""
         return any(other is not node and other.node == node.node for other in self._running)
 
     def _must_wait(self, node: _TaskNode, service: _Service) -> bool:
         """Return whether a task inside a service measures, and a running task excludes that."""
-        if _measures_beside(node):
+        if _measures_shared(node):
             loading = (other for other in self._running if isinstance(other, _Service) and other is not service)
             return any(other.phase is _Phase.STARTING and other.node == service.node for other in loading)
-        return _is_measurement(node) and self._beside_others(service)
+        return _is_measurement(node) and self._has_neighbors(service)
 
     def _is_critical(self, node: _TaskNode) -> bool:
         """Return whether each second that `node` waits delays the run: its path is as long as the remaining work.
@@ -1013,10 +1013,12 @@ class Scheduler:
         amounts, accelerator = head
         held = [list(each) for each in self._held]
         for node in sorted(self._running, key=self._ends):
-            there = held[node.node] = [taken - back for taken, back in zip(held[node.node], node.amounts, strict=True)]
+            remaining = held[node.node] = [
+                taken - back for taken, back in zip(held[node.node], node.amounts, strict=True)
+            ]
             suits = self._places[node.node].suits(accelerator)
-            if suits and _fits(amounts, self._beside(node.node, there)):
-                taken = [before + more for before, more in zip(there, amounts, strict=True)]
+            if suits and _fits(amounts, self._free_after(node.node, remaining)):
+                taken = [before + more for before, more in zip(remaining, amounts, strict=True)]
                 return _Reservation(node.node, self._ends(node), taken, node)
         return None
 
@@ -1031,7 +1033,7 @@ class Scheduler:
         begun = reserved.after.end - reserved.after.duration
         return begun + max(_LATE * reserved.after.duration, node.duration) + 1.0
 
-    def _beside(self, node: int, held: Sequence[int]) -> list[int]:
+    def _free_after(self, node: int, held: Sequence[int]) -> list[int]:
         """Return the amounts free on a node in addition to these."""
         free = [have - taken for have, taken in zip(self._capacity[node], held, strict=True)]
         if held[_WORK]:
@@ -1054,7 +1056,7 @@ class Scheduler:
     def _begin(self, node: _TaskNode, holder: _TaskNode) -> None:
         """Start `node` with the resources of `holder`: itself, or its service."""
         self._move(node, _S.RUNNING)
-        if _measures_beside(node):
+        if _measures_shared(node):
             self._measuring[holder.node] += 1
             self._count_free(holder.node)
         place = self._places[holder.node]
@@ -1065,7 +1067,7 @@ class Scheduler:
         """Release the resources of `node`, which has ended."""
         if node.service:
             node.service.current = None
-            if _measures_beside(node):
+            if _measures_shared(node):
                 self._measuring[node.service.node] -= 1
                 self._count_free(node.service.node)
                 self._room = True
@@ -1103,7 +1105,7 @@ class Scheduler:
 
     def _count_free(self, node: int) -> None:
         """Count the free amounts of a node: while one service is measured, no other may load."""
-        self._free[node] = self._beside(node, self._held[node])
+        self._free[node] = self._free_after(node, self._held[node])
         if self._measuring[node]:
             self._free[node][_MEASURING] = 0
 

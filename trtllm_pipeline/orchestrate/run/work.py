@@ -42,9 +42,9 @@ class Work:
     def forecast(self) -> Forecast:
         """Return the actions and costs of running it. Raises PlanError if it does not fit on the workspace's disk."""
         offers = None if self.source is None else self.source.offers(self.plan, self.present)
-        seen = forecast(self.plan, self.store, self.present, offers=offers, nodes=self.nodes)
-        _check_room(seen, self.store)
-        return seen
+        result = forecast(self.plan, self.store, self.present, offers=offers, nodes=self.nodes)
+        _check_room(result, self.store)
+        return result
 
     def run(
         self,
@@ -160,9 +160,9 @@ def _check_signed(request: Request, present: Mapping[Fingerprint, Artifact]) -> 
         provenance.require([artifact.folder for artifact in present.values()], policy)
 
 
-def _check_room(seen: Forecast, store: Store) -> None:
+def _check_room(forecast: Forecast, store: Store) -> None:
     """Raise PlanError if the new artifacts do not fit on the workspace's disk, even with the error of the estimate."""
-    for need in seen.needs:
+    for need in forecast.needs:
         if need.resource == DISK and need.impossible and need.has is not None:
             raise PlanError(
                 f"{store.workspace}: new artifacts need about {size(need.estimate.value)} of disk, "
