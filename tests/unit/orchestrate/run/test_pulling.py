@@ -249,9 +249,11 @@ def test_an_engine_of_another_gpu_is_refused_unless_that_is_allowed(
     assert (store.get("build", run.fingerprint) is not None) == pulled
     if not pulled:
         (wrong,) = told.wrong
-        assert "was made on NVIDIA H100 80GB HBM3, this machine has NVIDIA H200 (--allow-other-gpu takes it)" in wrong
+        assert (
+            "was built on NVIDIA H100 80GB HBM3, this machine has NVIDIA H200 (--allow-other-gpu accepts it)" in wrong
+        )
         text = plan_text(plan, forecast(plan, None, offers=offers), verbose=False)
-        assert "not pulled: 1 x build: was made on NVIDIA H100 80GB HBM3" in text
+        assert "not pulled: 1 x build: was built on NVIDIA H100 80GB HBM3" in text
 
 
 def trtllm_plan(tmp_path: Path) -> Plan:
