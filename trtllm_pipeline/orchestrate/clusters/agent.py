@@ -81,7 +81,7 @@ class _NodeAttempt:
                 claim.release()
 
     def _lease(self) -> tuple[list[Claim], tuple[str, ...]] | None:
-        """Wait for the leases that the job needs; None if it is stopped before."""
+        """Wait for the leases that the job needs. None if it is stopped before."""
         need = self.job.resources
         devices = gpus.look().devices if need.gpus else ()
         named = tuple(device.gpu.uuid for device in devices)[: need.gpus]
@@ -146,12 +146,12 @@ class _NodeAttempt:
 
 
 def folder_of(attempt: Path) -> Path:
-    """Return the directory of an attempt's orders and answers; outside the attempt, so they are not part of its result."""
+    """Return the directory of an attempt's orders and answers. It is outside the attempt and so not part of its result."""
     return attempt.with_name(f"{attempt.name}{CLUSTER}")
 
 
 def run(attempt: Path) -> None:
-    """Run an attempt to its end; its answers have the outcome."""
+    """Run an attempt to its end. Its answers have the outcome."""
     _NodeAttempt(attempt, read_job(attempt / JOB)).run()
 
 

@@ -1,7 +1,7 @@
 """The executor of a cluster: an attempt's job becomes one Ray task, or one Slurm job, that runs `agent.py` on a node.
 
 A service and the measurements inside it are one task: the service's agent gets the other jobs through its orders. The
-scheduler chooses the node; `Cluster` starts, cancels and counts. Downloads run on this machine, which has the network and
+scheduler chooses the node. `Cluster` starts, cancels and counts. Downloads run on this machine, which has the network and
 the tokens. Workers do not open the database: they write into the attempt's directory, and this machine publishes the
 result.
 """
@@ -54,7 +54,7 @@ class ClusterNode:
 
     @property
     def capacity(self) -> Capacity:
-        """Its capacity; downloads do not run there."""
+        """Its capacity. Downloads do not run there."""
         gpus = tuple(f"{self.name}/{number}" for number in range(self.gpus))
         return Capacity(self.cpus, gpus, 0, self.name, self.type)
 
@@ -91,7 +91,7 @@ class KnownNodes:
     def __init__(
         self, chosen: Sequence[ClusterNode], look: Callable[[], Iterable[ClusterNode]], every_s: float
     ) -> None:
-        """`look` lists the nodes of all types; it may raise UsageError if they are unknown now."""
+        """`look` lists the nodes of all types. It may raise UsageError if they are unknown now."""
         self._types = {node.type for node in chosen}
         self._there = {node.name: node for node in chosen}
         self._look = look
@@ -127,7 +127,7 @@ def in_common(machine: Machine, nodes: Sequence[ClusterNode]) -> Machine:
 def machine_of(
     nodes: Sequence[ClusterNode], accelerators: Sequence[str], look: Callable[[ClusterNode], Machine]
 ) -> Machine:
-    """Return the machine that plans are made for, from `look` on one node of each type; see `in_common`."""
+    """Return the machine that plans are made for, from `look` on one node of each type. See `in_common`."""
     machines: dict[str | None, Machine] = {}
     for node in nodes:
         if node.type not in machines:
@@ -149,7 +149,7 @@ class Cluster(Protocol):
         """Capacities of the nodes."""
 
     def start(self, job: Job, command: Sequence[str]) -> str:
-        """Run an agent's `command` on a node with `job.resources`, preferably `job.node`; returns its ticket."""
+        """Run an agent's `command` on a node with `job.resources`, preferably `job.node`. Returns its ticket."""
 
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
         """Return tickets that have ended since the last call, after at most `timeout_s`, with the error of an agent that was lost."""
@@ -161,7 +161,7 @@ class Cluster(Protocol):
         """Return the ticket of an earlier invocation's agent for `attempt`, if it is queued or running; else None."""
 
     def cancel(self, tickets: Sequence[str]) -> None:
-        """End these agents, started or not; `over` reports their end."""
+        """End these agents, started or not. `over` reports their end."""
 
     def close(self) -> None:
         """Disconnect from the cluster."""
@@ -190,11 +190,11 @@ class _Agent:
         write_json(agents.folder_of(self.attempt) / agents.ORDERS, self.orders)
 
     def answers(self) -> dict[str, Any]:
-        """Return its answers; empty until it has started."""
+        """Return its answers. Empty until it has started."""
         return read_object(agents.folder_of(self.attempt) / agents.ANSWERS) or {}
 
     def unanswered(self, job: Job) -> StageError | None:
-        """Return why a stage run will get no answer; None if an answer may still come."""
+        """Return why a stage run will get no answer. None if an answer may still come."""
         since = time.monotonic() - self.over_at
         stopped = not self.orders["stop"].keys().isdisjoint((self.id, job.id))
         if since < 0.0 or (since < _ANSWER_S and self.lost is None and not stopped):
@@ -221,7 +221,7 @@ class ClusterExecutor(Executor):
         self._beat_s = time.monotonic()
 
     def adopt(self, attempt: Path) -> bool:
-        """Return whether an earlier invocation's agent builds, or built, the artifact of `attempt`; `submit` then starts none.
+        """Return whether an earlier invocation's agent builds, or built, the artifact of `attempt`. `submit` then starts none.
 
         A service's agent of an earlier invocation is ended.
         """
@@ -272,14 +272,14 @@ class ClusterExecutor(Executor):
         self._given[job.id] = agent
 
     def _post(self, job: Job, agent: _Agent) -> Sequence[str]:
-        """Send a job to the agent; returns the agent's command."""
+        """Send a job to the agent. Returns the agent's command."""
         if self._exchange is None:
             return (sys.executable, "-m", agents.__name__, str(agent.attempt))
         self._exchange.post(job, agent.attempt)
         return self._exchange.command(agent.attempt)
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
-        """Stop as on this machine; an agent that has not started is cancelled."""
+        """Stop as on this machine. An agent that has not started is cancelled."""
         agent = self._given.get(job)
         if agent is None:
             super().stop(job, grace_s)

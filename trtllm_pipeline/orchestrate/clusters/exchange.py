@@ -135,7 +135,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 def _patiently(do: Callable[[], T], over: threading.Event | None = None) -> T:
-    """Return the result of `do`; retries for some minutes while the URL does not respond and `over` is not set."""
+    """Return the result of `do`. Retries for some minutes while the URL does not respond and `over` is not set."""
     until, over = time.monotonic() + _PATIENCE_S, over or threading.Event()
     while True:
         try:
@@ -328,7 +328,7 @@ class _Node:
     progress: Progress = field(default_factory=Progress)
     """Progress of received files."""
     claimed: dict[Path, Claim] = field(default_factory=dict)
-    """Claimed attempts on this node; other agents do not remove them while this one lives."""
+    """Claimed attempts on this node. Other agents do not remove them while this one lives."""
     ending: bool = False
     """Whether the agent was stopped because its inputs are missing."""
 
@@ -361,7 +361,7 @@ class _Node:
                 _remove(each, claim)
 
     def parcel(self, name: str) -> dict[str, Any]:
-        """Wait for a parcel; the job's inputs are sent before it. Raises StateError if it will not arrive."""
+        """Wait for a parcel. The job's inputs are sent before it. Raises StateError if it will not arrive."""
         orders, heard_s = b"", time.monotonic()
         while (content := self.remote.read(_at(name, _PARCEL))) is None:
             now = self.remote.read(_at(self.name, agent.ORDERS)) or b""
@@ -459,7 +459,7 @@ class _Node:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def take_orders(self, folder: Path) -> None:
-        """Give the agent its orders; a job when its inputs have arrived."""
+        """Give the agent its orders, and each job when its inputs have arrived."""
         orders = json.loads(self.remote.read(_at(self.name, agent.ORDERS)) or b"{}")
         here: list[Json] = []
         for each in orders.get("jobs", ()):
@@ -516,7 +516,7 @@ class _Node:
                 self.logged[run] = size + len(content), pieces + 1
 
     def send(self, attempt: Path, *, failed: bool) -> bool:
-        """Send the output of an attempt; returns whether it has failed."""
+        """Send the output of an attempt. Returns whether it has failed."""
         shutil.rmtree(attempt / _FILES, ignore_errors=True)
         file_views.remove(attempt)
         try:

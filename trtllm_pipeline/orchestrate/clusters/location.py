@@ -28,7 +28,7 @@ class Placement:
     machine: Machine
     """The machine that plans are made for: this one, or a node of a cluster."""
     nodes: Sequence[Capacity]
-    """Capacities of the nodes; the first is this machine."""
+    """Capacities of the nodes. The first is this machine."""
     executor: Callable[[], Executor]
     """Creates an executor for one run of a plan."""
 
@@ -68,7 +68,7 @@ def _executor_here() -> Executor:
 
 
 def _exchange(request: Request, loaded: LoadedMatrix) -> str | None:
-    """Return the URL for files of nodes that do not share the workspace; None if they share it."""
+    """Return the URL for files of nodes that do not share the workspace. None if they share it."""
     url: str | None = loaded.of_cluster("exchange")
     if url is not None and request.executor == SLURM:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Agents as Ray tasks (`--executor ray`). Needs the extra [ray]; imported only with that option.
+"""Agents as Ray tasks (`--executor ray`). Needs the extra [ray]. Imported only with that option.
 
 Every task requests the CPUs, GPUs and accelerator type of its stage run. It prefers the node that the scheduler chose and
 uses another if that one is gone, so a lost node costs only the tasks on it. Ray itself does not retry.
@@ -127,7 +127,7 @@ class RayCluster:
 
 
 def _check_listening(address: str) -> None:
-    """Raise OSError if no server listens, since Ray would retry for minutes; ValueError for an invalid address."""
+    """Raise OSError if no server listens, since Ray would retry for minutes, and ValueError for an invalid address."""
     if address == _ON_THIS_MACHINE or "://" in address:
         return
     host, _, port = address.rpartition(":")
@@ -160,7 +160,7 @@ def _node(node: Mapping[str, Any]) -> ClusterNode:
 
 
 def _lost(task: Any) -> StageError | None:
-    """Return why an agent was lost or failed; None if it ended normally."""
+    """Return why an agent was lost or failed. None if it ended normally."""
     try:
         code, message = ray.get(task)
     except RayTaskError as error:

@@ -50,7 +50,7 @@ class SlurmCluster:
     """The nodes of a partition, or those with the given accelerator types."""
 
     def __init__(self, options: Sequence[str], accelerators: Sequence[str] = ()) -> None:
-        """Inspect the cluster; `options` are for sbatch. Raises UsageError if Slurm or such a node is missing."""
+        """Inspect the cluster. `options` are for sbatch. Raises UsageError if Slurm or such a node is missing."""
         self._options = tuple(options)
         partitions = [named[1] for option in options if (named := _PARTITION.fullmatch(option))]
         listing = [
@@ -67,7 +67,7 @@ class SlurmCluster:
         nodes = chosen(listed(), accelerators)
         self.changes = KnownNodes(nodes, listed, _LIST_S).changes
         self._spelt = {node.type: node.accelerator for node in nodes}
-        """GPU type in lower case -> Slurm's spelling; None -> the default type."""
+        """GPU type in lower case -> Slurm's spelling. None -> the default type."""
         self._spelt[None] = nodes[0].accelerator
         self.machine = machine_of(nodes, accelerators, self._machine)
         self.nodes = [node.capacity for node in nodes]
@@ -77,7 +77,7 @@ class SlurmCluster:
         self._left: list[_Entry] = []
 
     def _machine(self, node: ClusterNode) -> Machine:
-        """Return the description of a node of this type; waits for a small job to be scheduled."""
+        """Return the description of a node of this type. Waits for a small job to be scheduled."""
         gres = _gres(min(1, node.gpus), node.accelerator)
         command = ["srun", "--quiet", "--ntasks=1", "--job-name=look", *gres, *self._options, *_AGENT]
         try:
@@ -205,7 +205,7 @@ def _queue() -> list[_Entry]:
 
 
 def _listed(text: str) -> Iterator[ClusterNode]:
-    """Yield the usable nodes in sinfo's output; the first of a node's GPU types counts."""
+    """Yield the usable nodes in sinfo's output. The first of a node's GPU types counts."""
     for line in text.splitlines():
         name, cpus, resources, state = line.split("|")
         if state.rstrip("*~#!%$@^-+").lower() in _USABLE:
@@ -214,7 +214,7 @@ def _listed(text: str) -> Iterator[ClusterNode]:
 
 
 def _why(state: str, folder: Path) -> StageError | None:
-    """Return why a job in this state has no answer from its agent; None if it ended normally."""
+    """Return why a job in this state has no answer from its agent. None if it ended normally."""
     if state == "COMPLETED":
         return None
     if state in _LOST:

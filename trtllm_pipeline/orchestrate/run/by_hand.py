@@ -66,7 +66,7 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
 
 
 def replay(job: Job, attempt: Path, inputs: Mapping[str, Path], show: Callable[[tuple[str, ...]], None]) -> Path:
-    """Run a job's commands in the empty directory `attempt` with some inputs replaced; `show` gets each command.
+    """Run a job's commands in the empty directory `attempt` with some inputs replaced. `show` gets each command.
 
     Returns the output directory. The store is only read. Raises UsageError, and StageError for the first
     command that fails.

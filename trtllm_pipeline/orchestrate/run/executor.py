@@ -58,7 +58,7 @@ _FORCED_GRACE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One attempt at a stage run, as written to job.json; `trtllm_pipeline.tensorrt.worker` reads its own part of it."""
+    """One attempt at a stage run, as written to job.json. `trtllm_pipeline.tensorrt.worker` reads its own part of it."""
 
     id: StageRunId
     stage: str
@@ -66,7 +66,7 @@ class Job:
     fingerprint: str
     scope: Scope
     commands: tuple[tuple[str, ...], ...]
-    """Run one after another; the first failure ends the job."""
+    """Run one after another. The first failure ends the job."""
     environment: Mapping[str, str]
     """Added to the pipeline's own environment. Never contains secrets."""
     program: str | None
@@ -88,7 +88,7 @@ class Job:
     """CPUs for its processes; () for any."""
     resources: Resources = field(default_factory=Resources)
     node: str = ""
-    """Cluster node to run on; empty for this machine."""
+    """Cluster node to run on. Empty for this machine."""
     viewed: Mapping[str, str] = field(default_factory=dict)
     """Input name -> the whole artifact, if `inputs` has a directory with some of its files while the attempt runs."""
     schema: int = field(default=SCHEMA)
@@ -139,7 +139,7 @@ class Usage:
     written_bytes: int = 0
     """Bytes written to disks, including removed files."""
     gpu_bytes: int | None = None
-    """Peak memory on its fullest GPU, above the memory in use at its start; None without GPUs."""
+    """Peak memory on its fullest GPU, above the memory in use at its start. None without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Ended:
     error: StageError | None
     usage: Usage
     system: Mapping[str, Json] | None = None
-    """The machine that ran it, in the form of `machine.probe.maker`; None for this one."""
+    """The machine that ran it, in the form of `machine.probe.maker`. None for this one."""
 
 
 ExecutorEvent: TypeAlias = Ready | Ended | NodeGone | NodeCame
@@ -260,7 +260,7 @@ class Executor:
         self._spawn(active)
 
     def _killed_before(self, now: float) -> out_of_memory.Counts:
-        """Return the kernel's recent counts; they stay valid until a job fails. Reading them costs time in short jobs."""
+        """Return the kernel's recent counts. They stay valid until a job fails. Reading them costs time in short jobs."""
         if self._counts is None or now - self._counts.at_s > _COUNTS_S:
             self._counts = out_of_memory.counts()
         return self._counts

@@ -77,7 +77,7 @@ class Durations:
         return self._guesses[run.id]
 
     def of(self, run: StageRun) -> float | None:
-        """Return the known duration; None if no comparable run exists. Another model's time is not comparable if size matters."""
+        """Return the known duration. None if no comparable run exists. Another model's time is not comparable if size matters."""
         known = list(_labels(run))
         for label in known[:-2] if _by_size(run) else known:
             took_s, guessed_s = self._here.get(label, (0.0, 0.0))
@@ -266,7 +266,7 @@ def capacity(machine: Machine) -> scheduling.Capacity:
 
 
 def capacities(machine: Machine) -> list[scheduling.Capacity]:
-    """Return the capacity of `machine`; if it has several GPU types, of this machine and one node of each type."""
+    """Return the capacity of `machine`. If it has several GPU types, add one node of each type."""
     nodes = (
         scheduling.Capacity(each.cpus, tuple(gpu.uuid for gpu in each.gpus), 0, name, name)
         for name, each in machine.types
@@ -338,7 +338,7 @@ def tasks(
     corrections: Corrections | None = None,
     on: Sequence[scheduling.Capacity] = (),
 ) -> Iterator[scheduling.Task]:
-    """Return the scheduler tasks of `among` on the nodes `on`; `corrections` are for memory needs."""
+    """Return the scheduler tasks of `among` on the nodes `on`. `corrections` are for memory needs."""
     order = {cell.id: number for number, cell in enumerate(plan.cells)} if among else {}
     corrections = corrections or Corrections((), plan.machine)
     host = plan.machine.memory_bytes if len(on) == 1 else None  # unknown for the nodes of a cluster
@@ -370,7 +370,7 @@ def _memory(run: StageRun, machine: Machine, corrections: Corrections) -> dict[s
 
 
 def _at_most(memory: Mapping[str, Estimate]) -> tuple[int, int] | None:
-    """Return the maximum host memory and /dev/shm; None if unknown."""
+    """Return the maximum host memory and /dev/shm. None if unknown."""
     shared = memory.get(SHARED)
     return (memory[HOST].most, 0 if shared is None else shared.most) if HOST in memory else None
 

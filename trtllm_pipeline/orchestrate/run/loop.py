@@ -63,7 +63,7 @@ _CAUSE_PATIENCE_S: Final = 1.0
 
 
 Nodes: TypeAlias = Callable[[], Sequence[scheduling.Capacity]]
-"""Returns the current nodes; none means the plan's machine."""
+"""Returns the current nodes. None means the plan's machine."""
 
 
 _Lease: TypeAlias = tuple[Exclusive, bool, int]
@@ -77,7 +77,7 @@ class Observer:
         """The following calls are about the run in this directory, until `leave`."""
 
     def leave(self, forecast: Mapping[str, Json] | None) -> None:
-        """The run has ended; `forecast` is its report's comparison of forecast and actual costs, if a stage ran."""
+        """The run has ended. `forecast` is its report's comparison of forecast and actual costs, if a stage ran."""
 
     def begin(
         self,
@@ -86,25 +86,25 @@ class Observer:
         durations: Mapping[str, float],
         nodes: Nodes = tuple,
     ) -> None:
-        """The run starts on `nodes`; `durations` are seconds from earlier runs, by prefixes of `StageRun.label`."""
+        """The run starts on `nodes`. `durations` are seconds from earlier runs, by prefixes of `StageRun.label`."""
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """A stage run's status changed; `seconds` is its duration if it has ended."""
+        """A stage run's status changed. `seconds` is its duration if it has ended."""
 
     def waiting(self, run: StageRun, why: str) -> None:
         """A stage run waits for a retry or for another invocation."""
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
-        """Regular update; `progress` of stage runs that report it: done, total, unit."""
+        """Regular update. `progress` of stage runs that report it: done, total, unit."""
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
-        """A message about pulling from a remote store before the run starts; `wrong` reports a failed pull."""
+        """A message about pulling from a remote store before the run starts. `wrong` reports a failed pull."""
 
     def node(self, name: str, *, gone: bool) -> None:
         """A node of the cluster has gone, or has come."""
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        """Cells that ran out of memory are planned again with changed settings; `begin` follows."""
+        """Cells that ran out of memory are planned again with changed settings. `begin` follows."""
 
     def end(self) -> None:
         """The part started by `begin` has ended."""
@@ -169,7 +169,7 @@ class _Running:
     """The CPUs that it is pinned to; () for any."""
     started_s: float
     ready_s: float | None = None
-    """Seconds until the service was ready; None if it is not ready or not a service."""
+    """Seconds until the service was ready. None if it is not ready or not a service."""
     stop_asked: bool = False
     peak: Peak | None = None
     """Resource usage after success."""
@@ -212,14 +212,14 @@ class _Execution:
     _running: dict[StageRunId, _Running] = field(default_factory=dict)
     _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
     _unleased: dict[_Lease, dict[StageRunId, None]] = field(default_factory=dict)
-    """Stage runs that wait for leases; only one of each kind retries."""
+    """Stage runs that wait for leases. Only one of each kind retries."""
     _refused: dict[_Lease, str] = field(default_factory=dict)
     """Reasons, as of the last attempt to lease."""
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
     _enter: SharedEntry = field(default_factory=SharedEntry)
     _place: WaitingPlace = field(default_factory=WaitingPlace)
     _unsealed: dict[StageRunId, Callable[[], Manifest]] = field(default_factory=dict)
-    """Pending digests of small results; they run after the next tasks have started."""
+    """Pending digests of small results. They run after the next tasks have started."""
     _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
     """Results being digested in a thread."""
     _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
@@ -334,7 +334,7 @@ class _Execution:
         self._place.leave()
 
     def _statuses(self) -> dict[StageRunId, StageStatus]:
-        """Return the status of all stage runs of the plan; those not to run are present or not needed."""
+        """Return the status of all stage runs of the plan. Those not to run are present or not needed."""
         status, present = self._scheduler.status, self._present
         return {
             run.id: status(run.id)
@@ -346,7 +346,7 @@ class _Execution:
         }
 
     def _collect(self) -> list[scheduling.Event]:
-        """Return new events; waits a moment if there are none."""
+        """Return new events. Waits a moment if there are none."""
         if self._queued or self._unsealed:
             events, self._queued = self._queued, []
             unsealed, self._unsealed = self._unsealed, {}
@@ -381,7 +381,7 @@ class _Execution:
         return events
 
     def _with_causes(self, events: list[ExecutorEvent]) -> list[ExecutorEvent]:
-        """Return `events` with ends of services before the failures that they caused; waits a moment for such an end."""
+        """Return `events` with ends of services before the failures that they caused. Waits a moment for such an end."""
         deadline = time.monotonic() + _CAUSE_PATIENCE_S
         while time.monotonic() < deadline:
             over = {event.id for event in events if isinstance(event, Ended)}
@@ -605,7 +605,7 @@ class _Execution:
         return [self._failure(run, error)]
 
     def _vacated(self, held: _Running) -> list[scheduling.Event]:
-        """Release the GPUs of a stage run whose processes have ended; a task inside a service has none itself."""
+        """Release the GPUs of a stage run whose processes have ended. A task inside a service has none itself."""
         if held.run.stage.scope is Scope.IN_SERVICE:
             return []
         for lease in held.leases[len(held.leases) - len(held.gpus) :]:  # the machine's lease keeps measurements away
@@ -613,7 +613,7 @@ class _Execution:
         return [scheduling.Vacated(held.run.id)]
 
     def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
-        """Return expected and actual resource usage of a stage run; later plans use it."""
+        """Return expected and actual resource usage of a stage run. Later plans use it."""
         machine, run = self._plan.machine, held.run
         estimate = estimates.expected(run.stage, run.first_cell, machine)
         expected = {} if estimate is None else estimates.expected_by_kind(estimate)
@@ -764,7 +764,7 @@ class _Execution:
         rows: list[tuple[str, str, Fingerprint]] = []
         services: list[tuple[str, str, Fingerprint, str]] = []
         for cell, of_cell in self._plan.by_cell.items():
-            # If there are two of one stage, the last is the cell's own; the other was built for its draft model.
+            # If there are two of one stage, the last is the cell's own. The other was built for its draft model.
             for stage, run in {runs[each].stage.name: runs[each] for each in of_cell}.items():
                 row = cell, stage, run.fingerprint
                 if row in known:

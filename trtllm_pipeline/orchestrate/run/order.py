@@ -71,7 +71,7 @@ def play(
 
 
 def favourable(tasks: Sequence[Task], on: Sequence[Capacity]) -> Mapping[StageRunId, float]:
-    """Return factors for task paths that shorten the run; empty if none were found or the search was skipped.
+    """Return factors for task paths that shorten the run. Empty if none were found or the search was skipped.
 
     The search needs several GPUs and a plan that is long but not too large. It is deterministic.
     """

@@ -60,7 +60,7 @@ def plan_json(plan: Plan, store: Store | None, forecast: Forecast, *, run_id: st
 
 
 def commands_of(plan: Plan, artifact: Callable[[StageRun], str]) -> Callable[[StageRun], tuple[tuple[str, ...], ...]]:
-    """Return the command lines by stage run of a plan; `artifact` returns the path of a result."""
+    """Return the command lines by stage run of a plan. `artifact` returns the path of a result."""
 
     def commands(run: StageRun) -> tuple[tuple[str, ...], ...]:
         # A server's command line may name the inputs of its repository.

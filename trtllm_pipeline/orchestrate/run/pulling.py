@@ -89,7 +89,7 @@ class RemoteSource:
     def pull(
         self, plan: Plan, store: Store, present: Mapping[Fingerprint, Artifact], observer: Observer
     ) -> Mapping[Fingerprint, Artifact]:
-        """Pull artifacts that `plan` needs; returns all present ones. Failed pulls are reported and left to be built.
+        """Pull artifacts that `plan` needs. Returns all present ones. Failed pulls are reported and left to be built.
 
         Raises StateError if they do not fit on the disk.
         """

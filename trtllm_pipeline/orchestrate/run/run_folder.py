@@ -50,7 +50,7 @@ def begun(
     try:
         write_json(run.path / REQUEST_FILE, request.to_json())
         yield run
-    except KeyboardInterrupt:  # while artifacts are pulled; later the loop handles it
+    except KeyboardInterrupt:  # while pulling artifacts (later the loop handles it)
         run.exit_code = 130
         raise
     except OSError as error:

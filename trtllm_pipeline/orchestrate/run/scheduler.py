@@ -1,4 +1,4 @@
-"""Decides what runs when: events in, instructions out; no clock, disk, thread or process.
+"""Decides what runs when: events in, instructions out. No clock, disk, thread or process.
 
     scheduler = Scheduler(tasks, machine)
     todo = scheduler.advance(now)                        the first starts
@@ -56,7 +56,7 @@ from typing import Final, TypeAlias
 from trtllm_pipeline.base import Exclusive, FailureClass, Resources, Scope, StageError, StageRunId, StageStatus
 
 BACKOFF_S: Final = 2.0
-"""Mean wait before the first retry; doubles with each further one."""
+"""Mean wait before the first retry. Doubles with each further one."""
 BACKOFF_LIMIT_S: Final = 120.0
 LOST_RETRIES: Final = 3
 NODE_PATIENCE_S: Final = 600.0
@@ -74,11 +74,11 @@ class Capacity:
     gpus: tuple[str, ...] = ()
     downloads: int = 4
     node: str = ""
-    """Node name; empty for this machine."""
+    """Node name. Empty for this machine."""
     accelerator: str | None = None
     """GPU type in lower case, if nodes differ in it."""
     memory: tuple[int, ...] | None = None
-    """Bytes of each kind of memory shared by the node; None: no service starts alongside an exclusive one."""
+    """Bytes of each kind of memory shared by the node. None: no service starts alongside an exclusive one."""
 
     def suits(self, accelerator: str | None) -> bool:
         """Return whether a task that requests this GPU type (None: any) can run here."""
@@ -102,7 +102,7 @@ class Task:
     retries: int = 0
     order: int = 0
     memory: tuple[int, ...] | None = None
-    """Maximum bytes that a service uses of each kind in `Capacity.memory`; None if unknown."""
+    """Maximum bytes that a service uses of each kind in `Capacity.memory`. None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class ServiceReady(_OfTask):
 
 
 class ServiceEnded(_End):
-    """A service has ended, requested or not; its resources are free. Report it before the failures that it caused."""
+    """A service has ended, requested or not. Its resources are free. Report it before the failures that it caused."""
 
 
 class Busy(_OfTask):
@@ -189,7 +189,7 @@ class Cancel(_OfTask):
 
 @dataclass(frozen=True, slots=True)
 class RetryAt(_OfTask):
-    """This task failed and will be retried; call `advance` at `when`."""
+    """This task failed and will be retried. Call `advance` at `when`."""
 
     when: float
     attempt: int
@@ -217,7 +217,7 @@ ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if 
 _AVAILABLE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
 _NO_SHARE: Final = (0.0, 0.0, 0.0)
 
-# Slots for work, CPUs, GPUs, downloads, slots for measurements. One slot each; all slots of a node for an exclusive task.
+# Slots for work, CPUs, GPUs, downloads, slots for measurements. A task takes one slot, an exclusive task all slots of a node.
 _Amounts: TypeAlias = tuple[int, int, int, int, int]
 _Demand: TypeAlias = tuple[_Amounts, "str | None"]
 """The amounts that must be free on a node, and its required GPU type."""
@@ -231,7 +231,7 @@ class _Phase(Enum):
     STARTING = 1
     READY = 2
     STOPPING = 3
-    DEAD = 4  # ended unrequested; the tasks inside it are still being cancelled
+    DEAD = 4  # ended unrequested, with tasks inside it still being cancelled
 
 
 @dataclass(slots=True, eq=False)
@@ -251,7 +251,7 @@ class _TaskNode:
     rank: float = 0.0  # the priority with its `favour` factor
     failures: int = 0
     failure: StageError | None = None
-    cause: _TaskNode | None = None  # the failed task that blocks this one; itself if it failed
+    cause: _TaskNode | None = None  # the failed task that blocks this one, or itself if it failed
     amounts: _Amounts = _NOTHING  # held while running
     node: int = 0
     gpus: tuple[int, ...] = ()  # of that node
@@ -272,7 +272,7 @@ class _Service(_TaskNode):
     ended: StageError | None = None
 
 
-# Heap entries compare by their first three fields; `index` is unique.
+# Heap entries compare by their first three fields. `index` is unique.
 _Entry: TypeAlias = tuple[float, int, int, _TaskNode]
 
 
@@ -287,7 +287,7 @@ def _fits(amounts: _Amounts, free: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    """A place on a node from `start`, when `after` ends; `held` are the amounts held there from then on, its own included."""
+    """A place on a node from `start`, when `after` ends. `held` are the amounts held there from then on, its own included."""
 
     node: int
     start: float
@@ -363,7 +363,7 @@ def overdue(so_far_s: float, expected_s: float) -> bool:
 class Scheduler:
     """The state machine over one plan.
 
-    All tasks run, except services without tasks. `keep_going` False starts no task after the first failure; running tasks
+    All tasks run, except services without tasks. `keep_going` False starts no task after the first failure. Running tasks
     finish. `observe` is called with (id, old, new) at every status change. `favour` has factors by task id that raise or
     lower a path's rank (`order.py`). Raises ValueError for an invalid plan: duplicate or missing ids, circular needs.
     """
@@ -459,7 +459,7 @@ class Scheduler:
         return self._nodes[task_id].failure
 
     def blocked_by(self, task_id: StageRunId) -> StageRunId | None:
-        """Return the failed task that blocks this one; None if it is not blocked."""
+        """Return the failed task that blocks this one. None if it is not blocked."""
         node = self._nodes[task_id]
         return node.cause.task.id if node.cause and node.status is _S.BLOCKED else None
 
@@ -536,7 +536,7 @@ class Scheduler:
                 node.service = service
 
     def _needs(self, node: _TaskNode) -> list[_TaskNode]:
-        """Return the nodes of `needs`; a task inside a service may or may not list that service."""
+        """Return the nodes of `needs`. A task inside a service may or may not list that service."""
         needs = []
         for need in node.task.needs:
             if (upstream := self._nodes.get(need)) is None:
@@ -654,7 +654,7 @@ class Scheduler:
         return not self._interrupted and (self._keep_going or not self._counts[_S.FAILED])
 
     def _move(self, node: _TaskNode, status: StageStatus) -> None:
-        """Change a status; the only place that does."""
+        """Change a status. Only this method does."""
         old = node.status
         if status not in TRANSITIONS[old]:
             raise ValueError(f"{node.task.id} cannot go from {old.value} to {status.value}")
@@ -703,7 +703,7 @@ class Scheduler:
         self._move(node, _S.FAILED)
 
     def _may_retry(self, node: _TaskNode, failure: StageError) -> bool:
-        """Return whether to retry; called while `node` still counts as running."""
+        """Return whether to retry. Called while `node` still counts as running."""
         if not self._open or node.failures >= _most_retries(node, failure):
             return False
         if failure.failure is FailureClass.OUT_OF_MEMORY:
@@ -903,7 +903,7 @@ class Scheduler:
         return None if best is None else best[2]
 
     def _dispatch(self) -> None:
-        """Start all tasks that fit, best first; reserve a place for the first critical one that does not fit."""
+        """Start all tasks that fit, best first. Reserve a place for the first critical one that does not fit."""
         self._look_at, self._room = math.inf, False
         heads: list[tuple[_Entry, _Demand]] = []
         waiting: tuple[_Entry, _Demand] | None = None  # the best that does not fit
@@ -1023,7 +1023,7 @@ class Scheduler:
         return None
 
     def _ends(self, node: _TaskNode) -> float:
-        """Return the expected end of a running task; an overdue one ends when it has run as long again."""
+        """Return the expected end of a running task. An overdue one ends when it has run as long again."""
         so_far = self._now - (node.end - node.duration)
         return self._now + so_far if overdue(so_far, node.duration) else node.end
 

@@ -109,7 +109,7 @@ def run_with_retries(
     until: str | None,
     replan: Callable[[Plan, Forecast], None],
 ) -> Done:
-    """Run it. Cells that ran out of memory are retried as `settings.retry` allows; `replan` gets each new plan."""
+    """Run it. Cells that ran out of memory are retried as `settings.retry` allows. `replan` gets each new plan."""
     from trtllm_pipeline.orchestrate.plan.pins import Pins
 
     started, store, plan = time.monotonic(), work.store, work.plan

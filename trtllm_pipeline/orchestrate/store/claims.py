@@ -31,7 +31,7 @@ _LOOK_S: Final = 0.002
 
 
 class Claim:
-    """A held flock. `fd` may be inherited by child processes; `release` frees it for them as well."""
+    """A held flock. `fd` may be inherited by child processes. `release` frees it for them as well."""
 
     __slots__ = ("_remove", "fd", "path")
 
@@ -41,7 +41,7 @@ class Claim:
         self._remove = remove
 
     def release(self) -> None:
-        """Release the claim; may be called twice."""
+        """Release the claim. May be called twice."""
         if self.fd < 0:
             return
         if self._remove:
@@ -54,7 +54,7 @@ class Claim:
 
 
 def take(path: str | Path, *, shared: bool = False, remove: bool = True) -> Claim | None:
-    """Take the claim on `path`; None if another process holds it. Waits some milliseconds at most, for other processes' checks."""
+    """Take the claim on `path`. None if another process holds it. Waits some milliseconds at most, for other processes' checks."""
     for _ in range(_LOOKS - 1):
         claim = _take(path, shared=shared, remove=remove)
         if claim is not None or shared or is_held(path):
@@ -122,7 +122,7 @@ def machine_leases() -> Path:
 
 
 Entry: TypeAlias = Callable[[Exclusive], "list[Claim] | None"]
-"""Takes the claims on the machine itself, alongside only those that its argument allows; None if others exist."""
+"""Takes the claims on the machine itself, alongside only those that its argument allows. None if others exist."""
 
 
 def lease_machine(
@@ -135,9 +135,9 @@ def lease_machine(
     place: WaitingPlace | None = None,
     by: str = "",
 ) -> tuple[list[Claim], tuple[str, ...]] | None:
-    """Claim the machine, as `exclusive` says, and as many GPUs as in `gpus`; returns claims and GPU names.
+    """Claim the machine, as `exclusive` says, and as many GPUs as in `gpus`. Returns claims and GPU names.
 
-    GPUs that another invocation holds are replaced by `others`; None if too few are left. So two invocations, even on
+    GPUs that another invocation holds are replaced by `others`. None if too few are left. So two invocations, even on
     different workspaces, never share a GPU, and only allowed tasks run alongside a measurement.
 
     With a `place`, it is also None while this lease would block earlier waiters. It then waits itself, in the name of
@@ -329,7 +329,7 @@ class WaitingPlace:
         self._claim: Claim | None = None
         self._request: LeaseWanted | None = None
         self.by: str | None = None
-        """The stage run that waits in it; None if none does."""
+        """The stage run that waits in it. None if none does."""
 
     def is_behind(self, request: LeaseWanted) -> bool:
         """Return whether others come first. It takes one system call if no process waits."""
@@ -347,7 +347,7 @@ class WaitingPlace:
         self.by = by if self._claim is not None else None
 
     def leave(self) -> None:
-        """Stop waiting; may be called twice."""
+        """Stop waiting. May be called twice."""
         if self._claim is None:
             return
         self._claim.release()
@@ -383,7 +383,7 @@ class WaitingPlace:
                 yield path
 
     def _never_ends(self, request: LeaseWanted, *, beside_standing: bool) -> bool:
-        """Return whether standing servers hold the requested leases; only a user stops them."""
+        """Return whether standing servers hold the requested leases. Only a user stops them."""
         if request.exclusive is not Exclusive.NONE and not beside_standing:
             path = machine_leases() / _STANDING
             # Keep an existing place despite other processes' checks.
@@ -407,7 +407,7 @@ _WAITING: Final = "waiting"
 
 
 def _waits_for(path: Path) -> LeaseWanted | None:
-    """Return the request of a place; None if no process waits there. Removes the place of a killed process."""
+    """Return the request of a place. None if no process waits there. Removes the place of a killed process."""
     with suppress(OSError, ValueError):  # released meanwhile, or just being taken
         left = take(path)
         if left is None:
@@ -471,7 +471,7 @@ _PLACE: Final = 5
 
 
 def _description(pid: int) -> str | None:
-    """Describe a process; None if it has ended or belongs to another user."""
+    """Describe a process. None if it has ended or belongs to another user."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -488,7 +488,7 @@ def _description(pid: int) -> str | None:
 
 
 def _place_of(pid: int) -> tuple[Path | None, str | None]:
-    """Return the workspace of a process's claim or managed server, and the server; None if not visible."""
+    """Return the workspace of a process's claim or managed server, and the server. None if not visible."""
     try:
         for each in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):  # closed in the meantime

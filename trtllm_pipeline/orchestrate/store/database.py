@@ -81,7 +81,7 @@ class Database(ABC):
 
     @abstractmethod
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
-        """Add all rows of the manifests and the history. Returns a description of what is lost; None if both are empty.
+        """Add all rows of the manifests and the history. Returns a description of what is lost. None if both are empty.
 
         `known` has rows of the file that is rebuilt.
         """
@@ -154,7 +154,7 @@ class Database(ABC):
         return lost or EMPTY
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the file. May be called twice."""
         self._shut()
         if self._lock is not None:
             self._lock.close()
@@ -162,7 +162,7 @@ class Database(ABC):
     # opening
 
     def _open(self) -> None:
-        """Open the file; create it first if it is missing. Holds the shared lock from then on."""
+        """Open the file. Create it first if it is missing. Holds the shared lock from then on."""
         while True:
             exists = os.path.lexists(self.path)
             if not self._wait_for_lock(fcntl.LOCK_SH if exists else fcntl.LOCK_EX, _PATIENCE_S):
@@ -250,7 +250,7 @@ class Database(ABC):
     # errors
 
     def _explained(self, error: Exception) -> StateError:
-        """The error for users; its message says whether the file is damaged. Raises OSError for a full disk."""
+        """The error for users. Its message says whether the file is damaged. Raises OSError for a full disk."""
         message = str(error)
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
             raise error  # a bug of ours
@@ -290,7 +290,7 @@ class Database(ABC):
     # creating
 
     def _make(self, known: Rows, *, keep_old: bool = False) -> str | None:
-        """Create the file and put it in its place; `keep_old` keeps a damaged one as `state.db.damaged`.
+        """Create the file and put it in its place. `keep_old` keeps a damaged one as `state.db.damaged`.
 
         The caller holds the exclusive lock. The old file goes before its write-ahead log. If this process is killed in
         between, the file is missing, and the next process to open it creates it.
@@ -330,7 +330,7 @@ class Database(ABC):
             logger.warning("%s: the index %s from the manifests and the history, %s", self.path, change, lost)
 
     def _read_into_memory(self) -> None:
-        """Read the file into memory; if it is not sound, read the manifests and the history instead."""
+        """Read the file into memory. If it is not sound, read the manifests and the history instead."""
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         problem = "is missing"
         for _ in range(_READS):

@@ -3,7 +3,7 @@
 The index is redundant: artifacts have manifests, digests of files can be recomputed, and every other row is also a line of
 `history.jsonl`, in which later lines for the same row win. So a lost or damaged index is rebuilt without loss.
 Conversely, `store repair` restores lines that the history has lost from a sound index.
-WAL with synchronous=NORMAL survives a kill at any time; a power loss may cost the last rows. Rows of attempts are written
+WAL with synchronous=NORMAL survives a kill at any time. A power loss may cost the last rows. Rows of attempts are written
 in groups: their start with the next operation, their success with the group of published artifacts.
 """
 
@@ -164,7 +164,7 @@ class RunRow:
 
     @property
     def seconds(self) -> float | None:
-        """Duration; None if it is running or was killed, or if the clock was set back meanwhile."""
+        """Duration. None if it is running or was killed, or if the clock was set back meanwhile."""
         return None if self.ended_s is None or self.ended_s < self.started_s else self.ended_s - self.started_s
 
 
@@ -198,7 +198,7 @@ class _Begun:
     values: Row
     """The first values of its row, without the id."""
     id: int | None = None
-    """Row id; None until written."""
+    """Row id. None until written."""
 
 
 class History:
@@ -232,7 +232,7 @@ class History:
         )
 
     def newest(self) -> Event | None:
-        """Return the newest readable event; None if there is none near the end. Raises StateError, OSError."""
+        """Return the newest readable event. None if there is none near the end. Raises StateError, OSError."""
         try:
             file = self._file()
         except FileNotFoundError:
@@ -243,7 +243,7 @@ class History:
         return next(filter(None, (_event(line) for line in reversed(lines))), None)
 
     def events(self) -> Iterator[Event | None]:
-        """Yield all events, oldest first; None for a damaged line. Raises StateError, OSError."""
+        """Yield all events, oldest first. None for a damaged line. Raises StateError, OSError."""
         try:
             file = self._file()
         except FileNotFoundError:
@@ -260,7 +260,7 @@ class History:
 
 
 def _event(line: bytes) -> Event | None:
-    """Return the event in a history line; None if the line is damaged."""
+    """Return the event in a history line. None if the line is damaged."""
     checksum, _, text = line.partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):
         return None
@@ -362,7 +362,7 @@ class Index(Database):
         return self._read(query, values, lambda row: row)
 
     def _read(self, query: str, values: Sequence[Value], make: Callable[[Row], T]) -> list[T]:
-        """Return `make` of each row of a query; `make` raises DamagedError for values that were never written."""
+        """Return `make` of each row of a query. `make` raises DamagedError for values that were never written."""
         return self.run(lambda db: [make(row) for row in _typed(db.execute(query, values))])
 
     def _apply(self, db: sqlite3.Connection, events: Sequence[Event]) -> int:
@@ -504,7 +504,7 @@ class Index(Database):
     # attempts
 
     def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: str | Path) -> int:
-        """Start an attempt; returns its number until it ends. It is written with the next operation."""
+        """Start an attempt. Returns its number until it ends. It is written with the next operation."""
         name = next(self._numbers)
         self._begun[name] = _Begun((run, stage, fingerprint, number, time.time(), self._name(folder)))
         self._unwritten[name] = None
@@ -636,7 +636,7 @@ class Index(Database):
         self._change(("infeasible", (fingerprint, reason)))
 
     def forget_infeasible(self) -> int:
-        """Forget all infeasible inputs; returns their number."""
+        """Forget all infeasible inputs. Returns their number."""
         return self._change(("no infeasible", ()))
 
     def infeasible(self) -> dict[Fingerprint, str]:
@@ -653,7 +653,7 @@ class Index(Database):
         self._change(("pins", (request, json.dumps(pinned))))
 
     def forget_pins(self) -> int:
-        """Forget all pins, so that the hubs are queried again; returns their number."""
+        """Forget all pins, so that the hubs are queried again. Returns their number."""
         return self._change(("no pins", ()))
 
     def digest(self, path: Path) -> str:

@@ -32,7 +32,7 @@ from trtllm_pipeline.tensorrt import OUT
 SCHEMA: Final = 1
 NAME: Final = "manifest.json"
 ENVELOPE: Final = "provenance.intoto.jsonl"
-"""The signed statement of an artifact, written after publication; `provenance/` checks it."""
+"""The signed statement of an artifact, written after publication. `provenance/` checks it."""
 _GONE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 """Errors for a missing file or a broken link."""
 
@@ -62,7 +62,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     provenance: Mapping[str, Json]
     records: tuple[FileEntry, ...] = ()
-    """Files next to the result, such as the job and the log; empty in manifests of older releases."""
+    """Files next to the result, such as the job and the log. Empty in manifests of older releases."""
 
     @property
     def size_bytes(self) -> int:
@@ -108,7 +108,7 @@ class Manifest:
         return float(value) if isinstance(value, (int, float)) else default
 
     def write(self, folder: str | Path) -> int:
-        """Write it into `folder`; returns its size in bytes."""
+        """Write it into `folder`. Returns its size in bytes."""
         return write_once(f"{folder}/{NAME}", object_text(self._content(), key=self.key))
 
 
@@ -169,7 +169,7 @@ def read(folder: Path) -> Manifest:
 
 
 def decode(content: bytes, stage: str, fingerprint_: str, name: str) -> Manifest:
-    """Return the manifest of this artifact from a file's content; errors show `name` as its source. Raises like `read`."""
+    """Return the manifest of this artifact from a file's content. Errors show `name` as its source. Raises like `read`."""
     try:
         data = json.loads(content.decode("utf-8"))
         digest = data.pop("digest", None)
@@ -277,7 +277,7 @@ class Kind(str, Enum):
     RECORD = "record"
     """The job, log or another file next to the result has changed."""
     DERIVED = "derived"
-    """Compiled Python modules that a server wrote; they can be removed."""
+    """Compiled Python modules that a server wrote. They can be removed."""
     UNLISTED = "unlisted"
     """A file that is not in the manifest."""
     MODE = "mode"

@@ -84,7 +84,7 @@ class ArtifactKey(NamedTuple):
 
 
 class NotTransferableError(RemoteError):
-    """One artifact cannot be transferred; others can."""
+    """One artifact cannot be transferred. Others can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class Remote:
         return [place for place in places if place in listed]
 
     def _names(self, name: str, form: re.Pattern[str]) -> list[str]:
-        """Return names of this form in a directory, sorted; empty if it does not exist. Raises RemoteError."""
+        """Return names of this form in a directory, sorted. Empty if it does not exist. Raises RemoteError."""
         try:
             if self._web is not None:
                 links = _HREF.findall(self._content(f"{name}/").decode(errors="replace"))
@@ -204,7 +204,7 @@ class Remote:
         return sorted({each for path in paths if form.fullmatch(each := path.rstrip("/").rpartition("/")[2])})
 
     def manifest(self, place: ArtifactKey) -> bytes | None:
-        """Return the content of an artifact's manifest; None if it does not exist. Raises RemoteError."""
+        """Return the content of an artifact's manifest. None if it does not exist. Raises RemoteError."""
         content = self.read(f"artifacts/{place.stage}/{place.fingerprint}/{manifest.NAME}")
         self._manifest_bytes += len(content or b"")
         if self._manifest_bytes > _MOST_MANIFEST_BYTES:
@@ -215,7 +215,7 @@ class Remote:
         return content
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small file; None if it does not exist. Raises RemoteError, NotTransferableError beyond 16 MiB."""
+        """Return the content of a small file. None if it does not exist. Raises RemoteError, NotTransferableError beyond 16 MiB."""
         try:
             return self._content(name)
         except FileNotFoundError:
@@ -531,7 +531,7 @@ def _each(
     ahead: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[R]:
-    """Yield results in order, keeping at most `ahead`. After an error no work is started; an interrupt stops `progress`."""
+    """Yield results in order, keeping at most `ahead`. After an error no work is started. An interrupt stops `progress`."""
     waiting: deque[Future[R]] = deque()
     try:
         for item in items:
@@ -597,7 +597,7 @@ def _read_manifest(remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
 def push(
     store: Store, remote: Remote, pending: Iterable[ArtifactTransfer], progress: Progress
 ) -> Iterator[ArtifactTransfer]:
-    """Push the result of `compare_to_push`; yields each with its new state. Raises RemoteError."""
+    """Push the result of `compare_to_push`. Yields each with its new state. Raises RemoteError."""
     for each in pending:
         try:
             remote.send(store, each, progress)
@@ -637,7 +637,7 @@ def _for_gpus(each: ArtifactTransfer, gpus: Collection[str]) -> ArtifactTransfer
 
 
 def _made_for(sealed: Manifest) -> set[str]:
-    """Return the names of the GPUs that an engine was built on; empty for other artifacts, or if not recorded."""
+    """Return the names of the GPUs that an engine was built on. Empty for other artifacts, or if not recorded."""
     system = sealed.provenance.get("system")
     gpus = system.get("gpus") if isinstance(system, dict) else None
     if "sm" not in json.loads(sealed.key).get("identity", {}) or not isinstance(gpus, list):
@@ -648,7 +648,7 @@ def _made_for(sealed: Manifest) -> set[str]:
 def compare_to_pull(
     store: Store, remote: Remote, chosen: Sequence[ArtifactKey], gpus: Collection[str] = ()
 ) -> list[ArtifactTransfer]:
-    """Return those of `chosen` that are present here or offered by the remote; others are left out."""
+    """Return those of `chosen` that are present here or offered by the remote. Others are left out."""
     known = store.present({place.fingerprint: place.stage for place in chosen})
     offers = offered(remote, [place for place in chosen if place.fingerprint not in known], gpus)
     transfers = []
@@ -679,7 +679,7 @@ def pull(
     judge: Callable[[Path], Iterable[Discrepancy]],
     progress: Progress,
 ) -> Iterator[ArtifactTransfer]:
-    """Pull the result of `compare_to_pull`; yields each with its new state. Only complete artifacts are published.
+    """Pull the result of `compare_to_pull`. Yields each with its new state. Only complete artifacts are published.
 
     `judge` returns the faults of a received artifact. Artifacts that another process works on are left to it. Raises
     RemoteError, and StateError for a full disk.
@@ -696,7 +696,7 @@ def pull(
             yield replace(each, state="busy")
             continue
         try:
-            found = _pulled(store, remote, each, judge, progress)
+            pulled = _pulled(store, remote, each, judge, progress)
         finally:
             claim.release()
         yield pulled

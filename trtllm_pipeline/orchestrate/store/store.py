@@ -1,7 +1,7 @@
 """The store of a workspace: looks up artifacts, creates attempts, and publishes them atomically.
 
     WORKSPACE/
-      state.db                   index; `store repair` rebuilds it from manifests and history
+      state.db                   index. `store repair` rebuilds it from manifests and history
       history.jsonl              index rows that are in no manifest
       store/STAGE/FINGERPRINT/   an artifact: manifest.json, job.json, log, out/ (the files themselves)
       work/FINGERPRINT.N/        attempt N: job.json, log, out/; becomes the artifact by one rename
@@ -87,7 +87,7 @@ class Written(NamedTuple):
     """Output of an attempt before it is digested."""
 
     files: list[os.DirEntry[str]] | None
-    """Files and links of its result; None if not listed yet."""
+    """Files and links of its result. None if not listed yet."""
     size_bytes: int
     """Total size."""
 
@@ -101,7 +101,7 @@ def is_workspace(folder: Path) -> bool:
 
 
 class Store:
-    """An open workspace; its directories are created if necessary. Raises StateError if it cannot be used.
+    """An open workspace. Its directories are created if necessary. Raises StateError if it cannot be used.
 
     A read-only workspace, such as a colleague's or an archive, can be inspected: records stay in memory, and nothing is
     created, repaired or removed.
@@ -116,7 +116,7 @@ class Store:
         self.runs_dir = self.workspace / "runs"
         database = self.workspace / INDEX
         self.unwritable = self._unwritable(database)
-        """The first read-only part of the workspace; None if all of it is writable."""
+        """The first read-only part of the workspace. None if all of it is writable."""
         if self.unwritable is None:
             try:
                 for folder in (self.artifacts_dir, self.work_dir, self.runs_dir):
@@ -131,7 +131,7 @@ class Store:
 
     def _unwritable(self, database: Path) -> Path | None:
         if not is_workspace(self.workspace):
-            return None  # not a workspace yet; creating it will show errors
+            return None  # not a workspace yet. Creating it will show errors
         parts = (self.workspace, self.artifacts_dir, self.work_dir, self.runs_dir, database)
         return next((part for part in parts if part.exists() and not os.access(part, os.W_OK)), None)
 
@@ -204,7 +204,7 @@ class Store:
         """Return one artifact if it is complete, as in `present`, without listing others."""
         if not os.path.isdir(
             f"{self._artifacts}/{stage}/{fingerprint}"
-        ):  # no index lookup needed; `present` corrects the index
+        ):  # no index lookup needed. `present` corrects the index
             return None
         return self._look(stage, fingerprint, self.index.artifacts((fingerprint,)).get(fingerprint), exists=True)
 
@@ -234,12 +234,12 @@ class Store:
         return self.index.add_artifact(sealed, artifact)
 
     def _set_aside(self, stage: str, fingerprint: str) -> str:
-        """Take a damaged artifact out of use but keep its files; returns a description of the action."""
+        """Take a damaged artifact out of use but keep its files. Returns a description of the action."""
         self.index.remove_artifacts((Fingerprint(fingerprint),))
         return "left where it is" if self.unwritable is not None else self._move_aside(stage, fingerprint)
 
     def _move_aside(self, stage: str, fingerprint: str, name: str = ".") -> str:
-        """Move an artifact, or one file of it, below `damaged/`; returns a description of the action."""
+        """Move an artifact, or one file of it, below `damaged/`. Returns a description of the action."""
         place = self.workspace / "damaged" / stage / fingerprint
         number = 1
         while os.path.lexists(place / name):
@@ -256,7 +256,7 @@ class Store:
     # working
 
     def claim(self, fingerprint: Fingerprint) -> claims.Claim | None:
-        """Claim this stage run; None if another process holds it."""
+        """Claim this stage run. None if another process holds it."""
         return claims.take(f"{self._work}/{fingerprint}.lock")
 
     def claimants(self, fingerprint: Fingerprint) -> tuple[str, ...]:
@@ -268,7 +268,7 @@ class Store:
         return frozenset(filter(self.is_claimed, self._with_lock()))
 
     def _with_lock(self) -> list[Fingerprint]:
-        """Return stage runs with a claim file; a killed pipeline leaves its file behind."""
+        """Return stage runs with a claim file. A killed pipeline leaves its file behind."""
         matches = [_CLAIM.fullmatch(name) for name in _names(self.work_dir)]
         return [Fingerprint(each[1]) for each in matches if each]
 
@@ -281,7 +281,7 @@ class Store:
         return {fingerprint: row.number for fingerprint, row in self.index.attempts(fingerprints).items()}
 
     def begin(self, run: str, stage: str, fingerprint: Fingerprint, last: int | None = None) -> Attempt:
-        """Create an attempt directory; `last` is the number of the latest attempt if known, 0 for none.
+        """Create an attempt directory. `last` is the number of the latest attempt if known, 0 for none.
 
         The caller holds the claim, so leftovers of older attempts are removed.
         """
@@ -324,7 +324,7 @@ class Store:
     def seal(
         self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json], written: Written = NOT_LOOKED
     ) -> Manifest:
-        """Digest the attempt's files and write the manifest. Reads every byte once; large attempts should run in a thread.
+        """Digest the attempt's files and write the manifest. Reads every byte once. Large attempts should run in a thread.
 
         `written` is the result of `Store.written`, if known. Raises StageError if the attempt left no files, or files that
         an artifact may not contain.
@@ -484,9 +484,9 @@ class Store:
     def verify(
         self, judge: Callable[[Path], Iterable[Discrepancy]] = lambda _: ()
     ) -> Iterator[list[tuple[Discrepancy, str]]]:
-        """Compare the contents of every artifact with its manifest; yields discrepancies with the actions taken.
+        """Compare the contents of every artifact with its manifest. Yields discrepancies with the actions taken.
 
-        `judge` may add findings for an undamaged artifact. Damaged artifacts are set aside, so that a run rebuilds them; in
+        `judge` may add findings for an undamaged artifact. Damaged artifacts are set aside, so that a run rebuilds them. In
         a read-only workspace they stay. Other discrepancies are left to `repair`. Raises StateError for an artifact that
         cannot be read or that another release wrote.
         """
@@ -500,7 +500,7 @@ class Store:
             yield [(each, done) for each in findings] + [(each, "left as it is") for each in judged]
 
     def remove(self, unused: Callable[[], Sequence[Artifact]]) -> list[Artifact]:
-        """Remove unused artifacts, except claimed ones; returns the removed ones.
+        """Remove unused artifacts, except claimed ones. Returns the removed ones.
 
         `unused` is called when no run can start here, since runs that have started meanwhile may need some of them. Raises
         StateError while any run is active in the workspace, since it may be about to read one.
@@ -631,7 +631,7 @@ def _obstacle(error: OSError, workspace: Path) -> str:
 
 
 def _inspected(folder: Path, *, contents: bool) -> tuple[Discrepancy, ...] | None:
-    """Return the findings of `inspect`; None if another process has removed the artifact."""
+    """Return the findings of `inspect`. None if another process has removed the artifact."""
     try:
         findings = inspect(folder, contents=contents)
     except StateError:
@@ -681,7 +681,7 @@ def _sync(folder: str | Path) -> None:
 
 
 def _sync_one(path: str | Path, how: Callable[[int], int | None] | None = None) -> int:
-    """Sync a file or directory, or apply `how` to it; returns its result, 0 for None."""
+    """Sync a file or directory, or apply `how` to it. Returns its result, 0 for None."""
     fd = os.open(path, os.O_RDONLY)
     try:
         return (how or os.fsync)(fd) or 0

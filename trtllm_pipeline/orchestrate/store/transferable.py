@@ -120,7 +120,7 @@ class _About(_Strict):
 
 
 def fault(sealed: Manifest) -> str | None:
-    """Return why an artifact cannot be transferred between workspaces; None if it can."""
+    """Return why an artifact cannot be transferred between workspaces. None if it can."""
     if not sealed.files:
         return "it has no files"
     key = json.loads(sealed.key)
@@ -128,7 +128,7 @@ def fault(sealed: Manifest) -> str | None:
 
 
 def contents_fault(sealed: Manifest) -> str | None:
-    """Return why its files cannot be written into a directory; None if they can."""
+    """Return why its files cannot be written into a directory. None if they can."""
     if len(sealed.files) + len(sealed.records) > _MOST_FILES:
         return f"it has more than {_MOST_FILES} files"
     files = [entry for entry in sealed.files if entry.link is None]
@@ -147,7 +147,7 @@ def _file(entry: FileEntry) -> dict[str, Any]:
 
 
 def _invalid(model: type[_Strict], **values: Any) -> str | None:
-    """Return the first fault of these values; None if there is none."""
+    """Return the first fault of these values. None if there is none."""
     try:
         model.model_validate(values)
     except ValidationError as error:
@@ -171,7 +171,7 @@ def _misplaced(files: Sequence[FileEntry], links: Sequence[FileEntry], records: 
     for entry in records:
         if PurePosixPath(entry.path).parts[0] in _OURS:
             yield f"{entry.path!r} is not a name for a record"
-    there = {entry.path for entry in files}
+    targets = {entry.path for entry in files}
     for entry in links:
-        if os.path.normpath(os.path.join(os.path.dirname(entry.path), str(entry.link))) not in there:
+        if os.path.normpath(os.path.join(os.path.dirname(entry.path), str(entry.link))) not in targets:
             yield f"{entry.path!r} is a link to {entry.link!r}, which is not a file of it"
