@@ -165,7 +165,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Return the exit code of an agent that does `run`: 0, or `os.EX_TEMPFAIL` for a fault of its node or URL, with the reason on stderr."""
+    """Return the exit code of an agent that does `run`: 0, or `os.EX_TEMPFAIL` and a reason on stderr if its node or URL fails."""
     try:
         run()
     except (PipelineError, OSError) as error:

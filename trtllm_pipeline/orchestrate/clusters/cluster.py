@@ -152,7 +152,7 @@ class Cluster(Protocol):
         """Run an agent's `command` on a node with `job.resources`, preferably `job.node`. Returns its ticket."""
 
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
-        """Return tickets that have ended since the last call, after at most `timeout_s`, with the error of an agent that was lost."""
+        """Return tickets that have ended since the last call, after at most `timeout_s`, with the errors of lost agents."""
 
     def changes(self) -> Sequence[NodeGone | NodeCame]:
         """Return nodes that have gone and come since the last call. It is called often and checks only at intervals."""

@@ -96,7 +96,7 @@ class Durations:
         return self.guess(run)
 
     def estimate(self, run: StageRun) -> Estimate:
-        """Return the formula in milliseconds, corrected by measurements on similar systems; else the known duration, or the formula."""
+        """Return the formula in milliseconds, corrected by similar systems. Without measurements: the known duration, or the formula."""
         formula = round(1000 * guess_s(run, self._machine))
         same = run.label, formula
         corrected = self._estimates.get(same)
@@ -266,7 +266,7 @@ def capacity(machine: Machine) -> scheduling.Capacity:
 
 
 def capacities(machine: Machine) -> list[scheduling.Capacity]:
-    """Return the capacity of `machine`. If it has several GPU types, add one node of each type."""
+    """Return the capacity of `machine`. With several GPU types: an empty one for this machine, and one node of each type."""
     nodes = (
         scheduling.Capacity(each.cpus, tuple(gpu.uuid for gpu in each.gpus), 0, name, name)
         for name, each in machine.types

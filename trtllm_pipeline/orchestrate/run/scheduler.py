@@ -15,9 +15,8 @@ meanwhile. A reservation for each task that does not fit would leave GPUs idle i
 A task whose result is still being digested gives its place to others, except to measurements (`Vacated`).
 
 There may be several nodes, which come and go. A task runs on one node with the GPU type it requests. The scheduler chooses
-the node that keeps the fewest GPUs, then CPUs, free, so
-that whole nodes stay free for tasks that need one. A reservation holds a place on one node. A task that no remaining node can run
-waits `NODE_PATIENCE_S` for another node, then fails.
+the node that keeps the fewest GPUs, then CPUs, free, so that whole nodes stay free for tasks that need one. A reservation
+holds a place on one node. A task that no remaining node can run waits `NODE_PATIENCE_S` for another node, then fails.
 
 A task that must be alone takes every slot of its node (`Exclusive.alone`). Tasks of `Exclusive.GPU` run alongside each
 other and alongside nothing else. There are slots for work and slots for measurements. While any of one kind is taken,
@@ -29,8 +28,9 @@ A service and the tasks inside it are one unit of work. The service starts when 
 Its tasks run one after another, then it is stopped. Only the service occupies resources.
 
 When the measurements inside an exclusive service are done, the next such service starts alongside it, while the first does
-the rest and stops. The next service must be the one that would start next anyway, and must fit in free GPUs and memory. So at most two exist, and never during
-a measurement: a measurement in one waits until the other, whether loading, idle or stopping, has ended.
+the rest and stops. The next service must be the one that would start next anyway, and must fit in free GPUs and memory.
+So at most two exist, and never during a measurement: a measurement in one waits until the other, whether loading, idle or
+stopping, has ended.
 
 Failed tasks are retried at most `Task.retries` times:
 
@@ -62,8 +62,8 @@ LOST_RETRIES: Final = 3
 NODE_PATIENCE_S: Final = 600.0
 """Wait for a suitable node after the last one has gone."""
 _LATE: Final = 1.25
-"""A task is overdue after this multiple of its expected time. With a smaller factor, a slightly late task would cost the waiting one
-its place."""
+"""A task is overdue after this multiple of its expected time. With a smaller factor, a slightly late task would cost the
+waiting one its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,5 +167,5 @@ def _check_room(forecast: Forecast, store: Store) -> None:
             raise PlanError(
                 f"{store.workspace}: new artifacts need about {size(need.estimate.value)} of disk, "
                 f"{size(need.has)} is free",
-                hint="choose a --workspace on a larger disk, or free space: `pipeline store prune --dry-run` lists unused artifacts",
+                hint="choose a --workspace on a larger disk, or free space: `pipeline store prune --dry-run`",
             )

@@ -553,7 +553,7 @@ class Store:
             shared.release()
 
     def sweep(self) -> list[Path]:
-        """Remove leftovers of killed pipelines from `work/`, except failed attempts with their logs. Returns the removed directories."""
+        """Remove leftovers of killed pipelines from `work/`, except failed attempts with logs. Returns the removed directories."""
         self.check_writable()
         for fingerprint in self._with_lock():  # killed after publication, before the release of the claim
             claim = self.claim(fingerprint)
