@@ -199,7 +199,7 @@ def test_what_cannot_be_sent_is_said(workspace: Path, executor: ClusterExecutor)
     submit(executor, job(workspace / "work", "one", inputs={"model": str(whole)}))
     error = end(executor).error
     assert error is not None
-    assert error.message == f"one: what it reads cannot be sent: {whole}/weights: its content changed"
+    assert error.message == f"one: its inputs cannot be sent: {whole}/weights: its content changed"
     assert error.failure is FailureClass.TRANSIENT
 
 

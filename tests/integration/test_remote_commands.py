@@ -97,7 +97,7 @@ def test_a_web_server_is_pulled_from(tmp_path: Path) -> None:
         code, told = pipeline(tmp_path, "pull", f"{url}/engines", "-w", "w2")
         assert (code, told.count(" pulled ")) == (0, 1), told
         code, told = pipeline(tmp_path, "push", f"{url}/engines", "-w", "w")
-        assert (code, "can only be pulled from" in told) == (2, True)
+        assert (code, "is read-only" in told) == (2, True)
     assert (tmp_path / f"w2/store/build/{made.fingerprint}/out/rank0.engine").read_text() == LARGE["rank0.engine"]
 
 
@@ -194,14 +194,14 @@ def test_a_run_pulls_what_is_there_and_makes_what_is_damaged(tmp_path: Path, s3:
     third = run(tmp_path, "w3", url, s3)
     _, told = third.communicate(timeout=120)
     assert third.returncode == 0, told
-    assert (told.count("is damaged there"), told.count("; it is made here")) == (1, 1)
+    assert (told.count("is damaged there"), told.count("; it is built here")) == (1, 1)
     assert stages(tmp_path / "w3") == ["build", "build", "convert", "download", "repository", "repository"]
     assert "0 damaged" in pipeline(tmp_path, "verify", "-w", "w3")[1]
     # Where nobody answers, all is made.
     nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{unused_ports(1)[0]}", "AWS_MAX_ATTEMPTS": "1"}
     fourth = run(tmp_path, "w4", url, nobody, "--cells", "*/fp16/*")
     _, told = fourth.communicate(timeout=120)
-    assert (fourth.returncode, told.count("; what is there is made here")) == (0, 1), told
+    assert (fourth.returncode, told.count("; its artifacts are built here")) == (0, 1), told
 
 
 def test_runs_killed_while_they_pull_leave_nothing_half(tmp_path: Path) -> None:

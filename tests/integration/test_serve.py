@@ -369,10 +369,10 @@ def test_what_is_not_as_it_was_signed_is_not_started_again(host: Host, tmp_path:
     try:
         config.write_bytes(before + b" ")
         _, err = host.pipeline("serve", "restart", "signed", code=2)
-        assert "config.json: is not what was signed" in err
+        assert "config.json: differs from the signed file" in err
         assert host.status("signed")["keeper_pid"] == said["keeper_pid"], "it continues as it was"
         os.kill(processes(said["keeper_pid"])["server"], signal.SIGKILL)
-        assert "config.json: is not what was signed" in host.becomes("signed", "failed")["reason"]
+        assert "config.json: differs from the signed file" in host.becomes("signed", "failed")["reason"]
         assert eventually(lambda: host.left() == [])
     finally:
         config.write_bytes(before)

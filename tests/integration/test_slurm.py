@@ -152,7 +152,7 @@ def test_what_ran_on_a_lost_node_is_lost(executor: ClusterExecutor, slurm: Path,
         tell("slurmd", "-N", node)
     assert error is not None
     assert error.failure is FailureClass.LOST
-    assert error.message == "doomed: lost with its node: Slurm says NODE_FAIL"
+    assert error.message == "doomed: lost with its node: Slurm reports NODE_FAIL"
     assert eventually(lambda: "down" not in tell("sinfo", "-h", "-o", "%T")), "the node is back"
 
 

@@ -128,10 +128,10 @@ def test_stopping_a_job_that_runs(executor: ClusterExecutor, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("state", "failure", "message"),
     [
-        ("NODE_FAIL", FailureClass.LOST, "long: lost with its node: Slurm says NODE_FAIL"),
+        ("NODE_FAIL", FailureClass.LOST, "long: lost with its node: Slurm reports NODE_FAIL"),
         ("TIMEOUT", FailureClass.TIMEOUT, "long: Slurm ended it at its time limit"),
         ("OUT_OF_MEMORY", FailureClass.OUT_OF_MEMORY, "long: Slurm ended it at its memory limit"),
-        ("FAILED", FailureClass.USER, "long: Slurm says FAILED"),
+        ("FAILED", FailureClass.USER, "long: Slurm reports FAILED"),
     ],
 )
 def test_what_slurm_says_of_a_job_without_an_answer(

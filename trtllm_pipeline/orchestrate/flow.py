@@ -61,8 +61,8 @@ def run(
 
     The run's id ends with `name`, which later commands accept in its place.
     """
+    from trtllm_pipeline.orchestrate.clusters.location import place_of
     from trtllm_pipeline.orchestrate.plan.lock_file import write_lock
-    from trtllm_pipeline.orchestrate.run.location import place_of
     from trtllm_pipeline.orchestrate.run.run_folder import begun
     from trtllm_pipeline.orchestrate.run.work import run_with_retries, work_of
 
@@ -121,8 +121,8 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
 
 def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Plan, Forecast]:
     """The plan and its forecast. If there is no store yet, `workspace` is its future directory. Raises like `run`."""
+    from trtllm_pipeline.orchestrate.clusters.location import place_of
     from trtllm_pipeline.orchestrate.run.forecast import forecast
-    from trtllm_pipeline.orchestrate.run.location import place_of
     from trtllm_pipeline.orchestrate.run.work import present_of, source_of
 
     loaded = load(request)

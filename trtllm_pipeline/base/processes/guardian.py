@@ -18,7 +18,7 @@ A message too long for a packet is sent as the packet `@` and a memory file:
      "written_bytes", "swept"}
     {"event": "crashed", "traceback"}                   a bug in here
 
-Each stage run is a session. This process is a subreaper, so whatever a stage run leaves behind becomes a child of it,
+Each stage run is a session. This process is a subreaper, so all leftovers of a stage run become its children,
 daemons too. When the first process of a stage run has ended, the rest of it is terminated and shortly after killed. Only
 then is it reported as exited: its GPUs and files are free. A process belongs to a stage run by session, by descent, or by
 a variable in its environment. A daemon that has left all three is killed when this program ends. The program ends, with
@@ -30,7 +30,7 @@ counts once (`Pss`), so the sum is what the machine needs. Sampling takes at mos
 happens once more before a stage run is ended. The kernel's own peak covers what a sample misses of a single process.
 /dev/shm is measured as a whole, so files of other programs count too.
 
-This module imports none of ours: starting has to be cheap.
+This module imports no other module of the package, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CLOSE_GRACE_S = 5.0
 SWEEP_GRACE_S = 2.0
 """For helpers that outlive their parent on purpose (resource trackers) to tidy up."""
 PACKET_BYTES = 65536
-"""Longest message sent as a packet; the kernel's default send buffer takes three times as much."""
+"""Longest message sent as a packet. The kernel's default send buffer takes three times as much."""
 MAX_FDS = 64
 """Most file descriptors that come with one message: claims on a stage run, the machine and its GPUs."""
 SHARED = "/dev/shm"  # noqa: S108  looked at only
@@ -64,7 +64,7 @@ _BLOCK_BYTES = 512
 """In which the kernel counts what a process wrote to disks. Source: getrusage(2), fs/proc: `ru_oublock`."""
 _PR_SET_CHILD_SUBREAPER = 36
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT)
-# Python ignores the last two; a child expects the default for all of them.
+# Python ignores the last two. A child expects the default for all of them.
 _RESTORED = (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -185,7 +185,7 @@ class ProcessSession:
 
 
 class Supervisor:
-    """The loop: reads orders, reaps children, keeps to deadlines; never waits for anything but all of these at once."""
+    """The loop: reads orders, reaps children, keeps deadlines. It waits only in one place, for all of these at once."""
 
     def __init__(self, fd: int, table: int) -> None:
         self.pid = os.getpid()
@@ -209,7 +209,7 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing would be written to `wake`
 
     def loop(self) -> None:
-        """Work until the socket is closed and every stage run is gone."""
+        """Work until the socket is closed and every stage run has ended."""
         poll = select.poll()
         poll.register(self.wake, select.POLLIN)
         while self.open or self.runs:
@@ -228,7 +228,7 @@ class Supervisor:
                 self.step(run)
 
     def milliseconds(self) -> float | None:
-        """Until the next deadline; None for no deadline at all."""
+        """Time until the next deadline. None if there is none."""
         due = [run.steps[0][0] for run in self.runs.values() if run.steps]
         due += [run.look_at if run.exited else run.measure_at for run in self.runs.values()]
         due = [when for when in due if when != float("inf")]
@@ -251,10 +251,10 @@ class Supervisor:
         except BlockingIOError:
             pass
         except OSError:
-            self.outbox.clear()  # the other end is gone; reading will say so
+            self.outbox.clear()  # the other end is gone, which reading will report
 
     def receive(self) -> bool:
-        """Do what has been ordered; False if the other end is closed."""
+        """Execute the received orders. Returns False if the other end is closed."""
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self.socket, PACKET_BYTES, MAX_FDS)
@@ -312,7 +312,7 @@ class Supervisor:
                 raise FileExistsError(0, "it runs already")
             output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             doing = f"change to the directory {message['cwd']}"
-            os.chdir(str(message["cwd"]))  # the child's; posix_spawn has no option for it
+            os.chdir(str(message["cwd"]))  # for the child: posix_spawn has no option for it
             doing = f"run {argv[0]}"
             # Descriptors received over the socket are inheritable, all others here are not.
             pid = os.posix_spawn(
@@ -374,7 +374,7 @@ class Supervisor:
                 run.look_at = 0.0  # one of theirs may have been what they wait for
 
     def has_others(self) -> bool:
-        """True if there is a child other than the stage runs' first processes. Otherwise nothing was left behind.
+        """True if there is a child other than the stage runs' first processes. Otherwise the stage runs have no leftovers.
 
         Children of an ended process become ours before it can be reaped, and only we reap: no child is overlooked.
         """
@@ -417,7 +417,7 @@ class Supervisor:
         run.measure_at = now + max(LOOK_EVERY_S, LOOK_SHARE * (now - began), (now - run.begin) / _AGE_SHARE)
 
     def step(self, run: ProcessSession) -> None:
-        """Do what is due for this stage run; report it when its first process has ended and nothing is left."""
+        """Take the next step for this stage run. Report it when its first process and all others have ended."""
         now = time.monotonic()
         if run.exited is None and run.measure_at <= now:
             self.measure(run)
@@ -444,7 +444,7 @@ class Supervisor:
         run.look_at = now + run.pause
 
     def finish(self) -> None:
-        """Kill whatever is still below this process, until nothing is."""
+        """Kill all descendants of this process until none is left."""
         while True:
             for pid in with_descendants({self.pid}, process_table()) - {self.pid}:
                 kill(pid, signal.SIGKILL)
@@ -457,7 +457,7 @@ class Supervisor:
 
 
 def main(fd: int, table: int, *claims: int) -> None:
-    """Guard until the other end of `fd` is closed; the files in `claims` stay open until this ends."""
+    """Guard until the other end of `fd` is closed. The files in `claims` stay open until this ends."""
     for kept in (table, *claims):
         os.set_inheritable(kept, False)
     for name in os.listdir("/proc/self/fd"):
@@ -468,11 +468,11 @@ def main(fd: int, table: int, *claims: int) -> None:
             fd,
             table,
             *claims,
-        ):  # what the pipeline inherited itself; stage processes shall not
+        ):  # inherited by the pipeline, but not for stage processes
             try:  # noqa: SIM105
                 os.close(int(name))
             except OSError:
-                pass  # the one that has just listed them
+                pass  # the descriptor used for this listing
     guardian = Supervisor(fd, table)
     try:
         guardian.loop()

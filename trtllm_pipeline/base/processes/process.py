@@ -1,9 +1,9 @@
 """Starting, ending and accounting for processes: the pipeline's side of the guardian, and a server as a group of processes.
 
 Every stage process of one invocation is a child of one guardian (see `guardian.py` for what it promises and how it is
-spoken to). If the guardian itself is killed its stage processes continue as orphans; `read_events` notices at once,
-kills all of them that it can recognise, and says so. What not even that can reach (both killed at the same moment)
-still holds its claim: the lock goes free with the last process of the stage run, not before.
+spoken to). If the guardian itself is killed, its stage processes continue as orphans. `read_events` notices at once, kills
+all that it can recognize, and reports it. A process that survives even that (both were killed at the same moment) still
+holds its claim: the lock is freed by the end of the stage run's last process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trtllm_pipeline.base.processes.secrets import without_secrets
 _PACKET_BYTES: Final = 65536
 _encode: Final = encoding(json.JSONEncoder())
 _decode: Final = json.JSONDecoder().raw_decode
-# Imported rather than run as a script, so that its compiled form is used; appended, so that it shadows nothing.
+# Imported rather than run as a script, to use its compiled form. Appended to the path, to shadow no other module.
 _GUARDIAN: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(*map(int, sys.argv[2:]))"
 
 FIND_REASON: Final = "find the reason (out of memory? see `dmesg`)"
@@ -40,11 +40,11 @@ _START_S: Final = 30.0
 _KILL_S: Final = 10.0
 """Killed processes end at once, except those that wait in the kernel for a GPU or a disk."""
 OPEN_FILES: Final = 256
-"""Files that a process or server may need besides the connections of a load."""
+"""Files that a process or server may need in addition to the connections of a load."""
 
 
 def return_free_memory() -> None:
-    """Give memory that was freed back to the system: glibc keeps what lies below pieces that are still used."""
+    """Return freed memory to the system: glibc keeps freed memory below pieces in use."""
     import ctypes
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -55,7 +55,7 @@ def return_free_memory() -> None:
 def allow_open_files(connections: int = 0) -> None:
     """Raise the soft limit of open files for this many connections, if the hard limit allows it.
 
-    Raises StateError if it does not: programs that run out of files hang or fail without saying so.
+    Raises StateError if it does not: programs that run out of files hang or fail without a message.
     """
     needed = OPEN_FILES + connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -88,7 +88,7 @@ class Spawned:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A process could not be started; `message` says why."""
+    """A process could not be started. `message` says why."""
 
     id: str
     message: str
@@ -99,10 +99,10 @@ class Exited:
     """A process and all its descendants have ended.
 
     `returncode` is negative for a signal. Times and memory are of the first process and the children it waited for;
-    `max_rss_bytes` is the largest of them, not their sum. `swept` counts what it had left behind.
+    `max_rss_bytes` is the largest of them, not their sum. `swept` counts leftover processes.
 
-    If measured, `peak_bytes` is the most memory that all of its processes had in use together, and `shared_bytes` by
-    how much /dev/shm grew at most; else they are the largest process's, and 0. `written_bytes` went to disks.
+    If measured, `peak_bytes` is the peak memory of all its processes together, and `shared_bytes` the maximum growth of
+    /dev/shm. Otherwise they are the largest process's memory, and 0. `written_bytes` went to disks.
     """
 
     id: str
@@ -121,7 +121,7 @@ ProcessEvent: TypeAlias = Spawned | Refused | Exited
 
 
 class Guardian:
-    """A running guardian; a context manager that ends it and everything it started.
+    """A running guardian. As a context manager, it ends itself and all its processes.
 
     Give `fileno()` to a selector and call `read_events` when it is readable. Orders are sent without waiting for
     their effect: that comes as an event.
@@ -132,10 +132,10 @@ class Guardian:
         self._supervises = supervises
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._table = os.memfd_create("stage runs")
-        """The pids of the first processes of what runs, as the guardian writes them."""
+        """The pids of the stage runs' first processes, written by the guardian."""
         self._environment = without_secrets(os.environ)
         self._programs: dict[tuple[str, str], str] = {}
-        """Where programs were found, by name and PATH."""
+        """Paths of programs by name and PATH."""
         theirs.set_inheritable(True)
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
         python = [
@@ -189,9 +189,9 @@ class Guardian:
     ) -> None:
         """Start `argv` in a new session, with its output appended to `log`. `Spawned` (with `tell`) or `Refused` follows.
 
-        `run_id` is unique among what runs. Its environment is `env`, or ours as it was when the guardian was started, with
-        `also` on top. A program without a slash is looked for on the PATH there. `claim_fds` are inherited by the process and all its descendants: flocks on them last as long as any of these. With `measure`,
-        their memory is added up while they live.
+        `run_id` is unique among running ones. Its environment is `env`, or ours at the start of the guardian, plus `also`. A
+        program without a slash is searched on the PATH in it. The process and all its descendants inherit `claim_fds`: flocks
+        on these last as long as any of them. With `measure`, their memory is added up while they live.
         """
         changed, unset = also, set[str]()
         if env is not None:
@@ -225,7 +225,7 @@ class Guardian:
         return program
 
     def signal(self, run_id: str, signo: int, *, whole: bool = False) -> None:
-        """Send a signal to the stage run's first process, or with `whole` to all of them. Does nothing if it has ended."""
+        """Send a signal to the stage run's first process, or with `whole` to all its processes. Does nothing if it has ended."""
         self._send({"do": "signal", "id": run_id, "signal": int(signo), "whole": whole})
 
     def end(self, run_id: str, grace_s: float) -> None:
@@ -258,23 +258,23 @@ class Guardian:
                 self._lost(f"failed:\n{message['traceback']}")
 
     def close(self) -> None:
-        """End everything that runs, interrupting services first; returns when nothing is left (within seconds)."""
+        """End all stage runs, interrupting services first. Returns within seconds, when all processes have ended."""
         if self._socket.fileno() < 0:
             return
         self._socket.close()
         self._wake()
-        with contextlib.suppress(ChildProcessError):  # if someone else has reaped it
+        with contextlib.suppress(ChildProcessError):  # if it has been reaped elsewhere
             os.waitpid(self.pid, 0)
         os.close(self._table)
 
     def _wake(self) -> None:
-        """Continue the guardian if it was stopped: a stopped one neither starts, reports nor ends anything. No effect on a running one."""
+        """Continue the guardian if it was stopped, because it does no work while stopped. No effect on a running one."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
 
     def _send(self, message: dict[str, object], fds: Sequence[int] = ()) -> None:
         data = _encode(message).encode()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `read_events` will say it
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `read_events` will report it
             if len(data) <= _PACKET_BYTES:
                 socket.send_fds(self._socket, [data], fds)
                 return
@@ -284,7 +284,7 @@ class Guardian:
                 socket.send_fds(self._socket, [b"@"], [*fds, file.fileno()])
 
     def _lost(self, how: str) -> None:
-        """Kill the processes that the guardian has left behind, as far as they can be recognised; raise PipelineError."""
+        """Kill the recognizable processes that the guardian has left behind, and raise PipelineError."""
         from trtllm_pipeline.base.processes.guardian import is_marked, kill, process_table, with_descendants
 
         running = os.pread(self._table, os.fstat(self._table).st_size, 0).partition(b"\n")[0]
@@ -312,11 +312,11 @@ def _absolute(path: str | Path) -> str:
 
 
 class Group:
-    """A running program with all its descendants, including daemons. `stop` must be called, also after it has ended by itself.
+    """A running program with all its descendants, including daemons. Always call `stop`, even after it has ended.
 
-    mpirun puts its ranks into process groups of their own, and workers that MPI spawns into sessions of their own, so no
-    signal to one group reaches them all. A guardian of its own is the parent of the whole: it finds what descends, and ends
-    all of it when this process ends, in whatever way.
+    mpirun puts its ranks into new process groups, and workers that MPI spawns into new sessions, so no signal to one group
+    reaches them all. A separate guardian is the parent of all: it finds all descendants, and ends them when this process
+    ends for any reason.
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path) -> None:
@@ -324,7 +324,7 @@ class Group:
         self._guardian = Guardian(supervises="the server")
         self._said: list[Spawned | Refused] = []
         self.returncode: int | None = None
-        """Exit status of the program, negative for a signal, once it and all below it are gone."""
+        """Exit status of the program, negative for a signal, after it and all its descendants have ended."""
         try:
             self._guardian.spawn(_SERVER, argv, env=env, cwd=cwd, log=log, claim_fds=_inherited())
             self._read(_START_S)
@@ -338,7 +338,7 @@ class Group:
         self.pid = started.pid
 
     def poll(self) -> int | None:
-        """Its exit status, once it and everything below it are gone. Raises ServerError when the guardian was killed."""
+        """Return its exit status after it and all its descendants have ended. Raises ServerError if the guardian was killed."""
         return self.wait(0.0)
 
     def wait(self, timeout_s: float) -> int | None:
@@ -376,7 +376,7 @@ class Group:
                 else:
                     self._said.append(event)
         except PipelineError as error:
-            self.returncode = -signal.SIGKILL  # which is what it gets when its guardian is lost
+            self.returncode = -signal.SIGKILL  # the signal that it gets when its guardian is lost
             raise ServerError(error.message, hint=FIND_REASON) from error
 
 
@@ -388,5 +388,5 @@ def _inherited() -> list[int]:
             if int(name) > 2 and os.get_inheritable(int(name)):
                 given.append(int(name))
         except OSError:
-            continue  # the one that has just listed them
+            continue  # the descriptor used for this listing
     return given

@@ -1,15 +1,16 @@
-"""`python -m trtllm_pipeline.orchestrate.clusters.agent [ATTEMPT]`: the executor of a node of a cluster, for one attempt.
+"""`python -m trtllm_pipeline.orchestrate.clusters.agent [ATTEMPT]`: the executor of one attempt on a cluster node.
 
-It runs the attempt's job as this machine's executor would: with the leases of its node, with limits, and with a guardian
-that ends every process when this one ends. A service's agent also runs what is measured inside the service.
+It runs the attempt's job like the local executor: with leases of its node, with limits, and with a guardian that ends all
+processes when this one ends. A service's agent also runs the measurements inside the service.
 
-What it is to do, and what came of it, are two files in the directory `ATTEMPT.cluster`, on the file system that all nodes share:
+Its orders and answers are two files in the directory `ATTEMPT.cluster`, on the file system that all nodes share:
 
     orders.json    {"jobs": [FOLDER, ...], "stop": {ID: GRACE_S}, "beat": N}        by the pipeline
     answers.json   {"host", "system", "ready": [ID, ...], "ended": {ID: {"failed", "usage"}}}     by this program
 
-Without an attempt it prints what the node is, as JSON. Both files hold all that was said so far, so whoever reads one late, or again, misses nothing. The pipeline raises `beat` while it
-lives. A service ends when it has been the same for `SILENCE_S`; an artifact is finished even so.
+Without an attempt, it prints a description of the node as JSON. Both files hold the full state, so a late or repeated
+read misses nothing. The pipeline increments `beat` while it lives. If `beat` has not changed for `SILENCE_S`, a service
+ends, but an artifact is still finished.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from trtllm_pipeline.tensorrt import JOB
 ORDERS: Final = "orders.json"
 ANSWERS: Final = "answers.json"
 BEAT_S: Final = 10.0
-"""How often the pipeline says that it lives."""
+"""Interval of the pipeline's heartbeat."""
 SILENCE_S: Final = 120.0
 _OF_A_JOB: Final = ("SLURM_", "PMI_", "PMIX_", "OMPI_")
 _POLL_S: Final = 0.2
 _STOP_S: Final = 5.0
-"""For a service, when there is nobody left to serve."""
+"""Grace for a service whose pipeline is gone."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class _NodeAttempt:
     cpus: tuple[int, ...] = ()
     open: set[StageRunId] = field(default_factory=set)
     taken: int = 0
-    """How many of the jobs ordered have begun."""
+    """Number of ordered jobs that have been started."""
     stopped: set[str] = field(default_factory=set)
     beat: Json = None
     heard_s: float = field(default_factory=time.monotonic)
@@ -80,7 +81,7 @@ class _NodeAttempt:
                 claim.release()
 
     def _lease(self) -> tuple[list[Claim], tuple[str, ...]] | None:
-        """The leases that the job needs, as soon as they are free; None when it is stopped before."""
+        """Wait for the leases that the job needs. None if it is stopped before."""
         need = self.job.resources
         devices = gpus.look().devices if need.gpus else ()
         named = tuple(device.gpu.uuid for device in devices)[: need.gpus]
@@ -106,7 +107,7 @@ class _NodeAttempt:
 
     @property
     def _alone(self) -> bool:
-        """Whether the pipeline is gone and nobody needs what this does."""
+        """Whether the pipeline is gone and this service is not needed any more."""
         return self.job.scope is Scope.SERVICE and time.monotonic() - self.heard_s > SILENCE_S
 
     def _obey(self, claims: Sequence[Claim]) -> None:
@@ -125,7 +126,7 @@ class _NodeAttempt:
         self.executor.submit(replace(job, gpus=self.gpus, cpus=self.cpus), [claim.fd for claim in claims])
 
     def _stop(self, run: str, grace_s: float) -> None:
-        # Twice where the second order leaves no time: the user asked twice.
+        # A second order without grace is a second interrupt by the user.
         if f"{run} {grace_s}" not in self.stopped:
             self.stopped.add(f"{run} {grace_s}")
             self.executor.stop(StageRunId(run), grace_s)
@@ -145,36 +146,36 @@ class _NodeAttempt:
 
 
 def folder_of(attempt: Path) -> Path:
-    """Where an attempt's orders and answers are; beside it, so that its result has no part of them."""
+    """Return the directory of an attempt's orders and answers. It is outside the attempt and so not part of its result."""
     return attempt.with_name(f"{attempt.name}{CLUSTER}")
 
 
 def run(attempt: Path) -> None:
-    """Run an attempt to its end; what came of it is in its answers."""
+    """Run an attempt to its end. Its answers have the outcome."""
     _NodeAttempt(attempt, read_job(attempt / JOB)).run()
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the attempt that is named, or print the machine. Returns the exit code, which says nothing of the stage."""
+    """Run the given attempt, or print the machine. Returns the exit code, which does not depend on the stage."""
     prepare()
     if argv:
         return exit_code(lambda: run(Path(argv[0])))
-    print(json.dumps(asdict(probe.this_machine())))  # noqa: T201 - that is what was asked
+    print(json.dumps(asdict(probe.this_machine())))  # noqa: T201 - the requested output
     return 0
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """That of an agent which does `run`: 0, or `os.EX_TEMPFAIL` where its node or the URL is at fault, with why on stderr."""
+    """Return the exit code of an agent that does `run`: 0, or `os.EX_TEMPFAIL` and a reason on stderr if its node or URL fails."""
     try:
         run()
     except (PipelineError, OSError) as error:
-        print(said(error), file=sys.stderr)  # noqa: T201 - the pipeline reads the last line
+        print(message_of(error), file=sys.stderr)  # noqa: T201 - the pipeline reads the last line
         return os.EX_TEMPFAIL
     return 0
 
 
-def said(error: BaseException) -> str:
-    """What an error says, of whatever kind it is."""
+def message_of(error: BaseException) -> str:
+    """Return the message of any error."""
     if isinstance(error, PipelineError):
         return error.message
     if isinstance(error, OSError) and error.filename is not None:
@@ -183,16 +184,16 @@ def said(error: BaseException) -> str:
 
 
 def prepare() -> None:
-    """Make this process an agent's: signals end all that it has started, and it is no part of a batch job."""
+    """Set up this process as an agent: signals end all its processes, and it does not act as part of a batch job."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + number)  # and so end all that was started here
+        sys.exit(128 + number)  # which ends all processes started here
 
     terminal.clean_streams()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, leave)
     for name in [name for name in os.environ if name.startswith(_OF_A_JOB)]:
-        del os.environ[name]  # mpirun would take the ranks and slots of the batch job for its own
+        del os.environ[name]  # mpirun would use the ranks and slots of the batch job
 
 
 if __name__ == "__main__":

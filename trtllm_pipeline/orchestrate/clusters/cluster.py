@@ -1,9 +1,9 @@
-"""The executor of a cluster: an attempt's job becomes one task of Ray, or one job of Slurm, that runs `agent.py` on a node.
+"""The executor of a cluster: an attempt's job becomes one Ray task, or one Slurm job, that runs `agent.py` on a node.
 
-A service and what is measured inside it are one task: the agent that runs the service is told of the others through its
-orders. Which node has room is the scheduler's to say; `Cluster` starts, cancels and counts. Downloads run on this machine,
-which has the network and the tokens. Workers open no database: they see the attempt's directory and write there, and what
-came of it is published here.
+A service and the measurements inside it are one task: the service's agent gets the other jobs through its orders. The
+scheduler chooses the node. `Cluster` starts, cancels and counts. Downloads run on this machine, which has the network and
+the tokens. Workers do not open the database: they write into the attempt's directory, and this machine publishes the
+result.
 """
 
 from __future__ import annotations
@@ -36,62 +36,62 @@ from trtllm_pipeline.tensorrt import JOB, failure
 
 _POLL_S: Final = 0.2
 _CANCEL_S: Final = 15.0
-"""For an agent to end what it was told to, beyond the grace, before the cluster ends the agent."""
+"""Extra time after the grace before the cluster ends an agent that has not stopped its job."""
 _CLOSE_S: Final = 60.0
 _ANSWER_S: Final = 60.0
-"""For the last answer of an agent that has ended to be seen here: network file systems remember what they have read."""
+"""Wait for the last answer of an agent that has ended: network file systems cache reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """What a cluster says of one of its nodes, as long as it can be used."""
+    """A usable node, as the cluster reports it."""
 
     name: str
     cpus: int
     gpus: int
     accelerator: str | None
-    """The type of its GPUs, as the cluster calls it."""
+    """GPU type, as the cluster names it."""
 
     @property
     def capacity(self) -> Capacity:
-        """What it has to hand out; downloads are not done there."""
+        """Its capacity. Downloads do not run there."""
         gpus = tuple(f"{self.name}/{number}" for number in range(self.gpus))
         return Capacity(self.cpus, gpus, 0, self.name, self.type)
 
     @property
     def type(self) -> str | None:
-        """The type of its GPUs in lower case: clusters spell it as they like."""
+        """GPU type in lower case: clusters differ in spelling."""
         return None if self.accelerator is None else self.accelerator.lower()
 
 
 def chosen(nodes: Iterable[ClusterNode], accelerators: Sequence[str]) -> list[ClusterNode]:
-    """The nodes with CPUs and one of these types of accelerators, in their order; without any, of the only type, or all.
+    """Return the nodes with CPUs and one of these accelerator types, in their order; without types, all nodes of the only type.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there are several types and none is given, or no such node.
     """
     nodes = [node for node in nodes if node.cpus]
     types = sorted({node.accelerator for node in nodes if node.accelerator is not None})
     if not accelerators and len(types) > 1:
         raise UsageError(
-            f"the cluster has several types of accelerators: {', '.join(types)}",
+            f"the cluster has several accelerator types: {', '.join(types)}",
             hint=f"--set settings.cluster.accelerator=TYPE for one of them, --set 'axes.gpu=[{', '.join(types)}]' to compare",
         )
     wanted: list[str | None] = [each.lower() for each in accelerators or types]
-    found = [node for each in wanted or [None] for node in nodes if node.type == each]
-    if not found:
+    matching = [node for each in wanted or [None] for node in nodes if node.type == each]
+    if not matching:
         what = f"with {' or '.join(accelerators)}" if accelerators else "with CPUs"
         has = f"it has {', '.join(types)}" if types else "no node names a type"
         raise UsageError(f"the cluster has no node {what}" + (f"; {has}" if accelerators else ""))
-    return found
+    return matching
 
 
 class KnownNodes:
-    """The nodes of a cluster that a run uses, and what becomes of them."""
+    """The nodes of a cluster that a run uses, and their changes."""
 
     def __init__(
         self, chosen: Sequence[ClusterNode], look: Callable[[], Iterable[ClusterNode]], every_s: float
     ) -> None:
-        """`look` lists the nodes of all types; it may raise UsageError while nothing is known."""
+        """`look` lists the nodes of all types. It may raise UsageError if they are unknown now."""
         self._types = {node.type for node in chosen}
         self._there = {node.name: node for node in chosen}
         self._look = look
@@ -99,7 +99,7 @@ class KnownNodes:
         self._looked_s = time.monotonic()
 
     def changes(self) -> list[NodeGone | NodeCame]:
-        """See `Cluster`: looks if the last look is `every_s` seconds ago."""
+        """See `Cluster`: lists the nodes every `every_s` seconds."""
         if time.monotonic() - self._looked_s < self._every_s:
             return []
         self._looked_s = time.monotonic()
@@ -115,7 +115,7 @@ class KnownNodes:
 
 
 def in_common(machine: Machine, nodes: Sequence[ClusterNode]) -> Machine:
-    """What `nodes` have in common: the software of `machine`, one of them, and of CPUs and GPUs as many as each has."""
+    """Return the common part of `nodes`: the software of `machine`, which is one of them, and the CPUs and GPUs that each has."""
     gpus = min(node.gpus for node in nodes) if machine.gpus else 0
     return replace(
         machine,
@@ -127,7 +127,7 @@ def in_common(machine: Machine, nodes: Sequence[ClusterNode]) -> Machine:
 def machine_of(
     nodes: Sequence[ClusterNode], accelerators: Sequence[str], look: Callable[[ClusterNode], Machine]
 ) -> Machine:
-    """What plans are made for, as `look` finds it on one node of each type; see `in_common`."""
+    """Return the machine that plans are made for, from `look` on one node of each type. See `in_common`."""
     machines: dict[str | None, Machine] = {}
     for node in nodes:
         if node.type not in machines:
@@ -138,41 +138,41 @@ def machine_of(
 
 
 class Cluster(Protocol):
-    """Where agents run. A ticket names what was started."""
+    """A cluster that runs agents. A ticket identifies a started agent."""
 
     @property
     def machine(self) -> Machine:
-        """What a node is: plans are made for it."""
+        """The node that plans are made for."""
 
     @property
     def nodes(self) -> Sequence[Capacity]:
-        """What there is to hand out."""
+        """Capacities of the nodes."""
 
     def start(self, job: Job, command: Sequence[str]) -> str:
-        """Run an agent's `command` on a node with `job.resources`, on `job.node` if possible; returns its ticket."""
+        """Run an agent's `command` on a node with `job.resources`, preferably `job.node`. Returns its ticket."""
 
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
-        """The tickets that have ended since this was asked last, after at most `timeout_s`; with why the agent could not end."""
+        """Return tickets that have ended since the last call, after at most `timeout_s`, with the errors of lost agents."""
 
     def changes(self) -> Sequence[NodeGone | NodeCame]:
-        """The nodes that have gone and come since this was asked last. It is asked often, and looks when it is time to."""
+        """Return nodes that have gone and come since the last call. It is called often and checks only at intervals."""
 
     def left(self, attempt: Path) -> str | None:
-        """The ticket of an agent that an earlier invocation started for `attempt`, if it is in a queue or runs; else None."""
+        """Return the ticket of an earlier invocation's agent for `attempt`, if it is queued or running; else None."""
 
     def cancel(self, tickets: Sequence[str]) -> None:
-        """End these agents, whether they have begun or not; `over` tells when they are."""
+        """End these agents, started or not. `over` reports their end."""
 
     def close(self) -> None:
-        """Let go of the cluster."""
+        """Disconnect from the cluster."""
 
 
 @dataclass(slots=True)
 class _Agent:
-    """An agent that was started, and the stage runs that it was given."""
+    """A started agent and its stage runs."""
 
     id: StageRunId
-    """Of what it was started for."""
+    """The stage run that it was started for."""
     attempt: Path
     service: bool
     ticket: str = ""
@@ -182,19 +182,19 @@ class _Agent:
     started_s: float = field(default_factory=time.monotonic)
     cancel_at: float = math.inf
     over_at: float = math.inf
-    """When the cluster said that it has ended."""
+    """When the cluster reported its end."""
     lost: StageError | None = None
 
     def order(self) -> None:
-        """Tell it all that it was told, with what is new."""
+        """Write all orders, old and new."""
         write_json(agents.folder_of(self.attempt) / agents.ORDERS, self.orders)
 
     def answers(self) -> dict[str, Any]:
-        """What it has answered; nothing as long as it has not begun."""
+        """Return its answers. Empty until it has started."""
         return read_object(agents.folder_of(self.attempt) / agents.ANSWERS) or {}
 
     def unanswered(self, job: Job) -> StageError | None:
-        """Why a stage run that it was given will have no answer; None where there may still be one."""
+        """Return why a stage run will get no answer. None if an answer may still come."""
         since = time.monotonic() - self.over_at
         stopped = not self.orders["stop"].keys().isdisjoint((self.id, job.id))
         if since < 0.0 or (since < _ANSWER_S and self.lost is None and not stopped):
@@ -206,10 +206,10 @@ class _Agent:
 
 
 class ClusterExecutor(Executor):
-    """Runs jobs that name a node on a cluster, and others on this machine."""
+    """Runs jobs with a node on a cluster, and others on this machine."""
 
     def __init__(self, cluster: Cluster, exchange: Exchange | None = None) -> None:
-        """`exchange` is for nodes that do not see the workspace."""
+        """`exchange` is for nodes that do not share the workspace."""
         super().__init__()
         self._cluster = cluster
         self._exchange = exchange
@@ -221,9 +221,9 @@ class ClusterExecutor(Executor):
         self._beat_s = time.monotonic()
 
     def adopt(self, attempt: Path) -> bool:
-        """Whether an earlier invocation's agent makes, or made, the artifact of `attempt`; `submit` then starts none.
+        """Return whether an earlier invocation's agent builds, or built, the artifact of `attempt`. `submit` then starts none.
 
-        A service's agent has nobody who measures it: it is ended.
+        A service's agent of an earlier invocation is ended.
         """
         try:
             job = read_job(attempt / JOB)
@@ -240,7 +240,7 @@ class ClusterExecutor(Executor):
         return False
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
-        """Start a job, on a node or here. `claims` are inherited here only; on a node, the agent takes leases."""
+        """Start a job on a node or here. `claims` are only inherited here; on a node, the agent takes leases."""
         if not job.node:
             super().submit(job, claims)
             return
@@ -258,7 +258,7 @@ class ClusterExecutor(Executor):
                 agent.over_at = math.inf if ticket else time.monotonic()
             else:
                 folder = agents.folder_of(agent.attempt)
-                shutil.rmtree(folder, ignore_errors=True)  # of as many attempts ago, before the index was lost
+                shutil.rmtree(folder, ignore_errors=True)  # from an attempt of this number, before the index was lost
                 folder.mkdir()
                 agent.order()
                 try:
@@ -272,14 +272,14 @@ class ClusterExecutor(Executor):
         self._given[job.id] = agent
 
     def _post(self, job: Job, agent: _Agent) -> Sequence[str]:
-        """Let the agent have a job; returns the command that runs the agent."""
+        """Send a job to the agent. Returns the agent's command."""
         if self._exchange is None:
             return (sys.executable, "-m", agents.__name__, str(agent.attempt))
         self._exchange.post(job, agent.attempt)
         return self._exchange.command(agent.attempt)
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
-        """As on this machine; an agent that has not begun is cancelled."""
+        """Stop as on this machine. An agent that has not started is cancelled."""
         agent = self._given.get(job)
         if agent is None:
             super().stop(job, grace_s)
@@ -291,7 +291,7 @@ class ClusterExecutor(Executor):
             agent.cancel_at = min(agent.cancel_at, time.monotonic() + patience)
 
     def wait(self, timeout_s: float) -> list[ExecutorEvent]:
-        """What happened, after at most `timeout_s` seconds."""
+        """Return new events after at most `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         while True:
             events = [*self._refused, *super().wait(0.0)]
@@ -309,8 +309,8 @@ class ClusterExecutor(Executor):
                 return events
 
     def _look(self, agent: _Agent) -> Iterator[ExecutorEvent]:
-        """What an agent has answered, and what became of the stage runs of one that has ended."""
-        # Asked before the answers are read: what arrives in between is seen the next time.
+        """Yield events from an agent's answers, or from its end."""
+        # Checked before the answers are read: later ones are seen the next time.
         copying = self._exchange is not None and self._exchange.is_copying(agent.attempt, agent.over_at)
         answers = agent.answers()
         for job in list(agent.open.values()):
@@ -328,7 +328,7 @@ class ClusterExecutor(Executor):
                 yield Ended(job.id, error, usage, answers.get("system"))
         if agent.open:
             return
-        if agent.over_at == math.inf:  # it has nothing left to do
+        if agent.over_at == math.inf:  # it has no work left
             agent.cancel_at = min(agent.cancel_at, time.monotonic() + _CANCEL_S)
             return
         del self._agents[agent.ticket]
@@ -337,7 +337,7 @@ class ClusterExecutor(Executor):
         shutil.rmtree(agents.folder_of(agent.attempt), ignore_errors=True)
 
     def _keep(self) -> None:
-        """Say that this lives, and end agents that did not end what they were told to."""
+        """Send heartbeats, and end agents that did not stop their jobs in time."""
         now = time.monotonic()
         for agent in self._agents.values():
             if now > agent.cancel_at:
@@ -348,12 +348,12 @@ class ClusterExecutor(Executor):
             for agent in self._agents.values():
                 if agent.service or (
                     self._exchange is not None and not agent.answers()
-                ):  # there it waits for its parcel
+                ):  # it is waiting for its parcel
                     agent.orders["beat"] += 1
                     agent.order()
 
     def close(self) -> None:
-        """End everything that still runs, and wait for it."""
+        """End all running jobs and wait for them."""
         for agent in self._agents.values():
             agent.orders["stop"] = dict.fromkeys(agent.open, 0.0)
         self._cluster.cancel([agent.ticket for agent in self._agents.values() if agent.over_at == math.inf])
@@ -370,6 +370,6 @@ def _log(job: Job) -> Path:
 
 
 def _failure(job: Job) -> StageError:
-    """Why a stage run failed, as it was left on the node."""
-    told = failure.read(Path(job.attempt), _log(job))
-    return told or StageError(f"{job.stage}: failed, and did not leave why", log=_log(job))
+    """Return why a stage run failed, as recorded on the node."""
+    error = failure.read(Path(job.attempt), _log(job))
+    return error or StageError(f"{job.stage}: failed without recording a reason", log=_log(job))

@@ -1,16 +1,16 @@
-"""What passes between the pipeline and nodes that do not see its workspace, at a URL of fsspec (`settings.cluster.exchange`).
+"""Files exchanged between the pipeline and nodes that do not share its workspace, at an fsspec URL (`settings.cluster.exchange`).
 
-    URL/artifacts/DIGEST/            an artifact that a job reads, by the BLAKE3 of its manifest, which is sent last
-    URL/parcels/NAME/parcel.json     a job, and the artifacts and files that it reads
-    URL/parcels/NAME/files/INPUT/    a user's file that it reads
-    URL/parcels/NAME/orders.json     see `agent`; by the pipeline
-    URL/parcels/NAME/answers.json    {"answers": see `agent`, "logs": {ID: N}, "progress": {ID: {...}}}; by the node
+    URL/artifacts/DIGEST/            an input artifact of a job, by the BLAKE3 of its manifest, which is sent last
+    URL/parcels/NAME/parcel.json     a job, and its input artifacts and files
+    URL/parcels/NAME/files/INPUT/    an input file of the user
+    URL/parcels/NAME/orders.json     see `agent`; written by the pipeline
+    URL/parcels/NAME/answers.json    {"answers": see `agent`, "logs": {ID: N}, "progress": {ID: {...}}}; written by the node
     URL/parcels/NAME/log.N           the N-th piece of an attempt's log
-    URL/parcels/NAME/result.json     the files that an attempt has left; they are in URL/parcels/NAME/result/
+    URL/parcels/NAME/result.json     list of an attempt's output files, which are in URL/parcels/NAME/result/
 
-Both sides have the directories that they would share, at the same paths, and each copies what the other one writes. So the
-executor here and the agent there are those of a shared file system. `python -m trtllm_pipeline.orchestrate.clusters.exchange URL NAME` is the
-agent of such a node. It keeps the artifacts that it was given, in the workspace's place on its own disk.
+Both sides have the same directories at the same paths, and each copies the other's changes. So the executor and the agent
+work as on a shared file system. `python -m trtllm_pipeline.orchestrate.clusters.exchange URL NAME` is the agent of such a
+node. It keeps received artifacts on its own disk, at the workspace's path.
 """
 
 from __future__ import annotations
@@ -65,77 +65,77 @@ T = TypeVar("T")
 
 _POLL_S: Final = 1.0
 _PATIENCE_S: Final = 300.0
-"""For the URL to answer again."""
+"""How long to retry a URL that does not respond."""
 _PARCELS: Final = "parcels"
 _PARCEL: Final = "parcel.json"
 _ANSWERS: Final = agent.ANSWERS
 _RESULT: Final = "result.json"
 _LEFT: Final = "result"
 _NAME: Final = "parcel"
-"""In the directory of an attempt's orders: the name of its parcel, by which a node knows that it sees the pipeline's own."""
+"""The file with the parcel's name among an attempt's orders. A node that finds it is on the pipeline's own machine."""
 _CLAIM: Final = ".agent"
-"""Ends the name of the file by which an agent claims an attempt on its node."""
+"""Suffix of the file with which an agent claims an attempt on its node."""
 _FILES: Final = "files"
-"""Of an attempt on a node: copies of users' files."""
+"""Directory of an attempt on a node: copies of users' files."""
 
 
 def _at(name: str, file: str) -> str:
     return f"{_PARCELS}/{name}/{file}"
 
 
-def _beside(name: str, attempt: Path) -> str:
-    """The name of an attempt's parcel, of the agent that has the parcel `name`."""
+def _parcel_name(name: str, attempt: Path) -> str:
+    """Return the parcel name of another attempt of the agent that has the parcel `name`."""
     return f"{attempt.name}-{name.rpartition('-')[2]}"
 
 
 def _artifact(content: bytes) -> str:
-    """Where the artifact with this manifest is."""
+    """Return the path of the artifact with this manifest."""
     return f"artifacts/{blake3(content).hexdigest()}"
 
 
 def _contents(files: Sequence[FileEntry], records: Sequence[FileEntry] = ()) -> Manifest:
-    """Files as they are sent and fetched: of no artifact."""
+    """Return a manifest of files that are sent and fetched without an artifact."""
     return Manifest("", Fingerprint(""), "", "", tuple(files), {}, tuple(records))
 
 
 @dataclass(slots=True, eq=False)
 class _Mail:
-    """What passes about one agent."""
+    """The exchange with one agent."""
 
     attempt: Path
     name: str
     attempts: dict[StageRunId, Path] = field(default_factory=dict)
-    """Of the stage runs that it was given."""
+    """Attempts by stage run."""
     ordered: bytes = b""
-    """The orders that are there."""
-    told: bytes = b""
-    """The answers that were taken."""
+    """The orders at the URL."""
+    answered: bytes = b""
+    """The last processed answers."""
     pieces: dict[str, int] = field(default_factory=dict)
-    """Of each log, how many were taken."""
+    """Number of processed pieces of each log."""
     fetched: set[str] = field(default_factory=set)
     sending: list[Future[None]] = field(default_factory=list)
     failed: dict[str, Json] = field(default_factory=dict)
-    """Answers of our own, for what could not be sent or fetched."""
+    """Our own answers, for failed transfers."""
     copying: Future[None] | None = None
     copied_s: float = -math.inf
-    """When the last copying started that is done."""
+    """Start of the last finished copy."""
     silent_since: float | None = None
     over: threading.Event = field(default_factory=threading.Event)
     progress: Progress = field(default_factory=Progress)
 
     def end(self) -> None:
-        """Send nothing more."""
+        """Stop all transfers."""
         self.over.set()
         self.progress.stopped = True
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether what failed may work later: the URL does not answer, or a disk."""
+    """Return whether a retry may succeed: the URL does not respond, or a disk fails."""
     return isinstance(error, (RemoteError, OSError)) and not isinstance(error, NotTransferableError)
 
 
 def _patiently(do: Callable[[], T], over: threading.Event | None = None) -> T:
-    """What `do` returns, once the URL answers; it is asked again for some minutes, until it is `over`."""
+    """Return the result of `do`. Retries for some minutes while the URL does not respond and `over` is not set."""
     until, over = time.monotonic() + _PATIENCE_S, over or threading.Event()
     while True:
         try:
@@ -151,7 +151,7 @@ class Exchange:
     """The pipeline's side."""
 
     def __init__(self, url: str) -> None:
-        """Raises UsageError for a URL that cannot be one."""
+        """Raises UsageError for an invalid URL."""
         self._url = url
         self._remote = Remote(url)
         self._remote.check_writable()
@@ -162,20 +162,20 @@ class Exchange:
         self._thread.start()
 
     def post(self, job: Job, attempt: Path) -> None:
-        """Send a job with all that it reads, for the agent of `attempt`."""
+        """Send a job and its inputs to the agent of `attempt`."""
         mail = self._mail.get(attempt)
-        if mail is None:  # other workspaces have attempts of this name
+        if mail is None:  # random part: other workspaces have attempts of this name
             mail = self._mail[attempt] = _Mail(attempt, f"{attempt.name}-{secrets.token_hex(4)}")
             (agent.folder_of(attempt) / _NAME).write_text(mail.name, encoding="utf-8")
         mail.attempts[job.id] = Path(job.attempt)
         mail.sending.append(self._pool.submit(self._send, mail, job))
 
     def command(self, attempt: Path) -> tuple[str, ...]:
-        """What runs the agent of an attempt on a node."""
+        """Return the command that runs the agent of an attempt on a node."""
         return (sys.executable, "-m", __name__, self._url, self._mail[attempt].name)
 
     def is_copying(self, attempt: Path, since_s: float) -> bool:
-        """Whether what an agent has said until `since_s` may be on its way here."""
+        """Return whether answers of an agent from before `since_s` may still be in transit."""
         return self._mail[attempt].copied_s < since_s
 
     def drop(self, attempt: Path) -> None:
@@ -185,7 +185,7 @@ class Exchange:
         self._pool.submit(self._remove, mail)
 
     def close(self) -> None:
-        """Let go of the URL."""
+        """Close the connection to the URL."""
         self._end.set()
         self._thread.join()
         for mail in self._mail.values():
@@ -194,17 +194,17 @@ class Exchange:
         self._remote.close()
 
     def _remove(self, mail: _Mail) -> None:
-        # What is on its way would come after the removal. It was begun before this: the pool takes what is first first.
+        # Transfers in progress would arrive after the removal. They were queued earlier, so the pool runs them first.
         wait([*mail.sending, *([mail.copying] if mail.copying else [])])
         for each in mail.attempts.values():
             with suppress(RemoteError):
-                self._remote.remove(f"{_PARCELS}/{_beside(mail.name, each)}")
+                self._remote.remove(f"{_PARCELS}/{_parcel_name(mail.name, each)}")
 
     def _send(self, mail: _Mail, job: Job) -> None:
         try:
             _patiently(partial(self._send_parcel, mail, job), mail.over)
-        except Exception as error:  # noqa: BLE001  in a pool nobody else would hear of it, and the job would wait for ever
-            self._fail(mail, job.id, f"{job.stage}: what it reads cannot be sent: {agent.said(error)}")
+        except Exception as error:  # noqa: BLE001  the pool would hide it, and the job would wait forever
+            self._fail(mail, job.id, f"{job.stage}: its inputs cannot be sent: {agent.message_of(error)}")
 
     def _send_parcel(self, mail: _Mail, job: Job) -> None:
         artifacts: list[Json] = []
@@ -221,7 +221,7 @@ class Exchange:
         files: dict[str, Json] = {}
         for each, path in job.files.items():
             entry = FileEntry(Path(path).name, Path(path).stat().st_size, digest_file(Path(path)))
-            place = _at(_beside(mail.name, Path(job.attempt)), f"{_FILES}/{each}")
+            place = _at(_parcel_name(mail.name, Path(job.attempt)), f"{_FILES}/{each}")
             self._remote.send_files(place, Path(path).parent, _contents((), [entry]), mail.progress)
             files[each] = manifest.listed([entry])
         shown: dict[str, Json] = {
@@ -232,7 +232,7 @@ class Exchange:
             "job": reading.read_text(Path(job.attempt) / JOB),
             "artifacts": artifacts,
         }
-        name = _beside(mail.name, Path(job.attempt))
+        name = _parcel_name(mail.name, Path(job.attempt))
         self._remote.write(_at(name, _PARCEL), object_text({**parcel, "files": files, "views": shown}).encode())
 
     def _fail(self, mail: _Mail, run: str, why: str) -> None:
@@ -259,42 +259,42 @@ class Exchange:
             if orders != mail.ordered:
                 self._remote.write(_at(mail.name, agent.ORDERS), orders)
                 mail.ordered = orders
-            told = self._remote.read(_at(mail.name, _ANSWERS)) or mail.told
-            if told != mail.told:
-                self._take(mail, json.loads(told))
-                mail.told = told
+            content = self._remote.read(_at(mail.name, _ANSWERS)) or mail.answered
+            if content != mail.answered:
+                self._process(mail, json.loads(content))
+                mail.answered = content
             mail.silent_since = None
         except FileNotFoundError:  # it has ended
             return
-        except Exception as error:  # noqa: BLE001  in a pool nobody else would hear of it
+        except Exception as error:  # noqa: BLE001  the pool would hide it
             logger.debug("%s", error)
             mail.silent_since = mail.silent_since or now
             if now - mail.silent_since > _PATIENCE_S:
                 for run in mail.attempts.keys() - mail.fetched:
-                    self._fail(mail, run, f"no answer of its node: {agent.said(error)}")
+                    self._fail(mail, run, f"no answer from its node: {agent.message_of(error)}")
         if mail.failed:
             answers = read_object(folder / agent.ANSWERS) or {"ended": {}}
             answers["ended"] = {**mail.failed, **answers["ended"]}
             write_json(folder / agent.ANSWERS, answers)
 
-    def _take(self, mail: _Mail, said: Mapping[str, Any]) -> None:
-        for run, number in said["logs"].items():
+    def _process(self, mail: _Mail, message: Mapping[str, Any]) -> None:
+        for run, number in message["logs"].items():
             attempt = mail.attempts[run]
             for piece in range(mail.pieces.get(run, 0), 0 if run in mail.fetched else number):
-                content = self._remote.read(_at(_beside(mail.name, attempt), f"log.{piece}")) or b""
+                content = self._remote.read(_at(_parcel_name(mail.name, attempt), f"log.{piece}")) or b""
                 with (attempt / LOG).open("ab") as log:
                     log.write(content)
                 mail.pieces[run] = piece + 1
-        for run, progress in said["progress"].items():
+        for run, progress in message["progress"].items():
             write_json(mail.attempts[run] / PROGRESS_FILE, progress)
-        for run in said["answers"]["ended"].keys() - mail.fetched:
+        for run in message["answers"]["ended"].keys() - mail.fetched:
             attempt = mail.attempts[run]
-            self._fetch(attempt, _beside(mail.name, attempt), agent.folder_of(mail.attempt) / OUT)
+            self._fetch(attempt, _parcel_name(mail.name, attempt), agent.folder_of(mail.attempt) / OUT)
             mail.fetched.add(run)
-        write_json(agent.folder_of(mail.attempt) / agent.ANSWERS, said["answers"])
+        write_json(agent.folder_of(mail.attempt) / agent.ANSWERS, message["answers"])
 
     def _fetch(self, attempt: Path, name: str, place: Path) -> None:
-        """Put what an attempt has left on its node in its place here."""
+        """Fetch the output of an attempt from its node into its directory here."""
         left = json.loads(self._remote.read(_at(name, _RESULT)) or b"{}")
         sealed = _contents(manifest.entries(left["files"]), manifest.entries(left["records"]))
         shutil.rmtree(place, ignore_errors=True)
@@ -317,22 +317,23 @@ class _Node:
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4))
     attempts: dict[StageRunId, Path] = field(default_factory=dict)
     unpacked: dict[str, Future[Job]] = field(default_factory=dict)
-    """By the directories of jobs in the orders."""
+    """Unpacked jobs by their directories in the orders."""
     sent: dict[StageRunId, Future[bool]] = field(default_factory=dict)
-    """Of stage runs that have ended: whether they have failed."""
+    """Ended stage runs: whether they have failed."""
     logged: dict[StageRunId, tuple[int, int]] = field(default_factory=dict)
-    """Bytes and pieces of each log that are there."""
-    told: bytes = b""
+    """Bytes and pieces of each log that were sent."""
+    answered: bytes = b""
+    """The last answers that were sent."""
     over: threading.Event = field(default_factory=threading.Event)
     progress: Progress = field(default_factory=Progress)
-    """Of what arrives."""
+    """Progress of received files."""
     claimed: dict[Path, Claim] = field(default_factory=dict)
-    """The attempts laid out here, which nobody else removes as long as this lives."""
+    """Claimed attempts on this node. Other agents do not remove them while this one lives."""
     ending: bool = False
-    """Whether the agent was told to end, for want of what it needs."""
+    """Whether the agent was stopped because its inputs are missing."""
 
     def run(self) -> None:
-        """Run the agent, and say what it says."""
+        """Run the agent and send its answers."""
         attempt = Path(json.loads(_patiently(partial(self.parcel, self.name))["job"])["attempt"])
         folder = agent.folder_of(attempt)
         known = folder / _NAME
@@ -360,21 +361,21 @@ class _Node:
                 _remove(each, claim)
 
     def parcel(self, name: str) -> dict[str, Any]:
-        """A parcel, as soon as it is there: what a job reads is sent before. Raises StateError where nobody will send it."""
+        """Wait for a parcel. The job's inputs are sent before it. Raises StateError if it will not arrive."""
         orders, heard_s = b"", time.monotonic()
         while (content := self.remote.read(_at(name, _PARCEL))) is None:
             now = self.remote.read(_at(self.name, agent.ORDERS)) or b""
             if now != orders:
                 orders, heard_s = now, time.monotonic()
             if time.monotonic() - heard_s > _PATIENCE_S:
-                raise StateError(f"{name}: the pipeline has sent nothing, and was silent for {_PATIENCE_S:g} s")
+                raise StateError(f"{name}: no parcel and no sign of life from the pipeline for {_PATIENCE_S:g} s")
             if self.over.wait(_POLL_S):
                 raise StateError(f"{name}: its agent has ended")
-        found: dict[str, Any] = json.loads(content)
-        return found
+        parcel: dict[str, Any] = json.loads(content)
+        return parcel
 
     def unpack(self, name: str) -> Job:
-        """Lay out an attempt as the pipeline has it."""
+        """Create an attempt's directory as on the pipeline's machine."""
         parcel = self.parcel(name)
         attempt = Path(json.loads(parcel["job"])["attempt"])
         self.claim(attempt)
@@ -401,21 +402,21 @@ class _Node:
         return job
 
     def claim(self, attempt: Path) -> None:
-        """Have an attempt's directories for this agent: a pipeline elsewhere may have one of this name and workspace."""
+        """Claim an attempt's directories for this agent: another pipeline may use the same workspace path and name."""
         if attempt not in self.claimed:
             attempt.parent.mkdir(parents=True, exist_ok=True)
             self.claimed[attempt] = self.taken(attempt.with_name(f"{attempt.name}{_CLAIM}"))
             shutil.rmtree(agent.folder_of(attempt), ignore_errors=True)
 
     def taken(self, path: Path) -> Claim:
-        """The claim on `path`, as soon as nobody else has it. Raises StateError when the agent has ended before."""
+        """Wait for the claim on `path`. Raises StateError if the agent ends before."""
         while (claim := claims.take(path)) is None:
             if self.over.wait(_POLL_S):
                 raise StateError(f"{path.name}: its agent has ended")
         return claim
 
     def keep(self, folder: Path, content: bytes, work: Path) -> None:
-        """See that an artifact is in `directory`."""
+        """Fetch an artifact into `folder`, unless it is there and undamaged."""
         sealed = manifest.decode(content, folder.parent.name, folder.name, str(folder))
         claim = self.taken(work / f"{folder.name}.lock")
         try:
@@ -432,7 +433,7 @@ class _Node:
             claim.release()
 
     def copy(self, folder: Path) -> None:
-        """Copy orders and answers until all that the agent had to say is there."""
+        """Copy orders and answers until all the agent's answers are sent."""
         silent_since: float | None = None
         while True:
             over = self.over.wait(_POLL_S)
@@ -442,40 +443,40 @@ class _Node:
                 silent_since = None
                 if over and everything:
                     return
-            except Exception as error:  # noqa: BLE001  without this thread the agent would hear nothing, and nobody hear of it
+            except Exception as error:  # noqa: BLE001  the agent needs this thread, and a failure would go unnoticed
                 silent_since = silent_since or time.monotonic()
                 while_it_runs = _may_pass(error) and not over
                 if not while_it_runs and time.monotonic() - silent_since > _PATIENCE_S:
-                    self.give_up(f"what it has left cannot be sent: {agent.said(error)}")
+                    self.give_up(f"its output cannot be sent: {agent.message_of(error)}")
                     if over:
                         return
 
     def give_up(self, why: str) -> None:
-        """End the agent, once, and say why."""
+        """End the agent once, with the reason."""
         if not self.ending:
             self.ending = True
             print(why, file=sys.stderr)  # noqa: T201  the pipeline reads the last line of the task
             os.kill(os.getpid(), signal.SIGTERM)
 
     def take_orders(self, folder: Path) -> None:
-        """Give the agent its orders; a job as soon as what it reads is here."""
+        """Give the agent its orders, and each job when its inputs have arrived."""
         orders = json.loads(self.remote.read(_at(self.name, agent.ORDERS)) or b"{}")
         here: list[Json] = []
         for each in orders.get("jobs", ()):
             if each not in self.unpacked:
-                unpack = partial(self.unpack, _beside(self.name, Path(each)))
+                unpack = partial(self.unpack, _parcel_name(self.name, Path(each)))
                 self.unpacked[each] = self.pool.submit(_patiently, unpack, self.over)
             if not self.unpacked[each].done():
                 break
             if error := self.unpacked[each].exception():
-                self.give_up(f"{each}: what it reads cannot be fetched: {error}")
+                self.give_up(f"{each}: its inputs cannot be fetched: {error}")
                 break
             self.attempts[self.unpacked[each].result().id] = Path(each)
             here.append(each)
         write_json(folder / agent.ORDERS, {**orders, "jobs": here})
 
     def say(self, folder: Path) -> bool:
-        """Tell what the agent and its stage runs said. Returns whether all that they have left is there."""
+        """Send answers, logs and progress. Returns whether all output is sent."""
         answers = read_object(folder / agent.ANSWERS)
         if answers is None:
             return True
@@ -488,7 +489,7 @@ class _Node:
         ended = {run: {**answers["ended"][run], "failed": failed} for run, failed in done.items()}
         for run in self.attempts.keys() - done.keys():
             self.say_log(run)
-        told = object_text(
+        content = object_text(
             {
                 "answers": {**answers, "ended": ended},
                 "logs": {run: pieces for run, (_, pieces) in self.logged.items()},
@@ -499,23 +500,23 @@ class _Node:
                 },
             }
         ).encode()
-        if told != self.told:
-            self.remote.write(_at(self.name, _ANSWERS), told)
-            self.told = told
+        if content != self.answered:
+            self.remote.write(_at(self.name, _ANSWERS), content)
+            self.answered = content
         return len(done) == len(answers["ended"])
 
     def say_log(self, run: StageRunId) -> None:
-        """Send what was added to a log."""
+        """Send new content of a log."""
         size, pieces = self.logged.get(run, (0, 0))
         attempt = self.attempts[run]
         with suppress(FileNotFoundError), (attempt / LOG).open("rb") as log:
             log.seek(size)
             if content := log.read():
-                self.remote.write(_at(_beside(self.name, attempt), f"log.{pieces}"), content)
+                self.remote.write(_at(_parcel_name(self.name, attempt), f"log.{pieces}"), content)
                 self.logged[run] = size + len(content), pieces + 1
 
     def send(self, attempt: Path, *, failed: bool) -> bool:
-        """Send what an attempt has left; returns whether it has failed."""
+        """Send the output of an attempt. Returns whether it has failed."""
         shutil.rmtree(attempt / _FILES, ignore_errors=True)
         file_views.remove(attempt)
         try:
@@ -523,9 +524,8 @@ class _Node:
         except StateError as error:
             failure.write(attempt, StageError(error.message))
             files, failed = (), True
-        beside = manifest.scan_records(attempt)
-        records = [entry for entry in beside if entry.link is None and entry.path != JOB]
-        name = _beside(self.name, attempt)
+        records = [entry for entry in manifest.scan_records(attempt) if entry.link is None and entry.path != JOB]
+        name = _parcel_name(self.name, attempt)
         self.remote.send_files(_at(name, _LEFT), attempt, _contents(files, records), Progress())
         result: dict[str, Json] = {"files": manifest.listed(files), "records": manifest.listed(records)}
         self.remote.write(_at(name, _RESULT), object_text(result).encode())
@@ -533,7 +533,7 @@ class _Node:
 
 
 def _sweep(work: Path) -> None:
-    """Remove what agents that were killed have left on this node."""
+    """Remove leftovers of killed agents from this node."""
     for path in work.glob(f"*{_CLAIM}"):
         claim = claims.take(path)
         if claim is not None:
@@ -541,14 +541,14 @@ def _sweep(work: Path) -> None:
 
 
 def _remove(attempt: Path, claim: Claim) -> None:
-    """Remove an attempt from this node, and let go of it."""
+    """Remove an attempt from this node, and release its claim."""
     for folder in (attempt, agent.folder_of(attempt)):
         shutil.rmtree(folder, ignore_errors=True)
     claim.release()
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the agent of a parcel on this node. Returns the exit code, which says nothing of the stage."""
+    """Run the agent of a parcel on this node. Returns the exit code, which does not depend on the stage."""
     url, name = argv
     agent.prepare()
     remote = Remote(url)

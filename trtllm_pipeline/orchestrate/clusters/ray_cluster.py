@@ -1,7 +1,7 @@
-"""Agents as tasks of Ray (`--executor ray`). Needs the extra [ray]; imported by nobody who did not ask for it.
+"""Agents as Ray tasks (`--executor ray`). Needs the extra [ray]. Imported only with that option.
 
-Every task asks for the CPUs and GPUs of its stage run, and for its type of accelerator. It prefers the node that the
-scheduler chose and goes to another when that one is gone, so losing a node costs what ran there. Ray retries nothing itself.
+Every task requests the CPUs, GPUs and accelerator type of its stage run. It prefers the node that the scheduler chose and
+uses another if that one is gone, so a lost node costs only the tasks on it. Ray itself does not retry.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from trtllm_pipeline.orchestrate.clusters.cluster import ClusterNode, KnownNodes
 from trtllm_pipeline.orchestrate.run.executor import Job
 
 _TYPE: Final = "accelerator_type:"
-"""Of a node's resources: the type of its GPUs follows."""
+"""Prefix of the node resource that names its GPU type."""
 _ON_THIS_MACHINE: Final = "auto"
-"""For Ray, the address of the cluster that this machine is a node of."""
+"""Ray's address for the cluster of this machine."""
 _CONNECT_S: Final = 10.0
 _PROBE_S: Final = 120.0
 _LIST_S: Final = 5.0
-"""Between two looks at the nodes."""
+"""Interval between node listings."""
 _SAME_ENVIRONMENT: Final = "every node needs this release of trtllm-pipeline, in an environment at the same path"
 
 
 class RayCluster:
-    """The nodes of a Ray cluster, or those with some types of accelerators."""
+    """The nodes of a Ray cluster, or those with the given accelerator types."""
 
     def __init__(self, address: str | None, accelerators: Sequence[str] = ()) -> None:
-        """Connect. Raises UsageError where there is no cluster, or no such node."""
-        # Ray prints what it hears of nodes to stdout, which is for data.
+        """Connect. Raises UsageError if there is no cluster, or no such node."""
+        # Ray prints node messages to stdout, which is reserved for data.
         vars(worker)["print_to_stdstream"] = lambda *_args, **_more: None
         where = address or os.environ.get("RAY_ADDRESS") or _ON_THIS_MACHINE
         terminated = signal.getsignal(signal.SIGTERM)
@@ -54,33 +54,35 @@ class RayCluster:
                 hint="start one with `ray start --head`, and name it with --ray-address HOST:PORT",
             ) from error
         finally:
-            signal.signal(signal.SIGTERM, terminated)  # Ray's own would end the pipeline at once
+            signal.signal(signal.SIGTERM, terminated)  # Ray's own handler would end the pipeline at once
         try:
             self._known: dict[str, tuple[str, ClusterNode]] = {}
-            """Name of a node -> Ray's id of it."""
-            found = chosen(self._look(), accelerators)
-            self.changes = KnownNodes(found, self._look, _LIST_S).changes
-            self.machine = machine_of(found, accelerators, self._machine)
+            """Node name -> Ray's id and the node."""
+            nodes = chosen(self._look(), accelerators)
+            self.changes = KnownNodes(nodes, self._look, _LIST_S).changes
+            self.machine = machine_of(nodes, accelerators, self._machine)
         except BaseException:
             self.close()
             raise
-        self.nodes = [node.capacity for node in found]
+        self.nodes = [node.capacity for node in nodes]
         self._tickets: dict[Any, str] = {}
         self._started = 0
 
     def _look(self) -> list[ClusterNode]:
-        found = [(str(node["NodeID"]), _node(node)) for node in ray.nodes() if node["Alive"]]
-        self._known |= {node.name: (node_id, node) for node_id, node in found}
-        return [node for _, node in found]
+        alive = [(str(node["NodeID"]), _node(node)) for node in ray.nodes() if node["Alive"]]
+        self._known |= {node.name: (node_id, node) for node_id, node in alive}
+        return [node for _, node in alive]
 
     def _machine(self, node: ClusterNode) -> Machine:
         try:
-            found: Machine = ray.get(_PROBE.options(scheduling_strategy=self._on(node.name)).remote(), timeout=_PROBE_S)
+            machine: Machine = ray.get(
+                _PROBE.options(scheduling_strategy=self._on(node.name)).remote(), timeout=_PROBE_S
+            )
         except RayError as error:
             raise UsageError(
-                f"a node of the Ray cluster cannot be used: {_said(error)}", hint=_SAME_ENVIRONMENT
+                f"a node of the Ray cluster cannot be used: {_summary(error)}", hint=_SAME_ENVIRONMENT
             ) from error
-        return found
+        return machine
 
     def _on(self, node: str) -> NodeAffinitySchedulingStrategy:
         return NodeAffinitySchedulingStrategy(self._known[node][0], soft=True)
@@ -110,12 +112,12 @@ class RayCluster:
             ready, _ = ray.wait(known, num_returns=len(known), timeout=0)
         return {self._tickets.pop(task): _lost(task) for task in ready}
 
-    def left(self, attempt: Path) -> str | None:  # noqa: ARG002 - as `Cluster` has it
-        """See `Cluster`: Ray ends what an invocation started when that ends."""
+    def left(self, attempt: Path) -> str | None:  # noqa: ARG002 - the signature of `Cluster`
+        """See `Cluster`: Ray ends an invocation's tasks with it."""
         return None
 
     def cancel(self, tickets: Sequence[str]) -> None:
-        """See `Cluster`. The guardian of an agent whose process is gone ends what it had started."""
+        """See `Cluster`. If an agent's process is gone, its guardian ends its processes."""
         for task in [task for task, ticket in self._tickets.items() if ticket in tickets]:
             ray.cancel(task, force=True)
 
@@ -125,7 +127,7 @@ class RayCluster:
 
 
 def _check_listening(address: str) -> None:
-    """Raise OSError where nothing listens, for which Ray would try for minutes; ValueError for what is no address."""
+    """Raise OSError if no server listens, since Ray would retry for minutes, and ValueError for an invalid address."""
     if address == _ON_THIS_MACHINE or "://" in address:
         return
     host, _, port = address.rpartition(":")
@@ -134,46 +136,46 @@ def _check_listening(address: str) -> None:
     socket.create_connection((host, int(port)), _CONNECT_S).close()
 
 
-def _found() -> Machine:
+def _probe_node() -> Machine:
     os.environ.pop(MASK_VARIABLE, None)  # all GPUs of the node: the task has none
     return probe.this_machine()
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
-    """The exit code of an agent, and the last line that it said."""
-    # A process between: Ray kills the children of a worker that ends, and an agent's guardian must outlive its agent.
+    """Return the exit code of an agent, and its last line of stderr."""
+    # An extra process in between: Ray kills the children of a worker that ends, but a guardian must outlive its agent.
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
     return done.returncode, next(reversed(done.stderr.strip().splitlines()), "")
 
 
-_PROBE: Final = ray.remote(num_cpus=0)(_found)
+_PROBE: Final = ray.remote(num_cpus=0)(_probe_node)
 _AGENT: Final = ray.remote(max_retries=0)(_run)
 
 
 def _node(node: Mapping[str, Any]) -> ClusterNode:
     has = node["Resources"]
     accelerator = next((name.removeprefix(_TYPE) for name in has if name.startswith(_TYPE)), None)
-    name = f"{node['NodeManagerHostname']}-{node['NodeID'][:8]}"  # one host may be several
+    name = f"{node['NodeManagerHostname']}-{node['NodeID'][:8]}"  # one host may run several nodes
     return ClusterNode(name, int(has.get("CPU", 0)), int(has.get("GPU", 0)), accelerator)
 
 
 def _lost(task: Any) -> StageError | None:
-    """Why an agent that is over could not end by itself; None if it did."""
+    """Return why an agent was lost or failed. None if it ended normally."""
     try:
-        code, said = ray.get(task)
+        code, message = ray.get(task)
     except RayTaskError as error:
-        code, said = 1, _said(error)
+        code, message = 1, _summary(error)
     except RayError as error:
-        return StageError(f"lost with its node: {_said(error)}", failure=FailureClass.LOST)
+        return StageError(f"lost with its node: {_summary(error)}", failure=FailureClass.LOST)
     if not code:
         return None
-    if code == 1:  # Python's own: its node has no such environment, or another one
-        return StageError(f"its agent failed: {said}", failure=FailureClass.USER, hint=_SAME_ENVIRONMENT)
+    if code == 1:  # from Python: the node has no such environment, or a different one
+        return StageError(f"its agent failed: {message}", failure=FailureClass.USER, hint=_SAME_ENVIRONMENT)
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    return StageError(f"its agent failed: {said or how}", failure=FailureClass.TRANSIENT)
+    return StageError(f"its agent failed: {message or how}", failure=FailureClass.TRANSIENT)
 
 
-def _said(error: RayError) -> str:
-    """The last line of a traceback; of another message the first sentence."""
+def _summary(error: RayError) -> str:
+    """Return the last line of a traceback, or the first sentence of another message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if isinstance(error, RayTaskError) else lines[0].split(". ")[0]

@@ -1,7 +1,7 @@
-"""Agents as jobs of Slurm (`--executor slurm`), by its own commands: sbatch, squeue, scancel; sinfo and srun to see what there is.
+"""Agents as Slurm jobs (`--executor slurm`), using sbatch, squeue and scancel; sinfo and srun describe the nodes.
 
-A job asks for the CPUs and GPUs of its stage run; which node it gets is Slurm's to say. It outlives the pipeline, and says in
-its comment whose attempt it makes, so that the next invocation finds it.
+A job requests the CPUs and GPUs of its stage run, and Slurm chooses the node. It outlives the pipeline. Its comment names
+the attempt, so that the next invocation finds it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from trtllm_pipeline.orchestrate.clusters.cluster import ClusterNode, KnownNodes
 from trtllm_pipeline.orchestrate.run.executor import Job
 
 _POLL_S: Final = 2.0
-"""Between two questions to Slurm's controller, which all users share."""
+"""Interval between requests to Slurm's controller, which all users share."""
 _LIST_S: Final = 60.0
-"""Between two looks at the nodes."""
+"""Interval between node listings."""
 _COMMAND_S: Final = 60.0
 _OUTPUT: Final = "slurm.log"
-"""In the directory of an attempt's orders: what its batch script printed."""
+"""Output of the batch script, in the directory of an attempt's orders."""
 _USABLE: Final = ("idle", "mixed", "allocated", "completing", "reserved", "planned")
 _GPUS: Final = re.compile(r"\bgpu:(?:([^:,(]+):)?(\d+)")
 _PRIVATE: Final = re.compile("TOKEN(?!IZER)|SECRET|PASSWORD|CREDENTIAL|_KEY$")
-"""Of variables' names: Slurm keeps the environment of jobs in files."""
+"""Names of secret variables: Slurm stores the environment of jobs in files."""
 _PARTITION: Final = re.compile(r"(?:--partition|-p)[= ]?(.+)")
 _SAME_ENVIRONMENT: Final = "every node needs this workspace and this Python environment at the same path"
 
@@ -47,13 +47,13 @@ class _Entry(NamedTuple):
 
 
 class SlurmCluster:
-    """The nodes of a partition, or those with some types of accelerators."""
+    """The nodes of a partition, or those with the given accelerator types."""
 
     def __init__(self, options: Sequence[str], accelerators: Sequence[str] = ()) -> None:
-        """Look at the cluster; `options` are sbatch's. Raises UsageError where there is no Slurm, or no such node."""
+        """Inspect the cluster. `options` are for sbatch. Raises UsageError if Slurm or such a node is missing."""
         self._options = tuple(options)
         partitions = [named[1] for option in options if (named := _PARTITION.fullmatch(option))]
-        asked = [
+        listing = [
             "sinfo",
             "--Node",
             "--noheader",
@@ -62,26 +62,26 @@ class SlurmCluster:
         ]
 
         def listed() -> Iterable[ClusterNode]:
-            return dict.fromkeys(_listed(_asked(asked)))  # one in two partitions is listed twice
+            return dict.fromkeys(_listed(_run_slurm(listing)))  # a node in two partitions is listed twice
 
-        found = chosen(listed(), accelerators)
-        self.changes = KnownNodes(found, listed, _LIST_S).changes
-        self._spelt = {node.type: node.accelerator for node in found}
-        """Types of GPU as Slurm spells them; None for the one that stage runs need not name."""
-        self._spelt[None] = found[0].accelerator
-        self.machine = machine_of(found, accelerators, self._machine)
-        self.nodes = [node.capacity for node in found]
+        nodes = chosen(listed(), accelerators)
+        self.changes = KnownNodes(nodes, listed, _LIST_S).changes
+        self._spelt = {node.type: node.accelerator for node in nodes}
+        """GPU type in lower case -> Slurm's spelling. None -> the default type."""
+        self._spelt[None] = nodes[0].accelerator
+        self.machine = machine_of(nodes, accelerators, self._machine)
+        self.nodes = [node.capacity for node in nodes]
         self._known: dict[str, str] = {}
-        """Ticket -> the directory with the output, of all jobs that have not ended."""
+        """Ticket -> output directory, for all jobs that have not ended."""
         self._asked_s = self._left_s = -math.inf
         self._left: list[_Entry] = []
 
     def _machine(self, node: ClusterNode) -> Machine:
-        """What a node of its type says that it is; waits as long as a small job has to."""
+        """Return the description of a node of this type. Waits for a small job to be scheduled."""
         gres = _gres(min(1, node.gpus), node.accelerator)
         command = ["srun", "--quiet", "--ntasks=1", "--job-name=look", *gres, *self._options, *_AGENT]
         try:
-            return model.from_json(json.loads(_asked(command, limit_s=None)))
+            return model.from_json(json.loads(_run_slurm(command, limit_s=None)))
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(f"a node of the cluster cannot be used: {error}", hint=_SAME_ENVIRONMENT) from error
 
@@ -106,12 +106,12 @@ class SlurmCluster:
             str(script),
             *command,
         ]
-        ticket = _asked(submitted).strip().split(";")[0]
+        ticket = _run_slurm(submitted).strip().split(";")[0]
         self._known[ticket] = str(folder)
         return ticket
 
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
-        """See `Cluster`. Slurm is asked at most every two seconds, about all jobs at once."""
+        """See `Cluster`. Queries Slurm at most every two seconds, for all jobs at once."""
         now = time.monotonic()
         if not self._known or now - self._asked_s < _POLL_S:
             time.sleep(timeout_s)
@@ -119,7 +119,7 @@ class SlurmCluster:
         self._asked_s = now
         try:
             states = {entry.ticket: entry.state for entry in _queue()}
-        except UsageError:  # the controller is away, or restarts: its jobs continue
+        except UsageError:  # the controller is down or restarting: its jobs continue
             return {}
         return {
             ticket: _why(state, Path(self._known.pop(ticket)))
@@ -140,8 +140,8 @@ class SlurmCluster:
     def cancel(self, tickets: Sequence[str]) -> None:
         """See `Cluster`."""
         if tickets:
-            with suppress(UsageError):  # they may have ended; `over` tells
-                _asked(["scancel", *tickets])
+            with suppress(UsageError):  # they may have ended, which `over` reports
+                _run_slurm(["scancel", *tickets])
 
     def close(self) -> None:
         """See `Cluster`."""
@@ -170,8 +170,8 @@ _GOING_ON: Final = frozenset(
 _LOST: Final = frozenset(["NODE_FAIL", "BOOT_FAIL", "PREEMPTED"])
 
 
-def _asked(command: Sequence[str], limit_s: float | None = _COMMAND_S) -> str:
-    """What a command of Slurm answers. Raises UsageError."""
+def _run_slurm(command: Sequence[str], limit_s: float | None = _COMMAND_S) -> str:
+    """Return the output of a Slurm command. Raises UsageError."""
     environment = {name: value for name, value in os.environ.items() if not _PRIVATE.search(name)}
     try:
         done = subprocess.run(
@@ -188,24 +188,24 @@ def _asked(command: Sequence[str], limit_s: float | None = _COMMAND_S) -> str:
             f"--executor slurm needs {command[0]}", hint="run it on a machine that submits jobs"
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise UsageError(f"{command[0]} did not answer within {limit_s:g} s") from error
+        raise UsageError(f"{command[0]} did not respond within {limit_s:g} s") from error
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
+        lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
         raise UsageError(
-            f"{command[0]}: {said[-1].removeprefix(f'{command[0]}: ')}",
-            hint="settings.cluster.sbatch has the options of jobs; `sinfo` shows partitions and nodes",
+            f"{command[0]}: {lines[-1].removeprefix(f'{command[0]}: ')}",
+            hint="settings.cluster.sbatch has the job options; `sinfo` shows partitions and nodes",
         )
     return done.stdout
 
 
 def _queue() -> list[_Entry]:
-    """This user's jobs, and those that ended some minutes ago. Raises UsageError."""
-    lines = _asked(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%k"]).splitlines()
+    """Return this user's jobs, including those that ended in the last minutes. Raises UsageError."""
+    lines = _run_slurm(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%k"]).splitlines()
     return [_Entry(*line.split("|", 2)) for line in lines if line.count("|") >= 2]
 
 
 def _listed(text: str) -> Iterator[ClusterNode]:
-    """The nodes that sinfo lists and that can run something; the first of their kinds of GPUs counts."""
+    """Yield the usable nodes in sinfo's output. The first of a node's GPU types counts."""
     for line in text.splitlines():
         name, cpus, resources, state = line.split("|")
         if state.rstrip("*~#!%$@^-+").lower() in _USABLE:
@@ -214,11 +214,11 @@ def _listed(text: str) -> Iterator[ClusterNode]:
 
 
 def _why(state: str, folder: Path) -> StageError | None:
-    """Why a job in this state has no answer of its agent; None where it ended by itself."""
+    """Return why a job in this state has no answer from its agent. None if it ended normally."""
     if state == "COMPLETED":
         return None
     if state in _LOST:
-        return StageError(f"lost with its node: Slurm says {state}", failure=FailureClass.LOST)
+        return StageError(f"lost with its node: Slurm reports {state}", failure=FailureClass.LOST)
     if state == "TIMEOUT":
         hint = "raise --time in settings.cluster.sbatch"
         return StageError("Slurm ended it at its time limit", failure=FailureClass.TIMEOUT, hint=hint)
@@ -226,8 +226,8 @@ def _why(state: str, folder: Path) -> StageError | None:
         hint = "raise --mem in settings.cluster.sbatch"
         return StageError("Slurm ended it at its memory limit", failure=FailureClass.OUT_OF_MEMORY, hint=hint)
     try:
-        said = reading.read_text(folder / _OUTPUT, errors="replace").strip().splitlines()[-1:]
+        lines = reading.read_text(folder / _OUTPUT, errors="replace").strip().splitlines()[-1:]
     except OSError:
-        said = []
-    why = f"Slurm says {state}" + "".join(f"; its agent said: {line}" for line in said)
+        lines = []
+    why = f"Slurm reports {state}" + "".join(f"; its agent printed: {line}" for line in lines)
     return StageError(why, failure=FailureClass.USER, hint=None if state == "CANCELLED" else _SAME_ENVIRONMENT)

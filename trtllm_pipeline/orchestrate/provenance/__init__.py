@@ -1,11 +1,11 @@
-"""What an artifact was made from, by whom and where, as a statement that can be signed and checked.
+"""The provenance of an artifact (inputs, user, machine) as a statement that can be signed and checked.
 
-    statement = statement_of(directory)            derived from the manifest and the job, never stored unsigned
-    sign(store, artifact, key)                  stored beside the manifest, as a DSSE envelope
-    check(artifact.folder, policy) -> findings  whether the envelope fits the files, and the policy
-    require(directories, policy)                    the same, raised as an error
+    statement = statement_of(folder)            derived from the manifest and the job, never stored unsigned
+    sign(store, folder, key)                    stored next to the manifest, as a DSSE envelope
+    check(folder, policy) -> findings           compares the envelope with the files and the policy
+    require(folders, policy)                    the same, raised as an error
 
-`docs/provenance.md` says what this proves and what it cannot.
+`docs/provenance.md` explains what this proves and what it cannot prove.
 """
 
 from trtllm_pipeline.orchestrate.provenance.checking import (

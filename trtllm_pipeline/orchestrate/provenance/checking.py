@@ -1,4 +1,4 @@
-"""Whether the signed statement of an artifact fits its files, who signed it, and whether a policy is met."""
+"""Checks the signed statement of an artifact: its files, its signers and the policy."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from trtllm_pipeline.orchestrate.store.manifest import ENVELOPE, Discrepancy, Ki
 from trtllm_pipeline.tensorrt import OUT
 
 _TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
-"""As options read a variable that is a switch."""
+"""Values that turn on a switch in an environment variable."""
 _NAMED: Final = 5
-"""So many files that differ are named."""
+"""Number of differing files that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is asked of signatures. Without keys none can be verified; with `required`, an unsigned artifact is refused."""
+    """Requirements for signatures. Without keys none can be verified; with `required`, an unsigned artifact is refused."""
 
     keys: tuple[TrustedKey, ...] = ()
     required: bool = False
@@ -49,9 +49,9 @@ TRUSTED_KEYS: Final = "PIPELINE_TRUSTED_KEYS"
 
 
 def policy(trusted_keys: Path | None = None, *, required: bool = False) -> Policy:
-    """The policy that trusts the public keys in a directory. Raises UsageError, also where keys are required and none are given.
+    """Return the policy that trusts the public keys in a directory. Raises UsageError, also if required keys are missing.
 
-    A policy in the environment holds for every command, whether it has the options or not.
+    A policy in the environment applies to every command, even without these options.
     """
     required = required or os.environ.get(REQUIRE_SIGNED, "").lower() in _TRUE
     if trusted_keys is None and os.environ.get(TRUSTED_KEYS):
@@ -59,14 +59,14 @@ def policy(trusted_keys: Path | None = None, *, required: bool = False) -> Polic
     if trusted_keys is None and required:
         raise UsageError(
             "--require-signed needs the public keys that are trusted",
-            hint=f"--trusted-keys DIR, or {TRUSTED_KEYS}, names a directory of them",
+            hint=f"give a directory of them with --trusted-keys DIR or {TRUSTED_KEYS}",
         )
     return Policy(() if trusted_keys is None else read_trusted(trusted_keys), required)
 
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """One signature. `trusted` is the file of the trusted key that made it, else None."""
+    """One signature. `trusted` is the file of its trusted key, else None."""
 
     keyid: str
     trusted: str | None
@@ -74,52 +74,52 @@ class Signed:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What was found out about an artifact's signed statement."""
+    """The findings about an artifact's signed statement."""
 
     payload: bytes | None
-    """The statement as it was signed; None where nothing was, or the envelope is damaged."""
+    """The signed statement. None if there is none, or if the envelope is damaged."""
     signed: tuple[Signed, ...]
     findings: tuple[Discrepancy, ...]
 
 
 def check(folder: Path, policy: Policy, *, contents: bool = True) -> tuple[Discrepancy, ...]:
-    """What is wrong with the signed statement of the artifact in `directory`; empty where nothing is.
+    """Return the discrepancies of the signed statement of the artifact in `folder`.
 
-    An artifact without one is fine, unless the policy requires it. Where there is one, every file is read and compared
-    with it; without `contents` the digests of the manifest are believed, for whoever has just read the files. Raises
-    StateError for an artifact without a valid manifest.
+    A missing statement is valid unless the policy requires one. Otherwise every file is read and compared with it. Without
+    `contents` the digests of the manifest are trusted, for callers that have just read the files. Raises StateError for an
+    artifact without a valid manifest.
     """
     return look(folder, policy, contents=contents).findings
 
 
 def require(folders: Iterable[Path], policy: Policy) -> None:
-    """Raise StateError, with all findings, unless `check` finds nothing in any of the artifacts."""
-    found = [finding for folder in folders for finding in check(folder, policy)]
-    if found:
+    """Raise StateError with all findings of `check` for these artifacts, if there are any."""
+    findings = [finding for folder in folders for finding in check(folder, policy)]
+    if findings:
         raise StateError(
-            "\n  ".join(["the provenance is not in order:", *map(str, found)]),
-            hint=f"pipeline store provenance {found[0].stage}-{found[0].fingerprint[:12]} shows what was signed, and by whom",
+            "\n  ".join(["the provenance is not valid:", *map(str, findings)]),
+            hint=f"pipeline store provenance {findings[0].stage}-{findings[0].fingerprint[:12]} shows the statement and its signers",
         )
 
 
 def require_folders(outs: Iterable[Path], policy: Policy) -> None:
-    """As `require`, for directories that are used: results of artifacts, or any others, which nobody can have signed.
+    """Like `require`, for input directories: results of artifacts, or others, which cannot be signed.
 
-    Raises UsageError for these where the policy requires signatures.
+    Raises UsageError for others if the policy requires signatures.
     """
-    found = dict.fromkeys(out.absolute() for out in outs)
-    artifacts = [out.parent for out in found if out.name == OUT and (out.parent / manifest.NAME).is_file()]
-    others = [out for out in found if out.name != OUT or out.parent not in artifacts]
+    folders = dict.fromkeys(out.absolute() for out in outs)
+    artifacts = [out.parent for out in folders if out.name == OUT and (out.parent / manifest.NAME).is_file()]
+    others = [out for out in folders if out.name != OUT or out.parent not in artifacts]
     if policy.required and others:
         raise UsageError(
-            f"{others[0]}: is not an artifact of a workspace, so nobody can have signed it",
+            f"{others[0]}: is not an artifact of a workspace, so it cannot be signed",
             hint=f"name a cell, or leave out --require-signed ({REQUIRE_SIGNED})",
         )
     require(artifacts, policy)
 
 
 def look(folder: Path, policy: Policy, *, contents: bool = True) -> Looked:
-    """As `check`, with what was found."""
+    """Return the findings of `check` with the statement and its signatures."""
     sealed = manifest.read(folder)
 
     def finding(path: str, message: str) -> Discrepancy:
@@ -132,15 +132,15 @@ def look(folder: Path, policy: Policy, *, contents: bool = True) -> Looked:
         signed = tuple(_signed(envelope, policy))
     except EnvelopeError as error:
         return Looked(None, (), (finding(ENVELOPE, str(error)),))
-    found = [finding(ENVELOPE, wrong) for wrong in _wrong_signatures(envelope, signed, policy)]
-    found += [finding(ENVELOPE, wrong) for wrong in mismatches(envelope.payload, sealed)]
-    if contents and not found:
-        found += [finding(path, wrong) for path, wrong in _changed(folder, sealed)]
-    return Looked(envelope.payload, signed, tuple(found))
+    findings = [finding(ENVELOPE, wrong) for wrong in _wrong_signatures(envelope, signed, policy)]
+    findings += [finding(ENVELOPE, wrong) for wrong in mismatches(envelope.payload, sealed)]
+    if contents and not findings:
+        findings += [finding(path, wrong) for path, wrong in _changed(folder, sealed)]
+    return Looked(envelope.payload, signed, tuple(findings))
 
 
 def read_envelope(folder: Path) -> Envelope | None:
-    """The envelope of the artifact in `directory`, or None. Raises EnvelopeError for a file that is none; StateError."""
+    """Return the envelope of the artifact in `folder`, or None. Raises StateError, and EnvelopeError for an invalid file."""
     try:
         return Envelope.parse(read_bytes(folder / ENVELOPE))
     except FileNotFoundError:
@@ -151,7 +151,7 @@ def read_envelope(folder: Path) -> Envelope | None:
 
 def _signed(envelope: Envelope, policy: Policy) -> Iterator[Signed]:
     for each in envelope.signatures:
-        # The key id only narrows down which keys are tried.
+        # The key id only narrows down the keys to try.
         keys = [key for key in policy.keys if key.keyid == each.keyid] or policy.keys
         by = next((key for key in keys if key.verifies(each.value, envelope.signed_bytes)), None)
         yield Signed(each.keyid if by is None else by.keyid, None if by is None else by.name)
@@ -159,21 +159,21 @@ def _signed(envelope: Envelope, policy: Policy) -> Iterator[Signed]:
 
 def _wrong_signatures(envelope: Envelope, signed: tuple[Signed, ...], policy: Policy) -> Iterator[str]:
     trusted = {key.keyid: key.name for key in policy.keys}
-    for each, found in zip(envelope.signatures, signed, strict=True):
-        if found.trusted is None and each.keyid in trusted:
-            yield f"the signature of {trusted[each.keyid]} is wrong: it is not of this statement"
+    for each, signature in zip(envelope.signatures, signed, strict=True):
+        if signature.trusted is None and each.keyid in trusted:
+            yield f"the signature of {trusted[each.keyid]} is wrong: it does not match this statement"
     if policy.required and not any(each.trusted for each in signed):
         named = ", ".join(each.keyid[:16] or "no name" for each in signed)
-        yield f"no trusted key signed it; who did calls itself {named}"
+        yield f"no trusted key signed it; its signer's key id is {named}"
 
 
 def mismatches(payload: bytes, sealed: Manifest) -> Iterator[str]:
-    """In which ways a statement is not one of this artifact, as its manifest describes it."""
+    """Yield the differences between a statement and this artifact's manifest."""
     try:
-        found = strict_json(payload)
-        if not isinstance(found, dict):
+        statement = strict_json(payload)
+        if not isinstance(statement, dict):
             raise EnvelopeError("is not an object")
-        yield from _mismatches(found, sealed)
+        yield from _mismatches(statement, sealed)
     except EnvelopeError as error:
         yield f"the statement {error}"
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -191,23 +191,23 @@ def _mismatches(statement: dict[str, Any], sealed: Manifest) -> Iterator[str]:
     elif canonical(build["externalParameters"]) != canonical(external_parameters(sealed)):
         other = build["externalParameters"].get("fingerprint")
         if other != sealed.fingerprint:
-            yield f"the statement is of another stage run, {brief(other)}"
+            yield f"the statement is about another stage run, {brief(other)}"
             return
-        yield "externalParameters are not those that it was made with"
+        yield "externalParameters are not those of its build"
     if canonical(run["metadata"]) != canonical(metadata(sealed)):
-        yield f"the statement is of another attempt, {brief(run['metadata'].get('invocationId'))}"
+        yield f"the statement is about another attempt, {brief(run['metadata'].get('invocationId'))}"
     yield from _files(statement["subject"], sealed)
 
 
 def _files(given: list[dict[str, Any]], sealed: Manifest) -> Iterator[str]:
-    """Every file has to be a subject with its BLAKE3, and nothing else may be one."""
+    """Every file must be a subject with its BLAKE3, and there may be no other subjects."""
     expected = {str(each["name"]): each for each in subjects(sealed, {})}
     named = {str(each["name"]): each for each in given}
     if len(named) != len(given):
-        yield "a subject stands twice in the statement"
+        yield "a subject is twice in the statement"
     wrong = sorted(expected.keys() ^ named.keys())
     for name in expected.keys() & named.keys():
-        # SHA-256 was computed when it was signed; the manifest has none.
+        # SHA-256 was computed for the signature. The manifest has none.
         digest = {kind: value for kind, value in named[name]["digest"].items() if kind != "sha256"}
         if {**named[name], "digest": digest} != expected[name]:
             wrong.append(name)
@@ -217,7 +217,7 @@ def _files(given: list[dict[str, Any]], sealed: Manifest) -> Iterator[str]:
 
 
 def _changed(folder: Path, sealed: Manifest) -> Iterator[tuple[str, str]]:
-    """Files whose content is not what the manifest, and so the statement, says, and files that it does not name."""
+    """Yield files whose content differs from the manifest, and so from the statement, and files that are not in it."""
     out = folder / OUT
     for entry in sealed.files:
         path = out / entry.path
@@ -230,7 +230,7 @@ def _changed(folder: Path, sealed: Manifest) -> Iterator[tuple[str, str]]:
             yield f"{OUT}/{entry.path}", f"cannot be read: {error.strerror}"
             continue
         if not sound:
-            yield f"{OUT}/{entry.path}", "is not what was signed"
+            yield f"{OUT}/{entry.path}", "differs from the signed file"
     listed = {entry.path for entry in sealed.files}
     for path in manifest.walk(out):
         if str(path.relative_to(out)) not in listed:

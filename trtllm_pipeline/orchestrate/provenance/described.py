@@ -1,4 +1,4 @@
-"""What is known of an artifact's origin, for people and for programs."""
+"""The provenance of an artifact as text and JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtllm_pipeline.orchestrate.store.manifest import Manifest
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """An artifact, its statement as the manifest and the job give it, and what was found out about signatures."""
+    """An artifact, its statement from the manifest and the job, and the findings about its signatures."""
 
     folder: Path
     sealed: Manifest
@@ -27,18 +27,18 @@ class Described:
 
     @staticmethod
     def of(folder: Path, policy: Policy, *, anonymous: bool = False) -> Described:
-        """Reads the files of a signed artifact. Raises StateError."""
+        """Describe an artifact. Reads the files of a signed one. Raises StateError."""
         statement = statement_of(folder, anonymous=anonymous)
         return Described(folder, manifest.read(folder), statement, look(folder, policy))
 
     @property
     def _shown(self) -> dict[str, Any]:
-        """The statement as a trusted key signed it; of others nothing is believed."""
+        """Return the statement as signed by a trusted key. Other signatures are ignored."""
         trusted = any(each.trusted for each in self.looked.signed) and not self.looked.findings
         return dict(json.loads(self.looked.payload or b"")) if trusted else self.statement
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline store provenance --format json` prints it."""
+        """Return the output of `pipeline store provenance --format json`."""
         return {
             "stage": self.sealed.stage,
             "fingerprint": self.sealed.fingerprint,
@@ -49,27 +49,29 @@ class Described:
         }
 
     def text(self) -> str:
-        """Lines for people."""
+        """Return readable lines."""
         rows = [f"  {name:<10} {value}" for name, value in self._rows() if value]
         return "\n".join([f"{self.sealed.stage} {self.sealed.fingerprint}  {self.sealed.label}", *rows])
 
     def _rows(self) -> list[tuple[str, str]]:
         build, run = self.statement["predicate"]["buildDefinition"], self.statement["predicate"]["runDetails"]
-        told, when = build["internalParameters"], run["metadata"]
-        system = told.get("system", {})
-        who = told.get("made_by", {})
+        parameters, when = build["internalParameters"], run["metadata"]
+        system = parameters.get("system", {})
+        who = parameters.get("made_by", {})
         signed = [
-            f"{each.trusted} ({each.keyid[:16]})" if each.trusted else f"{each.keyid[:16] or 'somebody'}, not trusted"
+            f"{each.trusted} ({each.keyid[:16]})"
+            if each.trusted
+            else f"{each.keyid[:16] or 'unknown key'}, not trusted"
             for each in self.looked.signed
         ]
         return [
-            ("signed by", "; ".join(signed) or "nobody"),
+            ("signed by", "; ".join(signed) or "no key"),
             ("made", f"{when['startedOn']} to {when['finishedOn']}, as {when['invocationId']}"),
             ("made by", " on ".join(str(who[name]) for name in ("user", "host") if name in who) or "not recorded"),
             ("made with", ", ".join(f"{name} {version}" for name, version in run["builder"]["version"].items())),
             ("machine", ", ".join([str(system.get("cpu") or "unknown CPU"), *map(str, system.get("gpus") or [])])),
             *(("from", _resource(each)) for each in build["resolvedDependencies"]),
-            *(("command", " ".join(command)) for command in told.get("commands") or [["not recorded"]]),
+            *(("command", " ".join(command)) for command in parameters.get("commands") or [["not recorded"]]),
             *(("file", _resource(each)) for each in self.statement["subject"] if each["name"] != ALL_FILES),
         ]
 
@@ -81,13 +83,13 @@ def _resource(each: dict[str, Any]) -> str:
 
 
 def statement_line(folder: Path, *, anonymous: bool = False) -> str:
-    """The statement on one line: as it was signed, or with every file read for its SHA-256, as it can be signed."""
+    """Return the statement on one line: the signed one, or one to sign, for which every file is read for its SHA-256."""
     envelope = _envelope(folder)
     return full_statement(folder, anonymous=anonymous) if envelope is None else envelope.payload.decode()
 
 
 def envelope_of(folder: Path) -> Envelope:
-    """The signed statement. Raises UsageError where nobody signed."""
+    """Return the signed statement. Raises UsageError if there is none."""
     envelope = _envelope(folder)
     if envelope is None:
         raise UsageError(f"{folder}: is not signed", hint="pipeline store provenance --sign KEY")
@@ -99,17 +101,15 @@ def _envelope(folder: Path) -> Envelope | None:
         return read_envelope(folder)
     except EnvelopeError as error:
         raise UsageError(
-            f"{folder}: the envelope {error}", hint="find out who changed it; without it, sign again"
+            f"{folder}: the envelope {error}", hint="find out who changed it, then remove it and sign again"
         ) from error
 
 
 def read_file(path: Path) -> Envelope:
-    """An envelope that was signed elsewhere. Raises UsageError."""
+    """Read an envelope that was signed elsewhere. Raises UsageError."""
     try:
         return Envelope.parse(read_bytes(path))
     except EnvelopeError as error:
-        raise UsageError(
-            f"{path}: {error}", hint="expected is a DSSE envelope, or a Sigstore bundle around one"
-        ) from error
+        raise UsageError(f"{path}: {error}", hint="expected a DSSE envelope, or a Sigstore bundle with one") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error

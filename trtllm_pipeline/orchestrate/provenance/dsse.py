@@ -1,7 +1,7 @@
 """Signatures: DSSE envelopes around in-toto statements, with keys that are files.
 
 The protocol is https://github.com/secure-systems-lab/dsse, version 1. Keys are Ed25519 or ECDSA P-256 with SHA-256 and
-nothing else, by the key and never by what an envelope says, so nobody can talk a verifier into a weaker one.
+nothing else. The key determines the algorithm, never the envelope, so an envelope cannot downgrade it.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 _BUNDLE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 MAX_BYTES: Final = 64 << 20
-"""Of an envelope: enough for a hundred thousand files."""
+"""Maximum size of an envelope: enough for a hundred thousand files."""
 _MAX_SIGNATURES: Final = 64
 _KINDS: Final = "an Ed25519 or ECDSA P-256 key in PEM form"
 _NEW_KEY: Final = "openssl genpkey -algorithm ed25519 -out signing.pem"
 
 
 def brief(value: object) -> str:
-    """`value` as people read it, of anything large the beginning and the end."""
+    """Return `value` as short text: the start and end of a long one."""
     shown = Repr()
     shown.maxstring = shown.maxother = 100
     return shown.repr(value)
 
 
 class EnvelopeError(ValueError):
-    """What is said to be an envelope or a statement is none; the text says why."""
+    """An invalid envelope or statement, with the reason."""
 
 
 def strict_json(data: bytes) -> Any:
-    """The value of a JSON text in UTF-8 without a name twice in one object. Raises EnvelopeError."""
+    """Return the value of a UTF-8 JSON text without duplicate names. Raises EnvelopeError."""
     try:
         return json.loads(data.decode(), object_pairs_hook=_once, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -55,12 +55,12 @@ def strict_json(data: bytes) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{brief(name)} stands twice in one object")
-        found[name] = value
-    return found
+        if name in values:
+            raise ValueError(f"{brief(name)} is twice in one object")
+        values[name] = value
+    return values
 
 
 def _no_number(text: str) -> None:
@@ -69,7 +69,7 @@ def _no_number(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EnvelopeSignature:
-    """One signature. `keyid` is what the signer wrote there: a hint that proves nothing."""
+    """One signature. `keyid` is set by the signer: a hint without proof."""
 
     keyid: str
     value: bytes
@@ -77,31 +77,31 @@ class EnvelopeSignature:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A statement as the bytes that were signed, and its signatures."""
+    """The signed bytes of a statement, and its signatures."""
 
     payload: bytes
     signatures: tuple[EnvelopeSignature, ...]
 
     @staticmethod
     def parse(data: bytes) -> Envelope:
-        """Raises EnvelopeError for anything but one DSSE envelope of an in-toto statement with signatures."""
-        found = strict_json(data)
-        if isinstance(found, dict) and isinstance(found.get("dsseEnvelope"), dict):
-            found = found["dsseEnvelope"]  # a Sigstore bundle, as cosign writes it
-        if not isinstance(found, dict) or not isinstance(found.get("signatures"), list):
+        """Parse one DSSE envelope of an in-toto statement with signatures. Raises EnvelopeError for anything else."""
+        envelope = strict_json(data)
+        if isinstance(envelope, dict) and isinstance(envelope.get("dsseEnvelope"), dict):
+            envelope = envelope["dsseEnvelope"]  # a Sigstore bundle, as cosign writes it
+        if not isinstance(envelope, dict) or not isinstance(envelope.get("signatures"), list):
             raise EnvelopeError("is not a DSSE envelope: it has no list of signatures")
-        if found.get("payloadType") != PAYLOAD_TYPE:
-            raise EnvelopeError(f"payloadType is {brief(found.get('payloadType'))}, not {PAYLOAD_TYPE!r}")
-        if not 0 < len(found["signatures"]) <= _MAX_SIGNATURES:
-            raise EnvelopeError(f"it has {len(found['signatures'])} signatures, expected 1 to {_MAX_SIGNATURES}")
-        return Envelope(_bytes(found.get("payload"), "payload"), tuple(map(_signature, found["signatures"])))
+        if envelope.get("payloadType") != PAYLOAD_TYPE:
+            raise EnvelopeError(f"payloadType is {brief(envelope.get('payloadType'))}, not {PAYLOAD_TYPE!r}")
+        if not 0 < len(envelope["signatures"]) <= _MAX_SIGNATURES:
+            raise EnvelopeError(f"it has {len(envelope['signatures'])} signatures, expected 1 to {_MAX_SIGNATURES}")
+        return Envelope(_bytes(envelope.get("payload"), "payload"), tuple(map(_signature, envelope["signatures"])))
 
     def text(self) -> str:
-        """One line of JSON."""
+        """Return one line of JSON."""
         return _line(self._json())
 
     def bundles(self) -> Iterator[str]:
-        """The same as Sigstore bundles, a line for each signature, for tools that read nothing else."""
+        """Yield the same as Sigstore bundles, one line per signature, for tools that only read these."""
         for each in self.signatures:
             alone = Envelope(self.payload, (each,))
             material = {"publicKey": {"hint": each.keyid}, "tlogEntries": []}
@@ -113,15 +113,15 @@ class Envelope:
 
     @property
     def signed_bytes(self) -> bytes:
-        """What signatures are made of: the pre-authentication encoding of type and payload."""
+        """The bytes to sign: the pre-authentication encoding of type and payload."""
         kind = PAYLOAD_TYPE.encode()
         return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(self.payload), self.payload)
 
 
-def _signature(found: Any) -> EnvelopeSignature:
-    if not isinstance(found, dict) or not isinstance(keyid := found.get("keyid") or "", str):
+def _signature(entry: Any) -> EnvelopeSignature:
+    if not isinstance(entry, dict) or not isinstance(keyid := entry.get("keyid") or "", str):
         raise EnvelopeError("a signature is not an object with keyid and sig")
-    return EnvelopeSignature(keyid, _bytes(found.get("sig"), "sig"))
+    return EnvelopeSignature(keyid, _bytes(entry.get("sig"), "sig"))
 
 
 def _line(value: object) -> str:
@@ -133,7 +133,7 @@ def _base64(data: bytes) -> str:
 
 
 def _bytes(text: Any, name: str) -> bytes:
-    """What Base64 encodes, in either of its alphabets, as the protocol has it."""
+    """Decode Base64 in either of its alphabets, as the protocol allows."""
     try:
         return base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True)
     except (AttributeError, ValueError, binascii.Error) as error:
@@ -141,7 +141,7 @@ def _bytes(text: Any, name: str) -> bytes:
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """The content of a regular file. Raises EnvelopeError for a link, anything else, or a larger one; OSError."""
+    """Return the content of a regular file. Raises OSError, and EnvelopeError for a link, another file type or a larger file."""
     try:
         fd = reading.open_fd(path, os.O_RDONLY | os.O_NOFOLLOW)
     except reading.NotAFileError:
@@ -158,14 +158,14 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TrustedKey:
-    """A public key from a file. `name` is the file's."""
+    """A public key from the file `name`."""
 
     name: str
     keyid: str
     key: PublicKey
 
     def verifies(self, signature: bytes, data: bytes) -> bool:
-        """Whether the key's owner made this signature of `data`."""
+        """Return whether this key made this signature of `data`."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
@@ -190,7 +190,7 @@ class SigningKey:
         return f"SigningKey({self.keyid})"
 
     def sign(self, data: bytes) -> EnvelopeSignature:
-        """A signature of `data`."""
+        """Sign `data`."""
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
         ecdsa = isinstance(self.key, EllipticCurvePrivateKey)
@@ -203,7 +203,7 @@ class SigningKey:
 
     @staticmethod
     def read(path: Path, passphrase: Callable[[], str]) -> SigningKey:
-        """The key in a file that nobody else may read. `passphrase` is asked for an encrypted one. Raises UsageError."""
+        """Read the key in a file that only its owner may read. `passphrase` is called for an encrypted one. Raises UsageError."""
         _need_cryptography()
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -213,30 +213,32 @@ class SigningKey:
                 mode = os.fstat(file.fileno()).st_mode
                 data = file.read(1 << 16)
         except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=f"{_NEW_KEY} makes a key") from error
+            raise UsageError(
+                f"{path}: cannot be read: {error.strerror}", hint=f"create a key with {_NEW_KEY}"
+            ) from error
         if b"PRIVATE KEY" not in data:
-            raise UsageError(f"{path}: is not a private key in PEM form", hint=f"{_NEW_KEY} makes a key")
+            raise UsageError(f"{path}: is not a private key in PEM form", hint=f"create a key with {_NEW_KEY}")
         if mode & 0o077:
             raise UsageError(
                 f"{path}: others may read or change this private key (mode {stat.S_IMODE(mode):04o})",
-                hint=f"chmod 600 {path}; if others may have read it, make a new one",
+                hint=f"chmod 600 {path}; if others may have read it, create a new one",
             )
         try:
             try:
                 key = load_pem_private_key(data, None)
-            except TypeError:  # it is encrypted
+            except TypeError:  # encrypted
                 key = load_pem_private_key(data, passphrase().encode())
         except (ValueError, UnsupportedAlgorithm):
             raise UsageError(
-                f"{path}: is not {_KINDS}, or the passphrase is wrong", hint=f"{_NEW_KEY} makes a key"
+                f"{path}: is not {_KINDS}, or the passphrase is wrong", hint=f"create a key with {_NEW_KEY}"
             ) from None
         if not _accepted(key.public_key()):
-            raise UsageError(f"{path}: is not {_KINDS}", hint=f"{_NEW_KEY} makes a key")
+            raise UsageError(f"{path}: is not {_KINDS}", hint=f"create a key with {_NEW_KEY}")
         return SigningKey(keyid_of(key.public_key()), key)  # type: ignore[arg-type]
 
 
 def read_trusted(folder: Path) -> tuple[TrustedKey, ...]:
-    """The public keys in the files *.pem and *.pub of a directory. Raises UsageError where one cannot be relied on."""
+    """Return the public keys in the files *.pem and *.pub of a directory. Raises UsageError for an unreliable one."""
     _need_cryptography()
     try:
         files = sorted(path for path in folder.iterdir() if path.suffix in {".pem", ".pub"})
@@ -246,7 +248,9 @@ def read_trusted(folder: Path) -> tuple[TrustedKey, ...]:
         raise UsageError(f"{folder}: has no public keys (*.pem, *.pub)", hint=_TRUST)
     for path in (folder, *files):
         if path.stat().st_mode & 0o002:
-            raise UsageError(f"{path}: everybody may change which keys are trusted", hint=f"chmod o-w {path}")
+            raise UsageError(
+                f"{path}: is writable by all users, so its keys cannot be trusted", hint=f"chmod o-w {path}"
+            )
     return tuple(map(_trusted, files))
 
 
@@ -272,7 +276,7 @@ def _trusted(path: Path) -> TrustedKey:
 
 
 def keyid_of(key: Any) -> str:
-    """SHA-256 of the public key in DER: `openssl pkey -pubin -in FILE -outform DER | sha256sum`."""
+    """Return the SHA-256 of the public key in DER: `openssl pkey -pubin -in FILE -outform DER | sha256sum`."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()

@@ -1,4 +1,4 @@
-"""Signs the statements of artifacts, and takes over envelopes that were signed elsewhere."""
+"""Signs the statements of artifacts, and imports envelopes that were signed elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trtllm_pipeline.tensorrt import OUT
 
 
 def full_statement(folder: Path, *, anonymous: bool = False) -> str:
-    """The statement as it is signed, with the SHA-256 of every file. Every file is read once, and has to be what was made.
+    """Return the statement to sign, with the SHA-256 of every file. Every file is read once and must match the manifest.
 
     Raises StateError.
     """
@@ -27,30 +27,31 @@ def full_statement(folder: Path, *, anonymous: bool = False) -> str:
 
 
 def _sha256(folder: Path, sealed: Manifest) -> dict[str, str]:
-    """SHA-256 by path. SHA-256 of one file takes one core, so that several files are read at once."""
+    """Return SHA-256 by path. Several files are read at once, since SHA-256 of one file uses one core."""
     paths = {entry.path: folder / OUT / entry.path for entry in sealed.files if entry.link is None}
     try:
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            found = dict(zip(paths, threads.map(digests_of_file, paths.values()), strict=True))
+            digests = dict(zip(paths, threads.map(digests_of_file, paths.values()), strict=True))
     except OSError as error:
         raise manifest.unreadable(error, folder) from error
     for entry in sealed.files:
         path = folder / OUT / entry.path
         if path.is_symlink() != (entry.link is not None) or (
-            entry.link is None and found[entry.path][0] != entry.digest
+            entry.link is None and digests[entry.path][0] != entry.digest
         ):
             raise StateError(
-                f"{path}: is not what was made, and is not signed", hint="pipeline store verify says what changed"
+                f"{path}: has changed since its build, so it is not signed",
+                hint="pipeline store verify shows the changes",
             )
-    return {name: theirs for name, (_, theirs) in found.items()}
+    return {name: theirs for name, (_, theirs) in digests.items()}
 
 
 def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False) -> bool:
-    """Sign the statement of the artifact in `directory`, and keep the envelope beside its manifest.
+    """Sign the statement of the artifact in `folder`, and write the envelope next to its manifest.
 
-    Returns whether there was anything to sign: what the key has signed already is left as it is, and not read. What
-    somebody else has signed is signed as well, if it is the very statement that would be made here. Raises StateError for
-    files that are not what was made, and UsageError for an envelope that does not fit.
+    Returns False if the key has signed it already; files are not read then. A signature is added to those of other keys if
+    their statement equals ours. Raises StateError for files that have changed since the build, and UsageError for an
+    envelope that does not match.
     """
     with store.attaching(folder) as write:
         before = _sound(folder)
@@ -62,8 +63,8 @@ def sign(store: Store, folder: Path, key: SigningKey, *, anonymous: bool = False
         sha256 = _sha256(folder, sealed)
         fit = [_payload(folder, sha256, anonymous=each) for each in ((True,) if anonymous else (False, True))]
         payload = fit[0] if before is None else before.payload
-        if payload not in fit:  # it may lie in what no file tells, and one's own name would stand below that
-            raise UsageError(f"{folder / ENVELOPE}: somebody has signed another statement", hint=_AGAIN)
+        if payload not in fit:  # files cannot prove all of it, so do not sign it
+            raise UsageError(f"{folder / ENVELOPE}: another statement is already signed", hint=_AGAIN)
         _keep(write, folder, before, Envelope(payload, (key.sign(Envelope(payload, ()).signed_bytes),)))
         return True
 
@@ -73,34 +74,34 @@ def _payload(folder: Path, sha256: Mapping[str, str], *, anonymous: bool) -> byt
 
 
 def attach(store: Store, folder: Path, envelope: Envelope) -> None:
-    """Keep an envelope that was signed elsewhere. Raises UsageError where its statement is not of this artifact."""
+    """Import an envelope that was signed elsewhere. Raises UsageError if its statement is not about this artifact."""
     with store.attaching(folder) as write:
         wrong = list(mismatches(envelope.payload, manifest.read(folder)))
         if wrong:
-            raise UsageError(f"the envelope does not fit {folder}: {'; '.join(wrong)}", hint=_HINT)
+            raise UsageError(f"the envelope does not match {folder}: {'; '.join(wrong)}", hint=_HINT)
         _keep(write, folder, _sound(folder), envelope)
 
 
 def _keep(write: Callable[[str], None], folder: Path, before: Envelope | None, envelope: Envelope) -> None:
-    """Write `envelope`, with the signatures that other keys have made of the same statement."""
+    """Write `envelope` with other keys' signatures of the same statement."""
     if before is not None and before.payload != envelope.payload:
-        raise UsageError(f"{folder / ENVELOPE}: somebody has signed another statement of this artifact", hint=_AGAIN)
+        raise UsageError(f"{folder / ENVELOPE}: another statement of this artifact is already signed", hint=_AGAIN)
     new = {each.keyid for each in envelope.signatures}
     others = () if before is None else tuple(each for each in before.signatures if each.keyid not in new)
     write(f"{replace(envelope, signatures=(*others, *envelope.signatures)).text()}\n")
 
 
-_AGAIN = "find out who did; with that file moved away, sign again"
-_HINT = "sign what `pipeline store provenance ARTIFACT --format statement` prints, byte for byte"
+_AGAIN = "find out who signed it, then move that file away and sign again"
+_HINT = "sign the exact output of `pipeline store provenance ARTIFACT --format statement`"
 
 
 def _sound(folder: Path) -> Envelope | None:
-    """The envelope that is there. Raises UsageError for one that does not fit: somebody should look at it first."""
+    """Return the existing envelope. Raises UsageError if it does not match: a user must look at it first."""
     try:
-        found = read_envelope(folder)
-        wrong = [] if found is None else list(mismatches(found.payload, manifest.read(folder)))
+        envelope = read_envelope(folder)
+        wrong = [] if envelope is None else list(mismatches(envelope.payload, manifest.read(folder)))
     except EnvelopeError as error:
         wrong = [str(error)]
     if wrong:
         raise UsageError(f"{folder / ENVELOPE}: {'; '.join(wrong)}", hint=_AGAIN)
-    return found
+    return envelope

@@ -1,7 +1,7 @@
 """The statement of an artifact: in-toto Statement v1 with the provenance predicate v1 of SLSA.
 
-It is derived from the manifest and the job, which are the one source; nothing is written twice. `docs/provenance.md`
-describes each field. Sources: https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1.
+It is derived from the manifest and the job and never stored separately. `docs/provenance.md` describes each field.
+ Sources: https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from trtllm_pipeline.tensorrt import JOB
 TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "trtllm-pipeline:stage-run/v1"
-"""How to read the parameters; docs/provenance.md describes it."""
+"""The format of the parameters, described in docs/provenance.md."""
 ALL_FILES: Final = "."
-"""Name of the subject that stands for all files together."""
+"""Name of the subject for all files together."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _VERSIONS: Final = {"pipeline": "trtllm-pipeline", "commit": "trtllm-pipeline commit"}
 _HARDWARE: Final = ("cpu", "cores", "memory_gib", "gpus")
-"""What the manifest says of the system beside versions."""
+"""Fields of the manifest's system that are not versions."""
 
 
 def statement_of(folder: Path, *, sha256: Mapping[str, str] | None = None, anonymous: bool = False) -> dict[str, Json]:
-    """The statement of the artifact in `directory`, with the SHA-256 of its files where they are given by path.
+    """Return the statement of the artifact in `folder`, with the SHA-256 of its files if given by path.
 
-    With `anonymous` it names neither user nor host. Raises StateError where the manifest or the job is not what was
-    written.
+    With `anonymous` it names neither user nor host. Raises StateError if the manifest or the job has changed.
     """
     sealed = manifest.read(folder)
     job = _job(sealed, folder)
@@ -62,24 +61,24 @@ def statement_of(folder: Path, *, sha256: Mapping[str, str] | None = None, anony
 
 
 def subjects(sealed: Manifest, sha256: Mapping[str, str]) -> list[dict[str, Json]]:
-    """All files together, then each by itself. A link is its target's text."""
-    found: list[dict[str, Json]] = [{"name": ALL_FILES, "digest": {"dirHashBlake3": sealed.tree}}]
+    """Return all files as one subject, then each file. The content of a link is its target's text."""
+    entries: list[dict[str, Json]] = [{"name": ALL_FILES, "digest": {"dirHashBlake3": sealed.tree}}]
     for entry in sealed.files:
         digest: dict[str, Json] = {"blake3": manifest.content_digest(entry)}
         if entry.path in sha256:
             digest["sha256"] = sha256[entry.path]
         link: dict[str, Json] = {} if entry.link is None else {"annotations": {"link": entry.link}}
-        found.append({"name": entry.path, "digest": digest, **link})
-    return found
+        entries.append({"name": entry.path, "digest": digest, **link})
+    return entries
 
 
 def external_parameters(sealed: Manifest) -> dict[str, Json]:
-    """What the stage run was asked for: all that its result depends on."""
+    """Return all parameters that the stage run's result depends on."""
     return {"fingerprint": sealed.fingerprint, "key": json.loads(sealed.key)}
 
 
 def metadata(sealed: Manifest) -> dict[str, Json]:
-    """Which attempt of which run it was, and when."""
+    """Return the run, attempt and times."""
     about = sealed.provenance
     finished_s = sealed.seconds("finished_s", 0.0)
     return {
@@ -94,7 +93,7 @@ def _time(unix_s: float) -> str:
 
 
 def _job(sealed: Manifest, folder: Path) -> dict[str, Any]:
-    """The job as it was run; empty if it is not in the manifest: an older release, or set aside by `store repair`."""
+    """Return the job. Empty if the manifest lacks it: written by an older release, or set aside by `store repair`."""
     entry = next((entry for entry in sealed.records if entry.path == JOB), None)
     if entry is None:
         return {}
@@ -106,7 +105,7 @@ def _job(sealed: Manifest, folder: Path) -> dict[str, Any]:
     if job is None:
         raise StateError(
             f"{folder / JOB}: is not the job that made this artifact",
-            hint="`pipeline store verify` says what changed; `pipeline store repair` sets it aside",
+            hint="`pipeline store verify` shows the changes; `pipeline store repair` sets it aside",
         )
     return job
 
@@ -115,54 +114,54 @@ def _internal_parameters(sealed: Manifest, job: Mapping[str, Any], *, anonymous:
     key = json.loads(sealed.key)
     about = sealed.provenance
     system = about.get("system")
-    found: dict[str, Json] = {}
+    parameters: dict[str, Json] = {}
     if job:
         given = job.get("params") or {}
         runtime = {
             name: value for name, value in given.items() if name not in key.get("params", {}) and value is not None
         }
-        found = {name: job.get(name) for name in ("commands", "environment", "timeout_s", "gpus")}
-        found = _without_places({**found, "runtime": runtime}, job)
-    found |= {name: about[name] for name in ("cpu_s", "max_rss_bytes") if name in about}
+        parameters = {name: job.get(name) for name in ("commands", "environment", "timeout_s", "gpus")}
+        parameters = _without_places({**parameters, "runtime": runtime}, job)
+    parameters |= {name: about[name] for name in ("cpu_s", "max_rss_bytes") if name in about}
     if isinstance(system, dict):
-        found["system"] = {name: system[name] for name in _HARDWARE if name in system}
+        parameters["system"] = {name: system[name] for name in _HARDWARE if name in system}
     if "made_by" in about and not anonymous:
-        found["made_by"] = about["made_by"]
-    return found
+        parameters["made_by"] = about["made_by"]
+    return parameters
 
 
-def _without_places(found: Any, job: Mapping[str, Any]) -> Any:
-    """`found`, with names for directories of this machine: they mean nothing elsewhere, and name users."""
+def _without_places(value: Any, job: Mapping[str, Any]) -> Any:
+    """Return `value` with names for directories of this machine, which are meaningless elsewhere and reveal user names."""
     attempt = str(job.get("attempt", ""))
     workspace = os.path.dirname(os.path.dirname(attempt))
     places = {attempt: "{attempt}", workspace: "{workspace}", str(Path.home()): "~"}
     patterns = {re.escape(place): name for place, name in places.items() if len(place) > 1}
-    patterns[r"/root|/home/[^/:,\s]+"] = "~"  # of whoever made it, where somebody else looks at it
+    patterns[r"/root|/home/[^/:,\s]+"] = "~"  # the builder's home directory, if another user reads it
 
-    def told(value: Any) -> Any:
+    def replaced(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: told(each) for name, each in value.items()}
+            return {name: replaced(each) for name, each in value.items()}
         if isinstance(value, list):
-            return [told(each) for each in value]
+            return [replaced(each) for each in value]
         if isinstance(value, str):
             for pattern, name in patterns.items():
                 value = re.sub(rf"(?<![\w./-])(?:{pattern})(?=[/:,]|$)", name, value)
         return value
 
-    return told(found)
+    return replaced(value)
 
 
 def _dependencies(sealed: Manifest, job: Mapping[str, Any]) -> Iterator[Json]:
-    """Inputs by fingerprint, and by digest where it was recorded; files of the user; the source of a model.
+    """Yield inputs by fingerprint (and digest if recorded), files of the user, and the source of a model.
 
-    A model that is known by its content has its source in the job alone.
+    The source of a model that is identified by its content is only in the job.
     """
     key = json.loads(sealed.key)
     digests = sealed.provenance.get("inputs")
     digests = digests if isinstance(digests, dict) else {}
     for name, fingerprint in manifest.inputs(sealed).items():
-        found: dict[str, Json] = {"name": f"inputs/{name}", "uri": f"trtllm-pipeline:stage-run/{fingerprint}"}
-        yield {**found, "digest": {"dirHashBlake3": digests[name]}} if name in digests else found
+        dependency: dict[str, Json] = {"name": f"inputs/{name}", "uri": f"trtllm-pipeline:stage-run/{fingerprint}"}
+        yield {**dependency, "digest": {"dirHashBlake3": digests[name]}} if name in digests else dependency
     for name, digest in key.get("files", {}).items():
         yield {"name": f"files/{name}", "digest": {"blake3": digest}}
     source = key.get("params", {}).get("source") or (job.get("params") or {}).get("source")
@@ -171,7 +170,7 @@ def _dependencies(sealed: Manifest, job: Mapping[str, Any]) -> Iterator[Json]:
 
 
 def _source(source: Mapping[str, Any]) -> Iterator[Json]:
-    """Where a model was downloaded from, pinned. Package URLs are https://github.com/package-url/purl-spec."""
+    """Yield the pinned source of a downloaded model. Package URLs are https://github.com/package-url/purl-spec."""
     revision = str(source.get("revision", ""))
     commit: dict[str, Json] = {"digest": {"gitCommit": revision}} if _COMMIT.fullmatch(revision) else {}
     if "hugging_face" in source:
@@ -186,8 +185,10 @@ def _source(source: Mapping[str, Any]) -> Iterator[Json]:
 
 
 def _builder(sealed: Manifest) -> dict[str, Json]:
-    """The release that made it, and the versions of what it used."""
+    """Return the release that built it, and the versions of its tools."""
     system = sealed.provenance.get("system")
-    told = system if isinstance(system, dict) else {}
-    version = {_VERSIONS.get(name, name): str(value) for name, value in told.items() if value and name not in _HARDWARE}
-    return {"id": f"pkg:generic/trtllm-pipeline@{told.get('pipeline') or 'unknown'}", "version": {**version}}
+    versions = system if isinstance(system, dict) else {}
+    version = {
+        _VERSIONS.get(name, name): str(value) for name, value in versions.items() if value and name not in _HARDWARE
+    }
+    return {"id": f"pkg:generic/trtllm-pipeline@{versions.get('pipeline') or 'unknown'}", "version": {**version}}

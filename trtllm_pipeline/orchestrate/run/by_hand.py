@@ -1,6 +1,6 @@
-"""One stage, or the commands of a job file again, for a person who waits: no store, no retries.
+"""Runs one stage, or a job file's commands again, in the foreground: no store, no retries.
 
-GPUs are leased as in a run, so that nothing else of the pipeline uses them, and nothing is started beside a measurement.
+GPUs are leased as in a run, so other invocations do not use them, and no task starts alongside a measurement.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from trtllm_pipeline.tensorrt import JOB, OUT, SERVICE_FILE, Stage, StageContext
 
 _POLL_S: Final = 0.1
 _STDERR: Final = 2
-"""What the commands print is no data."""
+"""The commands print to stderr, since their output is not data."""
 
 
 def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]], None]) -> None:
-    """Run other programs of a stage, each told to `show`, their output to stderr; then its own. Raises StageError."""
+    """Run a stage's external programs, each passed to `show` first, with output to stderr; then its own. Raises StageError."""
     rule = getattr(context.params, "exclusive", Exclusive.NONE) or Exclusive.MACHINE
     with _leased(stage.gpus(context), stage.name, stage.scope, Exclusive(rule), {}) as (environment, held):
         if stage.commands is not None:
-            write_job(stage.name, stage.program, context)  # which programs of ours among them read
+            write_job(stage.name, stage.program, context)  # read by our own programs among them
             for command in stage.commands(context, probe.this_machine()):
                 show(command)
                 if code := _call(stage.name, command, environment, held):
-                    raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; what it said is above")
+                    raise StageError(f"{stage.name}: {command[0]} ended with exit code {code}; see its output above")
         if stage.program is not None:
             before = os.environ.copy()
-            os.environ.update(environment)  # read by CUDA when it is first used, and by what the program starts
+            os.environ.update(environment)  # read by CUDA at its first use, and by child processes
             try:
                 run_program(stage.program, stage.name, context)
             finally:
@@ -66,9 +66,9 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
 
 
 def replay(job: Job, attempt: Path, inputs: Mapping[str, Path], show: Callable[[tuple[str, ...]], None]) -> Path:
-    """Run a job's commands in the empty directory `attempt`, some of its inputs replaced; `show` is told each.
+    """Run a job's commands in the empty directory `attempt` with some inputs replaced. `show` gets each command.
 
-    Returns the directory with what they made. The store is only read. Raises UsageError, and StageError for the first
+    Returns the output directory. The store is only read. Raises UsageError, and StageError for the first
     command that fails.
     """
     if unknown := [name for name in inputs if name not in job.inputs]:
@@ -87,7 +87,7 @@ def replay(job: Job, attempt: Path, inputs: Mapping[str, Path], show: Callable[[
         job,
         commands=tuple(tuple(map(moved, command)) for command in job.commands),
         inputs={name: moved(given) for name, given in job.inputs.items()},
-        cpus=(),  # of another machine, or by now another's
+        cpus=(),  # from another machine, or used by others by now
         viewed={},
         out=moved(job.out),
         attempt=str(attempt),
@@ -100,7 +100,7 @@ def replay(job: Job, attempt: Path, inputs: Mapping[str, Path], show: Callable[[
             before = out_of_memory.counts()
             if code := _call(job.stage, command, environment, held):
                 failure = failure_of(job, code, timed_out=False, before=before)
-                failure.log = None  # what it said went to stderr
+                failure.log = None  # its output went to stderr
                 raise failure
     return Path(job.out)
 
@@ -109,14 +109,14 @@ def replay(job: Job, attempt: Path, inputs: Mapping[str, Path], show: Callable[[
 def _leased(
     gpus: int | None, stage: str, scope: Scope, rule: Exclusive, environment: Mapping[str, str]
 ) -> Iterator[tuple[Mapping[str, str], Sequence[int]]]:
-    """Leases on this machine and on so many of its GPUs, None for all, waiting for them if need be.
+    """Lease this machine and this many of its GPUs (None: all), waiting for them if necessary.
 
-    What measures has the machine as `rule` says, but for servers that stand by themselves. A service is one of these.
-    Gives `environment` with these GPUs, and the file descriptors that the stage's processes are to inherit.
+    A measurement gets the machine as `rule` says, except for standing servers. A service counts as one of these.
+    Yields `environment` with these GPUs, and the file descriptors that the stage's processes inherit.
     """
     known = [] if gpus == 0 else [gpu.uuid for gpu in probe.this_machine().gpus]
     wanted = tuple(known[:gpus])
-    told, service = False, scope is Scope.SERVICE
+    announced, service = False, scope is Scope.SERVICE
     rule, enter = (Exclusive.NONE, enter_standing) if service else (rule, None)
     place = WaitingPlace()
     try:
@@ -125,11 +125,11 @@ def _leased(
                 wanted, exclusive=rule, others=known, enter=enter, beside_standing=not service, place=place
             )
         ) is None:
-            if not told:
+            if not announced:
                 users = machine_users(known, exclusive=rule, beside_standing=True, place=place)
                 who = " and ".join(users) or "another invocation or a managed server"
                 print(f"{stage} waits: {who} is using {'these GPUs' if known else 'this machine'}", file=sys.stderr)  # noqa: T201
-                told = True
+                announced = True
             time.sleep(_POLL_S)
     finally:
         place.leave()
@@ -154,7 +154,7 @@ def _call(stage: str, command: Sequence[str], environment: Mapping[str, str], he
 
 @contextmanager
 def scratch(name: str) -> Iterator[Path]:
-    """A directory for the time being. It stays where an error names a log in it."""
+    """A temporary directory. It is kept if an error names a log in it."""
     folder = Path(tempfile.mkdtemp(prefix=f"pipeline-{name}-"))
     kept = False
     try:
@@ -169,7 +169,7 @@ def scratch(name: str) -> Iterator[Path]:
 
 @contextmanager
 def when_ready(context: StageContext[Any], show: Callable[[Mapping[str, str]], None]) -> Iterator[None]:
-    """Tell `show` the endpoints of a service as soon as it has written them."""
+    """Pass the endpoints of a service to `show` as soon as it has written them."""
     path = context.attempt / SERVICE_FILE
 
     def look(_signal: int, _frame: FrameType | None) -> None:
@@ -183,5 +183,5 @@ def when_ready(context: StageContext[Any], show: Callable[[Mapping[str, str]], N
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # before the handler goes: an alarm that nobody handles kills
+        signal.setitimer(signal.ITIMER_REAL, 0)  # before the handler is removed: an unhandled alarm kills
         signal.signal(signal.SIGALRM, before)

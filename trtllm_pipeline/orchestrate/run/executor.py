@@ -1,7 +1,7 @@
-"""The job file, and its executor: stage runs as child processes of a guardian, which outlives us just long enough to end them.
+"""The job file and its executor: stage runs are child processes of a guardian that ends them if the pipeline is killed.
 
-A job holds all that one attempt needs: commands, environment without secrets, inputs, limits. Whoever runs it, here or
-months later with `pipeline stage replay job.json`, runs the same commands.
+A job holds all data of one attempt: commands, environment without secrets, inputs, limits. `pipeline stage replay job.json`
+runs the same commands months later.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _FORCED_GRACE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One attempt at a stage run, as written to job.json; `trtllm_pipeline.tensorrt.worker` reads its own part of it."""
+    """One attempt at a stage run, as written to job.json. `trtllm_pipeline.tensorrt.worker` reads its own part of it."""
 
     id: StageRunId
     stage: str
@@ -66,31 +66,31 @@ class Job:
     fingerprint: str
     scope: Scope
     commands: tuple[tuple[str, ...], ...]
-    """Run one after another; the first that fails ends the job."""
+    """Run one after another. The first failure ends the job."""
     environment: Mapping[str, str]
-    """Set on top of the environment the pipeline itself was started with. Never secrets."""
+    """Added to the pipeline's own environment. Never contains secrets."""
     program: str | None
-    """Our own "module:function", which the last command runs on this very file."""
+    """Our own "module:function", which the last command runs with this file."""
     params_class: str
     """"module:class" of `params`."""
     params: Mapping[str, Json]
     inputs: Mapping[str, str]
     files: Mapping[str, str]
     out: str
-    """Where the result is written."""
+    """Directory of the result."""
     attempt: str
-    """The attempt's directory around it."""
+    """Attempt directory, which contains `out`."""
     timeout_s: float
     section: str
-    """Settings section where the limit can be changed."""
+    """Settings section of the timeout."""
     gpus: tuple[str, ...] = ()
     cpus: tuple[int, ...] = ()
-    """Those that its program and all that it starts run on; () for any."""
+    """CPUs for its processes; () for any."""
     resources: Resources = field(default_factory=Resources)
     node: str = ""
-    """Where a cluster is to run it; empty for this machine."""
+    """Cluster node to run on. Empty for this machine."""
     viewed: Mapping[str, str] = field(default_factory=dict)
-    """Input name -> the artifact of which `inputs` has a directory with some files, there as long as the attempt runs."""
+    """Input name -> the whole artifact, if `inputs` has a directory with some of its files while the attempt runs."""
     schema: int = field(default=SCHEMA)
 
     def write(self, path: str | Path) -> None:
@@ -101,12 +101,12 @@ class Job:
 
 
 def _table(resources: Resources) -> dict[str, Json]:
-    """As `asdict`, which copies all that it finds and takes ten times as long."""
+    """Return the fields like `asdict`, which copies all values and takes ten times as long."""
     return {name: getattr(resources, name) for name in resources.__slots__}
 
 
 def read_job(path: Path) -> Job:
-    """The job in a job file. Raises UsageError when it is not one."""
+    """Return the job in a job file. Raises UsageError if it is not a job file."""
     try:
         data = decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
@@ -126,20 +126,20 @@ def read_job(path: Path) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an attempt took."""
+    """Resource usage of an attempt."""
 
     wall_s: float
     cpu_s: float
     max_rss_bytes: int
-    """Of its largest process, as the kernel counts."""
+    """Largest process, as counted by the kernel."""
     peak_bytes: int = 0
-    """The most memory that all of its processes had in use together."""
+    """Peak memory of all its processes together."""
     shared_bytes: int = 0
-    """By how much /dev/shm grew at most, while it ran."""
+    """Maximum growth of /dev/shm while it ran."""
     written_bytes: int = 0
-    """What its processes had written to disks, what is removed again included."""
+    """Bytes written to disks, including removed files."""
     gpu_bytes: int | None = None
-    """The most memory in use on the fullest of its GPUs, beyond what was in use when it started; None without GPUs."""
+    """Peak memory on its fullest GPU, above the memory in use at its start. None without GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +151,13 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt is over and none of its processes is left. `error` is None when all commands succeeded."""
+    """An attempt and all its processes have ended. `error` is None if all commands succeeded."""
 
     id: StageRunId
     error: StageError | None
     usage: Usage
     system: Mapping[str, Json] | None = None
-    """The machine where it ran, as `machine.probe.here` says it; None for this one."""
+    """The machine that ran it, in the form of `machine.probe.maker`. None for this one."""
 
 
 ExecutorEvent: TypeAlias = Ready | Ended | NodeGone | NodeCame
@@ -171,10 +171,9 @@ def failure_of(
     before: out_of_memory.Counts | None = None,
     said: LogText | None = None,
 ) -> StageError:
-    """Why a job's command ended with `returncode` (negative: the signal), in words, from what the job left behind.
+    """Return why a job's command ended with `returncode` (negative: the signal), from its log and files.
 
-    `before` is what the kernel had counted when the command was started. `said` is what it wrote, where its log is
-    not its alone.
+    `before` are the kernel's counts when the command started. `said` is its own output, if it shares its log.
     """
     attempt = Path(job.attempt)
     log = attempt / LOG
@@ -185,9 +184,9 @@ def failure_of(
             hint=f"raise it with --set settings.{job.section}.timeout_s=SECONDS",
             log=log,
         )
-    told = failure.read(attempt, log)
-    if told is not None:
-        return told
+    recorded = failure.read(attempt, log)
+    if recorded is not None:
+        return recorded
     logs = [LogText(log) if said is None else said]
     how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
     cause = first_cause(logs)
@@ -220,7 +219,7 @@ def failure_of(
 
 @dataclass(slots=True)
 class _Active:
-    """A job in progress: which of its commands runs, since when, and whether it was told to end."""
+    """A job in progress: its current command, start time and stop state."""
 
     job: Job
     claims: Sequence[int]
@@ -231,10 +230,10 @@ class _Active:
     ready: bool = False
     timed_out: bool = False
     force_at: float = math.inf
-    """When a service that was asked to stop is made to."""
+    """When a service that was asked to stop is forced to."""
     stopping: bool = False
     took: Usage = Usage(0.0, 0.0, 0)
-    """Until the last command ended that has."""
+    """Usage up to the last finished command."""
 
 
 class Executor:
@@ -249,11 +248,11 @@ class Executor:
         self._counts: out_of_memory.Counts | None = None
 
     def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it
-        """Whether `submit` only has to wait for this attempt of an earlier invocation. On this machine these are gone."""
+        """Return whether `submit` only has to wait for this attempt of an earlier invocation. On this machine they have ended."""
         return False
 
     def submit(self, job: Job, claims: Sequence[int]) -> None:
-        """Start a job. Its processes inherit the file descriptors `claims` and so hold them while they live."""
+        """Start a job. Its processes inherit the file descriptors `claims` and hold them while they live."""
         now = time.monotonic()
         active = _Active(job, claims, self._killed_before(now), now + job.timeout_s, now)
         self._active[job.id] = active
@@ -261,7 +260,7 @@ class Executor:
         self._spawn(active)
 
     def _killed_before(self, now: float) -> out_of_memory.Counts:
-        """What the kernel had counted a moment ago, since when nothing of ours has failed: of short jobs, reading it is a part."""
+        """Return the kernel's recent counts. They stay valid until a job fails. Reading them costs time in short jobs."""
         if self._counts is None or now - self._counts.at_s > _COUNTS_S:
             self._counts = out_of_memory.counts()
         return self._counts
@@ -280,7 +279,7 @@ class Executor:
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
-        """Interrupt, terminate, kill; a service is asked first to stop its server itself, and has `grace_s` for it.
+        """Interrupt, terminate, kill. A service is first asked to stop its server itself within `grace_s`.
 
         `Ended` follows.
         """
@@ -295,7 +294,7 @@ class Executor:
             self._guardian.end(job, grace_s)
 
     def wait(self, timeout_s: float) -> list[ExecutorEvent]:
-        """What happened, after at most `timeout_s` seconds."""
+        """Return new events after at most `timeout_s` seconds."""
         until = time.monotonic() + timeout_s
         while True:
             starting = any(a.job.scope is Scope.SERVICE and not a.ready for a in self._active.values())
@@ -303,7 +302,7 @@ class Executor:
             self._poll.poll((min(remaining, _READY_POLL_S) if starting else remaining) * 1e3)
             events: list[ExecutorEvent] = []
             for event in self._guardian.read_events():
-                if not isinstance(event, Spawned):  # which was not asked for
+                if not isinstance(event, Spawned):  # not requested
                     events += self._over(event)
             events += self._newly_ready()
             self._gpus.look()
@@ -312,7 +311,7 @@ class Executor:
                 return events
 
     def _over(self, event: Exited | Refused) -> list[ExecutorEvent]:
-        """A command has ended, or could not begin: start the next, or end the job."""
+        """Handle a command that has ended or could not start: start the next one, or end the job."""
         active = self._active[StageRunId(event.id)]
         job = active.job
         error: StageError | None = None
@@ -330,7 +329,7 @@ class Executor:
                 error = StageError(f"{job.stage}: stopped between two commands")
             if error is not None:
                 self._counts = None
-                with suppress(OSError):  # it is kept in the index as well
+                with suppress(OSError):  # the index has it too
                     failure.write(Path(job.attempt), error)
         del self._active[job.id]
         gpu_bytes = self._gpus.end(job.id)
@@ -356,13 +355,13 @@ class Executor:
                 self._guardian.end(active.job.id, _FORCED_GRACE_S)
 
     def close(self) -> None:
-        """End everything that still runs, and wait for it."""
+        """End all running jobs and wait for them."""
         self._guardian.close()
         self._gpus.close()
 
 
 def _added(took: Usage, event: Exited, wall_s: float) -> Usage:
-    """What all commands of a job took, one after another, with the one that has just ended, `wall_s` after the first started."""
+    """Return a job's usage including the command that has just ended, `wall_s` after the first one started."""
     return Usage(
         wall_s,
         took.cpu_s + event.user_s + event.sys_s,

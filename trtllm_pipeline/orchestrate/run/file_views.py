@@ -1,4 +1,4 @@
-"""Directories that show a stage only the files of a model that its key hangs on: what it cannot see, it cannot depend on."""
+"""Directories with only those model files that a stage's key contains, so that the stage cannot depend on others."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Final
 
 _FOLDER: Final = "inputs"
-"""Of an attempt, as long as it runs."""
+"""Directory of an attempt, while it runs."""
 
 
 def make(attempt: Path, name: str, whole: Path, files: Sequence[str]) -> Path:
-    """A directory in `attempt` for its input `name`, with hard links to those `files` of the directory `whole`.
+    """Create a directory in `attempt` for its input `name`, with hard links to `files` of the directory `whole`.
 
-    Where links cannot be made (a file system without them, files of another user) it is `whole` itself: copies of weights
+    Returns `whole` itself if links are impossible (no support in the file system, files of another user): copies of weights
     would cost more than they are worth.
     """
     view = attempt / _FOLDER / name
@@ -31,5 +31,5 @@ def make(attempt: Path, name: str, whole: Path, files: Sequence[str]) -> Path:
 
 
 def remove(attempt: Path) -> None:
-    """Remove what was made in `attempt`: it is no part of the result, and would keep a removed model's bytes on the disk."""
+    """Remove the views of `attempt`: they are not part of the result, and would keep a removed model on the disk."""
     shutil.rmtree(attempt / _FOLDER, ignore_errors=True)

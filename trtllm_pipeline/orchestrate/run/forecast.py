@@ -1,7 +1,7 @@
-"""What running a plan will take: time, disk and memory.
+"""The forecast of a run: time, disk and memory.
 
-The time is the scheduler's own, played on expected durations: formulas of the model, the machine and the release, corrected by
-what earlier runs took.
+The time comes from the scheduler, simulated on expected durations: formulas of the model, the machine and the release,
+corrected by earlier runs.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.run.pulling import Offers
 
 _GUESS_ERROR: Final = 0.6
-"""Share by which a formula for time may be wrong (docs/memory.md)."""
+"""Relative error of a time formula (docs/memory.md)."""
 _KNOWN_ERROR: Final = 0.3
-"""The same for what a stage run took on a system of which nothing is known."""
+"""Relative error of a duration measured on an unknown system."""
 _MOST_SIMULATED: Final = 2_000
-"""Larger plans are not played on a simulated clock: the scheduler takes 1% to 4% longer than the bound of `least_s`, less
-than the error of the durations."""
+"""Larger plans are not simulated: the schedule takes 1% to 4% longer than the bound of `least_s`, which is less than the
+error of the durations."""
 _ALL: Final = ""
-"""The label of everything."""
+"""The label of all stage runs."""
 
 
 class Durations:
-    """Seconds that stage runs take, by label from coarse to fine: as `learnt` earlier.
+    """Seconds of stage runs by label from coarse to fine, as `learnt` earlier.
 
-    Above that by what was shown now of the formula: the same label has engines of several sizes.
+    Otherwise the formula, corrected by this run's results: engines of several sizes share a label.
     """
 
     def __init__(self, learnt: Mapping[str, float], machine: Machine, corrections: Corrections | None = None) -> None:
@@ -50,25 +50,25 @@ class Durations:
         self._corrections = corrections
         self._machine = machine
         self._here: dict[str, tuple[float, float]] = {}
-        """Seconds taken, and guessed."""
+        """Measured and estimated seconds."""
         self._guesses: dict[StageRunId, float] = {}
         self._estimates: dict[tuple[str, int], Estimate] = {}
 
     def learn(self, run: StageRun, seconds: float) -> None:
-        """Take in what a stage run took."""
+        """Record the duration of a stage run."""
         self._estimates.clear()
         for label in (*_labels(run), _ALL):
             took_s, guessed_s = self._here.get(label, (0.0, 0.0))
             self._here[label] = (took_s + seconds, guessed_s + self.guess(run))
 
     def guess(self, run: StageRun) -> float:
-        """As `guess_s`, made once: whoever learns asks again and again."""
+        """Return `guess_s`, computed once: learning calls it repeatedly."""
         if run.id not in self._guesses:
             self._guesses[run.id] = guess_s(run, self._machine)
         return self._guesses[run.id]
 
     def of(self, run: StageRun) -> float | None:
-        """What is known; None where nothing like it ever ran. What another model took says nothing of one of any size."""
+        """Return the known duration. None if no comparable run exists. Another model's time is not comparable if size matters."""
         known = list(_labels(run))
         for label in known[:-2] if _by_size(run) else known:
             took_s, guessed_s = self._here.get(label, (0.0, 0.0))
@@ -79,7 +79,7 @@ class Durations:
         return None
 
     def guessed(self, run: StageRun) -> float:
-        """By the formula, and by what was shown now of it: for what is like this, else for all."""
+        """Return the formula's seconds, corrected by this run's results for comparable stage runs, else for all."""
         for label in (*_labels(run), _ALL):
             took_s, guessed_s = self._here.get(label, (0.0, 0.0))
             if guessed_s:
@@ -87,30 +87,30 @@ class Durations:
         return self.guess(run)
 
     def estimate(self, run: StageRun) -> Estimate:
-        """The formula in milliseconds, corrected by what was measured on systems like this; else what is known, or the formula."""
+        """Return the formula in milliseconds, corrected by similar systems. Without measurements: the known duration, or the formula."""
         formula = round(1000 * guess_s(run, self._machine))
         same = run.label, formula
-        found = self._estimates.get(same)
-        if found is None:
-            found = self._estimates[same] = self._estimate(run, formula)
-        return found
+        corrected = self._estimates.get(same)
+        if corrected is None:
+            corrected = self._estimates[same] = self._estimate(run, formula)
+        return corrected
 
     def _estimate(self, run: StageRun, formula: int) -> Estimate:
         if self._corrections is not None:
             corrections = self._corrections.on(run.first_cell.gpu)
-            found = corrections.of(run.label, TIME, formula, _GUESS_ERROR)
-            if found.measured:
-                return found
+            corrected = corrections.of(run.label, TIME, formula, _GUESS_ERROR)
+            if corrected.measured:
+                return corrected
         known = self.of(run)
         return Estimate(formula, _GUESS_ERROR) if known is None else Estimate(round(1000 * known), _KNOWN_ERROR, 1)
 
     def expected(self, run: StageRun) -> float:
-        """Its seconds."""
+        """Return the expected seconds."""
         return self.estimate(run).value / 1000
 
 
 def _labels(run: StageRun) -> Iterator[str]:
-    """stage/toolchain/model/precision, with the type of GPU where the cell names one, and each prefix."""
+    """Yield stage/toolchain/model/precision, with the GPU type if the cell names one, and each prefix."""
     label = run.label
     while label:
         yield label
@@ -118,12 +118,12 @@ def _labels(run: StageRun) -> Iterator[str]:
 
 
 def _by_size(run: StageRun) -> bool:
-    """Whether a stage run takes longer for a larger model, and the size of this one is known."""
+    """Return whether the stage takes longer for a larger model and this model's size is known."""
     return run.stage.takes is not None and "num_hidden_layers" in run.first_cell.recipe
 
 
 def guess_s(run: StageRun, machine: Machine) -> float:
-    """Seconds that a stage run takes by its formula, before any correction."""
+    """Return the seconds of a stage run by its formula, before any correction."""
     stage = run.stage
     return stage.expected_s + (
         stage.takes(run.first_cell, machine.of(run.first_cell.gpu))
@@ -134,33 +134,33 @@ def guess_s(run: StageRun, machine: Machine) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What running a plan now would do, and take."""
+    """Actions and costs of running a plan now."""
 
     present: frozenset[StageRunId]
     to_run: frozenset[StageRunId]
     reasons: Mapping[StageRunId, str]
-    """Why each of `to_run` has to run."""
+    """Reasons by stage run in `to_run`."""
     expected_s: Mapping[StageRunId, float]
-    """Of each of `to_run`."""
+    """Expected seconds by stage run in `to_run`."""
     times: Mapping[StageRunId, Estimate]
-    """The same, in milliseconds with their error."""
+    """The same in milliseconds, with errors."""
     durations: Durations
-    """What both follow from."""
+    """The source of both."""
     total_s: float
-    """Wall-clock seconds of the whole, from the same scheduler that will run it."""
+    """Wall-clock seconds of the run, from the same scheduler that will run it."""
     guessed: int
-    """How many of `to_run` have durations by a guess, since nothing like them ever ran in this workspace."""
+    """Number of stage runs in `to_run` without a comparable run in this workspace: their durations are rough."""
     needs: tuple[Need, ...]
-    """Memory that each of `to_run` takes, and disk that all of them do, beside what there is."""
+    """Memory needed by each of `to_run` and disk needed by all, compared with the available amounts."""
     corrections: Corrections
-    """What was measured in this workspace."""
+    """Corrections measured in this workspace."""
     offers: Offers | None = None
-    """What a remote store has, if one was asked. The rest is as after what is pulled from there."""
+    """Artifacts that a remote store offers, if one is set. The other fields assume that they are pulled."""
     pulls: Mapping[StageRunId, int] = field(default_factory=dict)
-    """Bytes of what is pulled."""
+    """Bytes to pull."""
 
     def action(self, run: StageRunId) -> str:
-        """What becomes of a stage run, as in a plan's JSON."""
+        """Return the action for a stage run, as in a plan's JSON."""
         return action(run, self.to_run, self.present, self.pulls)
 
 
@@ -173,10 +173,10 @@ def forecast(
     offers: Offers | None = None,
     nodes: Sequence[scheduling.Capacity] = (),
 ) -> Forecast:
-    """What running `plan` now would do, why, and what it takes. `present` is what the store has, if that is known.
+    """Return the actions of running `plan` now, their reasons and costs. `present` are the store's artifacts, if known.
 
-    Where there is no store yet, `workspace` is where it would be. `offers` is what a remote store has. Without `nodes` it runs
-    on the plan's machine.
+    Without a store, `workspace` is its future directory. `offers` are the artifacts of a remote store. Without `nodes` it
+    runs on the plan's machine.
     """
     runs = plan.stage_runs.values()
     if present is None:
@@ -185,15 +185,15 @@ def forecast(
     durations = Durations(store.index.durations() if store is not None else {}, plan.machine, corrections)
     folder = workspace if store is None else store.workspace
     free = None if folder is None or plan.machine.assumed else _free_bytes(folder.absolute())
-    there = frozenset(run.id for run in runs if run.fingerprint in present)
+    present_runs = frozenset(run.id for run in runs if run.fingerprint in present)
     pulls = {} if offers is None else {run: each.transfer_bytes for run, each in offers.pulls.items()}
-    after = there.union(pulls)
+    after = present_runs.union(pulls)
     todo = frozenset(to_run(plan, lambda run: run.id in after))
     times = {run.id: durations.estimate(run) for run in runs if run.id in todo}
     expected_s = {run: estimate.value / 1000 for run, estimate in times.items()}
     fetched = {} if store is None else {run: _fetched(plan.stage_runs[run], store) for run in todo}
     return Forecast(
-        there,
+        present_runs,
         todo,
         reasons(plan, times, store),
         expected_s,
@@ -211,7 +211,7 @@ def forecast(
 
 
 def _fetched(run: StageRun, store: Store) -> int:
-    """Bytes of a download that are on the disk already."""
+    """Return the bytes of a download that are already on the disk."""
     params = run.params
     if not isinstance(params, DownloadParams):
         return 0
@@ -219,21 +219,21 @@ def _fetched(run: StageRun, store: Store) -> int:
     return kept_bytes(params.source, store.work_dir / PARTIAL, folder)
 
 
-def durations(plan: Plan, seen: Forecast, *, every: bool = True) -> list[Need]:
-    """Time that the stage runs to run take, beside its limit; without `every`, of each stage the longest."""
-    todo = [run for run in plan.stage_runs.values() if run.id in seen.to_run]
+def durations(plan: Plan, forecast: Forecast, *, every: bool = True) -> list[Need]:
+    """Return the time of each stage run to run, with its timeout; without `every`, only the longest of each stage."""
+    todo = [run for run in plan.stage_runs.values() if run.id in forecast.to_run]
     if not every:
         longest: dict[str, StageRun] = {}
         for run in todo:
             known = longest.get(run.stage.name)
-            if known is None or seen.times[run.id].value > seen.times[known.id].value:
+            if known is None or forecast.times[run.id].value > forecast.times[known.id].value:
                 longest[run.stage.name] = run
         todo = list(longest.values())
-    return [_duration(run, seen.times[run.id]) for run in todo]
+    return [_duration(run, forecast.times[run.id]) for run in todo]
 
 
 def _duration(run: StageRun, estimate: Estimate) -> Need:
-    """The time of a stage run beside its limit, a service's until it is ready; both in milliseconds."""
+    """Return the time of a stage run (a service: until ready) and its timeout, in milliseconds."""
     limit: Json = section(run).get("timeout_s") or run.stage.timeout_s
     if run.stage.scope is Scope.SERVICE:
         limit = getattr(run.params, "ready_timeout_s", None)
@@ -242,12 +242,12 @@ def _duration(run: StageRun, estimate: Estimate) -> Need:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Free on the disk of a directory, or of where it would be made."""
+    """Return the free bytes on the disk of a directory, which may not exist yet."""
     return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 
 def capacity(machine: Machine) -> scheduling.Capacity:
-    """What `machine` has to hand out: whole GPUs by name, slots of CPUs."""
+    """Return the capacity of `machine`: whole GPUs by name, CPU slots."""
     host, shared = machine.memory_bytes, machine.shared_bytes
     return scheduling.Capacity(
         cpus=machine.cpus,
@@ -257,7 +257,7 @@ def capacity(machine: Machine) -> scheduling.Capacity:
 
 
 def capacities(machine: Machine) -> list[scheduling.Capacity]:
-    """That of `machine`; where it stands for several types of GPU, of this machine and one node of each."""
+    """Return the capacity of `machine`. With several GPU types: an empty one for this machine, and one node of each type."""
     nodes = (
         scheduling.Capacity(each.cpus, tuple(gpu.uuid for gpu in each.gpus), 0, name, name)
         for name, each in machine.types
@@ -274,9 +274,9 @@ def simulate(
     *,
     running: Collection[StageRunId] = (),
 ) -> float:
-    """Wall-clock seconds that running `among` of `plan` on the nodes `on` takes, if each `takes` these seconds.
+    """Return the wall-clock seconds of running `among` of `plan` on the nodes `on`, if each `takes` these seconds.
 
-    Stage runs that are `running` already start first.
+    Stage runs that are already `running` start first.
     """
     if len(among) > _MOST_SIMULATED:
         return least_s(plan, takes, on, among)
@@ -287,11 +287,11 @@ def simulate(
 def least_s(
     plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[scheduling.Capacity], among: Collection[StageRunId]
 ) -> float:
-    """As `Scheduler.least_s`, in a sixth of the time: seconds that no schedule undercuts."""
+    """Return the lower bound of `Scheduler.least_s` in a sixth of the time."""
     runs = plan.stage_runs
     ends: dict[StageRunId, float] = {}
     work: dict[Resources, list[float]] = {}
-    for run_id, run in runs.items():  # after everything it needs
+    for run_id, run in runs.items():  # after all its needs
         if run_id in among:
             seconds, begin, service = takes[run_id], 0.0, _service(plan, run)
             for each in run.needs:
@@ -315,7 +315,7 @@ def least_s(
 
 
 def _service(plan: Plan, run: StageRun) -> StageRunId | None:
-    """The service that a stage run runs inside."""
+    """Return the service that a stage run runs inside."""
     for up in run.inputs.values():
         if plan.stage_runs[up].stage.scope is Scope.SERVICE:
             return up
@@ -329,10 +329,10 @@ def tasks(
     corrections: Corrections | None = None,
     on: Sequence[scheduling.Capacity] = (),
 ) -> Iterator[scheduling.Task]:
-    """What of the plan is to run, `among`, as the scheduler sees it on the nodes `on`; `corrections` are for what it needs of memory."""
+    """Return the scheduler tasks of `among` on the nodes `on`. `corrections` are for memory needs."""
     order = {cell.id: number for number, cell in enumerate(plan.cells)} if among else {}
     corrections = corrections or Corrections((), plan.machine)
-    host = plan.machine.memory_bytes if len(on) == 1 else None  # nobody knows that of a cluster's nodes
+    host = plan.machine.memory_bytes if len(on) == 1 else None  # unknown for the nodes of a cluster
     limit = None if host is None else (on[0].cpus, host)
     for run in plan.stage_runs.values():
         if run.id not in among:
@@ -356,24 +356,24 @@ def tasks(
 
 
 def _memory(run: StageRun, machine: Machine, corrections: Corrections) -> dict[str, Estimate]:
-    """What a stage run takes, by resource, as far as it is known."""
+    """Return the known memory needs of a stage run by resource."""
     return {need.resource: need.estimate for need in of_run(run, machine, corrections)}
 
 
 def _at_most(memory: Mapping[str, Estimate]) -> tuple[int, int] | None:
-    """Of the host's memory and of /dev/shm; None where that is not known."""
+    """Return the maximum host memory and /dev/shm. None if unknown."""
     shared = memory.get(SHARED)
     return (memory[HOST].most, 0 if shared is None else shared.most) if HOST in memory else None
 
 
 def _slots(host: int, cpus: int, memory: int) -> int:
-    """The share that it has of a machine's memory, in slots of its CPUs: what does not fit there together cannot run together.
+    """Return its share of the machine's memory in CPU slots, so that stage runs that do not fit together do not run together.
 
-    None for less than a slot: what asks for no CPU is limited otherwise.
+    0 for less than a slot: stage runs that need no CPU are limited otherwise.
     """
     return 0 if host * cpus < memory else min(cpus, -(-host * cpus // memory))
 
 
 def section(run: StageRun) -> Mapping[str, Json]:
-    """The settings section of a stage run's stage."""
+    """Return the settings section of a stage run's stage."""
     return run.first_cell.settings[run.stage.section or run.stage.name]

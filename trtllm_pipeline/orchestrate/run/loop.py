@@ -1,7 +1,7 @@
 """Runs a plan: the loop that joins scheduler, store and executor.
 
-The scheduler decides, the executor runs, the store keeps; this module carries words between them and knows what a
-claim, a lease and an attempt directory are. Everything waits in one place, `_collect`.
+The scheduler decides, the executor runs jobs, the store keeps results. This module passes events between them and handles
+claims, leases and attempt directories. All waiting happens in `_collect`.
 """
 
 from __future__ import annotations
@@ -50,34 +50,34 @@ from trtllm_pipeline.orchestrate.store.store import Attempt, Store
 from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, class_name, to_json
 
 _POLL_S: Final = 0.2
-"""How often to look for what tells nobody: claims of other invocations, progress of stages, the user's interrupt."""
+"""Poll interval for state without events: claims of other invocations, progress of stages, the user's interrupt."""
 _SEAL_IN_THREAD_BYTES: Final = 32 << 20
 _GROUP_S: Final = 0.05
-"""What is published within so long is synced to the disk together."""
+"""Artifacts published within this time are synced to the disk together."""
 _GROUP: Final = 100
-"""Stage runs of a group, at most: the claim of each is an open file, and there may be two groups."""
+"""Maximum stage runs of a group: each has an open claim file, and there may be two groups."""
 _SYNC_POLL_S: Final = 0.01
 _WAITING: Final = (StageStatus.PENDING, StageStatus.ELSEWHERE)
 _CAUSE_PATIENCE_S: Final = 1.0
-"""How long a failure inside a service is held back, in case the service's own end, its cause, is about to show."""
+"""Delay before a failure inside a service is reported, in case its cause, the end of the service, follows."""
 
 
 Nodes: TypeAlias = Callable[[], Sequence[scheduling.Capacity]]
-"""Those that there are when it is asked; none stand for the plan's machine."""
+"""Returns the current nodes. None means the plan's machine."""
 
 
 _Lease: TypeAlias = tuple[Exclusive, bool, int]
-"""Kind of a lease of the machine: what may run beside it, and how many GPUs."""
+"""Kind of a machine lease: exclusivity, whether standing servers are allowed, number of GPUs."""
 
 
 class Observer:
-    """Whoever shows a run while it continues. This one says nothing."""
+    """Shows a run in progress. This one shows nothing."""
 
     def enter(self, folder: Path) -> None:
-        """All that follows is of the run with this directory, until `leave`."""
+        """The following calls are about the run in this directory, until `leave`."""
 
     def leave(self, forecast: Mapping[str, Json] | None) -> None:
-        """That run is over; `forecast` is what was expected of it beside what it took, as in its report, where anything ran."""
+        """The run has ended. `forecast` is its report's comparison of forecast and actual costs, if a stage ran."""
 
     def begin(
         self,
@@ -86,28 +86,28 @@ class Observer:
         durations: Mapping[str, float],
         nodes: Nodes = tuple,
     ) -> None:
-        """The run starts from here, on `nodes`; `durations` are seconds learnt from earlier runs, by prefixes of `StageRun.label`."""
+        """The run starts on `nodes`. `durations` are seconds from earlier runs, by prefixes of `StageRun.label`."""
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """A stage run's status changed; `seconds` is what it took, where it ended."""
+        """A stage run's status changed. `seconds` is its duration if it has ended."""
 
     def waiting(self, run: StageRun, why: str) -> None:
         """A stage run waits for a retry or for another invocation."""
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
-        """A moment later; `progress` of those that told any: done, total, unit."""
+        """Regular update. `progress` of stage runs that report it: done, total, unit."""
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
-        """What is pulled from a remote store before the run starts; `wrong` is what cannot be, and is made instead."""
+        """A message about pulling from a remote store before the run starts. `wrong` reports a failed pull."""
 
     def node(self, name: str, *, gone: bool) -> None:
         """A node of the cluster has gone, or has come."""
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        """Cells that ran out of memory are planned anew, with changed settings; `begin` follows."""
+        """Cells that ran out of memory are planned again with changed settings. `begin` follows."""
 
     def end(self) -> None:
-        """What was begun is over."""
+        """The part started by `begin` has ended."""
 
 
 @dataclass(slots=True)
@@ -116,17 +116,17 @@ class Outcome:
 
     statuses: dict[StageRunId, StageStatus]
     artifacts: Mapping[Fingerprint, Artifact]
-    """All that are there now."""
+    """All artifacts present now."""
     errors: dict[StageRunId, StageError] = field(default_factory=dict)
     blocked_by: dict[StageRunId, StageRunId] = field(default_factory=dict)
     interrupted: bool = False
     waited: bool = False
-    """Whether any of it waited for another invocation, or for a managed server."""
+    """Whether a stage run waited for another invocation or for a managed server."""
 
     def then(self, later: Outcome, plan: Plan) -> Outcome:
-        """How both ended together, of what `plan` has: the other started where this one had ended."""
+        """Return the combined outcome of this run and the following one, for the stage runs of `plan`."""
         statuses = {**self.statuses, **later.statuses}
-        for run, status in self.statuses.items():  # done in the first, there in the other
+        for run, status in self.statuses.items():  # done in the first, present in the second
             if status is StageStatus.SUCCEEDED and statuses[run] is StageStatus.UP_TO_DATE:
                 statuses[run] = status
         statuses = {run: statuses[run] for run in plan.stage_runs}
@@ -142,12 +142,12 @@ class Outcome:
 
     @property
     def comparable(self) -> bool:
-        """Whether what it took can be held against a forecast: all was done, and nothing waited for others."""
+        """Whether its duration can be compared with a forecast: all stage runs succeeded without waiting for others."""
         return self.exit_code == 0 and not self.waited
 
     @property
     def exit_code(self) -> int:
-        """0 all done, 1 something failed, 130 interrupted."""
+        """0 success, 1 failure, 130 interrupted."""
         if self.interrupted:
             return 130
         bad = {StageStatus.FAILED, StageStatus.BLOCKED, StageStatus.CANCELLED}
@@ -156,23 +156,23 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Running:
-    """An attempt in progress, and what it holds."""
+    """An attempt in progress and its claims."""
 
     run: StageRun
     attempt: Attempt
     claim: Claim
     leases: list[Claim]
-    """Of the machine, then of its GPUs."""
+    """Leases of the machine, then of its GPUs."""
     gpus: tuple[str, ...]
-    """Those it has: where another invocation holds what the scheduler named, others."""
+    """Its GPUs. They differ from the scheduler's choice if another invocation holds that."""
     cpus: tuple[int, ...]
-    """Those it is kept on; () where it may use any."""
+    """The CPUs that it is pinned to; () for any."""
     started_s: float
     ready_s: float | None = None
-    """Seconds that a service took to be ready; None where it is not, or none."""
+    """Seconds until the service was ready. None if it is not ready or not a service."""
     stop_asked: bool = False
     peak: Peak | None = None
-    """What it took, once it has ended well."""
+    """Resource usage after success."""
 
 
 def execute(
@@ -187,9 +187,9 @@ def execute(
     keep_going: bool = True,
     expected_s: Mapping[StageRunId, float] | None = None,
 ) -> Outcome:
-    """Bring every stage run of `plan` up to date. Returns when all of them have ended, one way or another.
+    """Bring every stage run of `plan` up to date. Returns when all have ended, successfully or not.
 
-    `present` are the artifacts that are there already, `expected_s` what a forecast of this plan said, where there is one.
+    `present` are the artifacts already present, `expected_s` the durations of a forecast, if there is one.
     """
     return _Execution(
         plan, store, executor, observer, run_id, nodes, dict(present), keep_going, expected_s or {}
@@ -212,26 +212,26 @@ class _Execution:
     _running: dict[StageRunId, _Running] = field(default_factory=dict)
     _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
     _unleased: dict[_Lease, dict[StageRunId, None]] = field(default_factory=dict)
-    """Those that wait for leases: of each kind one asks for all."""
+    """Stage runs that wait for leases. Only one of each kind retries."""
     _refused: dict[_Lease, str] = field(default_factory=dict)
-    """Why, since we looked last."""
+    """Reasons, as of the last attempt to lease."""
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
     _enter: SharedEntry = field(default_factory=SharedEntry)
     _place: WaitingPlace = field(default_factory=WaitingPlace)
     _unsealed: dict[StageRunId, Callable[[], Manifest]] = field(default_factory=dict)
-    """How to digest what little has just been left: after what can have its place has started."""
+    """Pending digests of small results. They run after the next tasks have started."""
     _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
-    """What is being digested in a thread."""
+    """Results being digested in a thread."""
     _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _unsynced: dict[StageRunId, tuple[_Running, Published]] = field(default_factory=dict)
-    """What is published, and may not have reached the disk: nobody has been told of it."""
+    """Published but possibly not synced to the disk, so not reported yet."""
     _syncing: tuple[Future[None], list[tuple[_Running, Published]]] | None = None
     _syncer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _synced_s: float = 0.0
     _took: dict[StageRunId, float] = field(default_factory=dict)
     _interrupts: int = 0
-    _told: dict[StageRunId, Mapping[str, Json]] = field(default_factory=dict)
-    _told_s: float = 0.0
+    _latest_progress: dict[StageRunId, Mapping[str, Json]] = field(default_factory=dict)
+    _progress_s: float = 0.0
     _queued: list[scheduling.Event] = field(default_factory=list)
     _begun: bool = False
     _system: dict[str, Json] | None = None
@@ -242,7 +242,7 @@ class _Execution:
     """Number of the latest attempt at each stage run."""
     _durations: dict[str, float] = field(init=False)
     _to_run: set[StageRunId] = field(init=False)
-    """All that the scheduler knows of."""
+    """All stage runs of the scheduler."""
     _scheduler: scheduling.Scheduler = field(init=False)
 
     def __post_init__(self) -> None:
@@ -251,10 +251,10 @@ class _Execution:
         self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
         self._tried = self._store.tried(self._plan.stage_runs[run].fingerprint for run in self._to_run)
         corrections = estimates.Corrections(self._store.index.peaks(), self._plan.machine)
-        # A forecast knows what was to run: not what has to now that something was not pulled, or is gone.
-        if untold := self._to_run - self._expected.keys():
+        # The forecast lacks stage runs whose artifacts could not be pulled or have disappeared since.
+        if unforecast := self._to_run - self._expected.keys():
             durations = Durations(self._durations, self._plan.machine, corrections)
-            more = {run: durations.expected(self._plan.stage_runs[run]) for run in untold}
+            more = {run: durations.expected(self._plan.stage_runs[run]) for run in unforecast}
             self._expected = {**self._expected, **more}
         known = list(tasks(self._plan, self._to_run, lambda run: self._expected[run.id], corrections, self._nodes))
         self._scheduler = scheduling.Scheduler(
@@ -262,25 +262,25 @@ class _Execution:
             *self._nodes,
             keep_going=self._keep_going,
             observe=self._changed,
-            # By wrong guesses, what seems best in advance is no better than the longest path first.
+            # With inaccurate estimates, a searched order is not better than the longest path first.
             favour=favourable(known, self._nodes) if self._knows_durations() else None,
         )
 
     def _knows_durations(self) -> bool:
-        """Whether each stage that is to run and leaves something has run in this workspace before."""
+        """Return whether each stage that will run and produces an artifact has run in this workspace before."""
         stages = (self._plan.stage_runs[run].stage for run in self._to_run)
         return all(stage.scope is Scope.SERVICE or stage.name in self._durations for stage in stages)
 
     # The loop.
 
     def loop(self) -> Outcome:
-        """Run until everything has ended."""
+        """Run until all stage runs have ended."""
         scheduler = self._scheduler
         statuses = self._statuses()
         self._observer.begin(self._plan, statuses, self._durations, lambda: scheduler.nodes)
         self._begun = True
         for run, status in statuses.items():
-            if status is StageStatus.FAILED:  # more than this machine has: known before anything starts
+            if status is StageStatus.FAILED:  # needs more than this machine has: known before the start
                 self._changed(run, StageStatus.PENDING, status)
         events: list[scheduling.Event] = []
         interrupts_obeyed = 0
@@ -299,7 +299,7 @@ class _Execution:
                             for run in self._running:
                                 self._executor.stop(run, grace_s=0.0)
         finally:
-            with ExitStack() as ending:  # from the last to the first, each whatever becomes of the others
+            with ExitStack() as ending:  # in reverse order, each even if others fail
                 ending.callback(self._observer.end)
                 ending.callback(self._let_go)
                 ending.callback(self._settle, all_of_it=True)
@@ -319,13 +319,13 @@ class _Execution:
         )
 
     def _give_up(self) -> None:
-        """Record what still runs as interrupted."""
+        """Record running stage runs as interrupted."""
         for held in self._running.values():
             self._store.fail(held.attempt, "interrupted", None)
             _release(held)
 
     def _let_go(self) -> None:
-        """Release all that is held: where the disk is full, nobody has come to it."""
+        """Release all claims; on a full disk the normal path has not done that."""
         self._syncer.shutdown()
         published = [*(self._syncing[1] if self._syncing else ()), *self._unsynced.values()]
         for held in (*self._running.values(), *(held for held, _ in published)):
@@ -334,19 +334,19 @@ class _Execution:
         self._place.leave()
 
     def _statuses(self) -> dict[StageRunId, StageStatus]:
-        """Of all stage runs of the plan; what is not to run is there, or nobody needs it."""
-        status, there = self._scheduler.status, self._present
+        """Return the status of all stage runs of the plan. Those not to run are present or not needed."""
+        status, present = self._scheduler.status, self._present
         return {
             run.id: status(run.id)
             if run.id in self._to_run
             else StageStatus.UP_TO_DATE
-            if run.fingerprint in there
+            if run.fingerprint in present
             else StageStatus.SKIPPED
             for run in self._plan.stage_runs.values()
         }
 
     def _collect(self) -> list[scheduling.Event]:
-        """What happened, waiting a moment if nothing has."""
+        """Return new events. Waits a moment if there are none."""
         if self._queued or self._unsealed:
             events, self._queued = self._queued, []
             unsealed, self._unsealed = self._unsealed, {}
@@ -360,7 +360,7 @@ class _Execution:
             patience = min(patience, _GROUP_S)
         self._enter.let_go()
         if (waits := self._place.by) and self._scheduler.status(StageRunId(waits)) not in _WAITING:
-            self._place.leave()  # it is done elsewhere, or was cancelled
+            self._place.leave()  # done elsewhere, or cancelled
         events = []
         for event in self._with_causes(self._executor.wait(patience)):
             if isinstance(event, Ready):
@@ -381,7 +381,7 @@ class _Execution:
         return events
 
     def _with_causes(self, events: list[ExecutorEvent]) -> list[ExecutorEvent]:
-        """`events` with the ends of services before the failures they caused, waiting a moment for such an end."""
+        """Return `events` with ends of services before the failures that they caused. Waits a moment for such an end."""
         deadline = time.monotonic() + _CAUSE_PATIENCE_S
         while time.monotonic() < deadline:
             over = {event.id for event in events if isinstance(event, Ended)}
@@ -406,7 +406,7 @@ class _Execution:
 
         before = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and a shell's & leave it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # set by nohup and a shell's &
                 before[number] = signal.signal(number, interrupt)
         try:
             yield
@@ -431,13 +431,13 @@ class _Execution:
                 self._executor.stop(instruction.id, grace_s=5.0 + stopping_s)
 
     def _start(self, run: StageRun, start: scheduling.Start) -> list[scheduling.Event]:
-        """Start an attempt, unless somebody else has it, has done it, or it is known never to work."""
+        """Start an attempt, unless another invocation works on it or has done it, or it is infeasible."""
         known = self._known_infeasible.get(run.fingerprint)
         if known is not None:
             remembered = StageError(
                 f"{known} (remembered from an earlier try)",
                 failure=FailureClass.INFEASIBLE,
-                hint="if it can work now, `pipeline resume --retry-infeasible` tries it again, as does `pipeline run`",
+                hint="if it can work now, retry it with `pipeline resume --retry-infeasible` or `pipeline run`",
             )
             return [_ended_event(run, remembered)]
         need = self._plan.resources(run)
@@ -455,7 +455,7 @@ class _Execution:
             claim.release()
             return [*done, *self._may_ask(kind)]
         cpus: tuple[int, ...] = ()
-        if start.node:  # a node of a cluster leases, and names, its own
+        if start.node:  # a cluster node takes leases on its own GPUs
             gpus = ()
         elif run.stage.scope is Scope.IN_SERVICE:
             service = self._running[StageRunId(run.inputs["service"])]
@@ -495,18 +495,18 @@ class _Execution:
             self._tried[run.fingerprint] = attempt.number
             job = self._job(run, attempt, gpus, cpus, start.node)
             job.write(f"{attempt.path}/{JOB}")
-        if start.node:  # a cluster continues with it when this process is gone, and the next must know of it
+        if start.node:  # the cluster continues it if this process ends, and the next invocation must find it
             self._store.index.commit()
         self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())
         self._executor.submit(job, [each.fd for each in (claim, *leases)])
         return self._may_ask(kind) if leases_here else []
 
     def _may_ask(self, kind: _Lease) -> list[scheduling.Event]:
-        """All that wait for such a lease, when one of them does not any more."""
+        """Return events for all stage runs that wait for such a lease, after one of them has stopped waiting."""
         return [scheduling.Freed(each, done=False) for each in self._unleased.pop(kind, ())]
 
     def _done_elsewhere(self, run: StageRun) -> list[scheduling.Event]:
-        """What another invocation published since we looked."""
+        """Return events for artifacts that another invocation has published since the last look."""
         if run.stage.scope is not Scope.SERVICE:
             return [scheduling.Freed(run.id, done=True)] if self._look(run) else []
         done = self._done_inside(run)
@@ -521,10 +521,10 @@ class _Execution:
         return [scheduling.Freed(run.id, done=True) for run in inside if self._look(run)]
 
     def _look(self, run: StageRun) -> bool:
-        found = self._store.get(run.stage.name, run.fingerprint)
-        if found is None:
+        artifact = self._store.get(run.stage.name, run.fingerprint)
+        if artifact is None:
             return False
-        self._present[run.fingerprint] = found
+        self._present[run.fingerprint] = artifact
         return True
 
     def _busy(self, run: StageRun, why: str, among: dict[StageRunId, None]) -> list[scheduling.Event]:
@@ -536,14 +536,14 @@ class _Execution:
 
     def _job(self, run: StageRun, attempt: Attempt, gpus: tuple[str, ...], cpus: tuple[int, ...], node: str) -> Job:
         inputs = {name: self._input(self._plan.stage_runs[upstream]) for name, upstream in run.inputs.items()}
-        seen = {
+        shown = {
             name: str(file_views.make(attempt.folder, name, Path(inputs[name]), files))
             for name, files in run.reads.items()
         }
-        viewed = {name: inputs[name] for name, folder in seen.items() if folder != inputs[name]}
-        inputs |= seen
+        viewed = {name: inputs[name] for name, folder in shown.items() if folder != inputs[name]}
+        inputs |= shown
         folder = attempt.path
-        # Lines of a Python program are in its log as soon as they are said, and in their order.
+        # Python programs then write log lines at once and in order.
         environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
         return Job(
             id=run.id,
@@ -595,9 +595,7 @@ class _Execution:
             return self._vacated(held)
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
-        if (
-            error is None and held.ready_s is not None
-        ):  # what was stopped while it loaded has not taken all that it takes
+        if error is None and held.ready_s is not None:  # a service stopped while loading has not reached its peak
             self._store.index.add_peak(attempt.id, self._peak(held, event.usage, 0))
         stopped = held.stop_asked and error is not None
         self._store.fail(attempt, "stopped" if stopped or error is None else "failed", error)
@@ -607,18 +605,18 @@ class _Execution:
         return [self._failure(run, error)]
 
     def _vacated(self, held: _Running) -> list[scheduling.Event]:
-        """What others may have of a stage run whose processes have ended; its service keeps that of one inside it."""
+        """Release the GPUs of a stage run whose processes have ended. A task inside a service has none itself."""
         if held.run.stage.scope is Scope.IN_SERVICE:
             return []
-        for lease in held.leases[len(held.leases) - len(held.gpus) :]:  # the machine's keeps measurements away
+        for lease in held.leases[len(held.leases) - len(held.gpus) :]:  # the machine's lease keeps measurements away
             lease.release()
         return [scheduling.Vacated(held.run.id)]
 
     def _peak(self, held: _Running, usage: Usage, left: int) -> Peak:
-        """What a stage run took beside what was expected of it: kept, so that later plans know better."""
+        """Return expected and actual resource usage of a stage run. Later plans use it."""
         machine, run = self._plan.machine, held.run
-        told = estimates.expected(run.stage, run.first_cell, machine)
-        expected = {} if told is None else estimates.expected_by_kind(told)
+        estimate = estimates.expected(run.stage, run.first_cell, machine)
+        expected = {} if estimate is None else estimates.expected_by_kind(estimate)
         seconds = held.ready_s if run.stage.scope is Scope.SERVICE else usage.wall_s
         taken = {
             "host": usage.peak_bytes,
@@ -638,7 +636,7 @@ class _Execution:
 
     def _provenance(self, held: _Running, event: Ended) -> dict[str, Json]:
         run, usage, system = held.run, event.usage, event.system or self._system
-        if system is None:  # a run looks at its machine once, and only if it makes something
+        if system is None:  # inspected once per run, and only if it produces an artifact
             system = self._system = maker()
         return {
             "run": self._run_id,
@@ -656,21 +654,21 @@ class _Execution:
         }
 
     def _made_from(self, run: StageRun) -> dict[str, Json]:
-        """Fingerprints of the inputs of which its key has the selected files alone, by input name."""
+        """Return fingerprints of the inputs whose selected files alone are in its key, by input name."""
         return {name: self._plan.stage_runs[run.inputs[name]].fingerprint for name in run.reads}
 
     def _read_by(self, run: StageRun) -> Iterator[tuple[str, str]]:
-        """Digests of what a stage run read, by input name: the same fingerprint may come out as other bytes another time."""
+        """Yield digests of the inputs by name: an artifact rebuilt with the same fingerprint may have other bytes."""
         for name, upstream in run.inputs.items():
             fingerprint = self._plan.stage_runs[upstream].fingerprint
             if fingerprint not in self._trees and fingerprint in self._present:
-                with suppress(StateError):  # removed or damaged since; what was read is not known any more
+                with suppress(StateError):  # removed or damaged since: the digest is unknown
                     self._trees[fingerprint] = read(self._present[fingerprint].folder).tree
             if fingerprint in self._trees:
                 yield name, self._trees[fingerprint]
 
     def _sealed(self) -> list[scheduling.Event]:
-        """Publish what a thread has digested."""
+        """Publish results digested in a thread."""
         done = [run_id for run_id, future in self._sealing.items() if future.done()]
         return [self._publish(run_id, self._sealing.pop(run_id).result) for run_id in done]
 
@@ -692,9 +690,9 @@ class _Execution:
         return _ended_event(held.run, None)
 
     def _settle(self, *, all_of_it: bool = False) -> None:
-        """Sync what was published to the disk, a group at a time; then record it, let go of it, and tell of it.
+        """Sync published artifacts to the disk in groups, then record them, release their claims and report them.
 
-        Until then it may be read, also by what runs next: a power cut would take both. Raises OSError where the disk is full.
+        The next stage runs may read them earlier: a power cut would lose both. Raises OSError if the disk is full.
         """
         full = len(self._unsynced) >= _GROUP
         if self._syncing is not None and (all_of_it or full or self._syncing[0].done()):
@@ -719,7 +717,7 @@ class _Execution:
             self._store.index.commit()
 
     def _freed(self) -> list[scheduling.Event]:
-        """Whether others let go of what we wait for."""
+        """Return events for claims and leases released by others."""
         events: list[scheduling.Event] = []
         for run_id in list(self._elsewhere):
             run = self._plan.stage_runs[run_id]
@@ -739,39 +737,39 @@ class _Execution:
             events.append(scheduling.Freed(asks, done=False))
         return events
 
-    # Telling.
+    # Reporting.
 
     def _changed(self, run_id: StageRunId, _old: StageStatus, new: StageStatus) -> None:
-        if not self._begun or run_id in self._unsynced:  # told when it has reached the disk
+        if not self._begun or run_id in self._unsynced:  # reported when it has reached the disk
             return
         error = self._scheduler.failure(run_id) if new is StageStatus.FAILED else None
         self._observer.changed(self._plan.stage_runs[run_id], new, error, self._took.get(run_id))
 
     def _progress(self) -> dict[StageRunId, Mapping[str, Json]]:
-        """What stages told of their progress, as read a moment ago."""
+        """Return the stages' progress, read a moment ago."""
         now = time.monotonic()
-        if now - self._told_s >= _POLL_S:
-            self._told, self._told_s = {}, now
+        if now - self._progress_s >= _POLL_S:
+            self._latest_progress, self._progress_s = {}, now
             for run_id, held in self._running.items():
-                told = read_object(held.attempt.folder / PROGRESS_FILE)
-                if told is not None:
-                    self._told[run_id] = told
-        return self._told
+                progress = read_object(held.attempt.folder / PROGRESS_FILE)
+                if progress is not None:
+                    self._latest_progress[run_id] = progress
+        return self._latest_progress
 
     def _remember_latest(self) -> None:
-        """Keep what each cell now has, so that the next plan can say what changed."""
+        """Record the current artifacts of each cell, so that the next plan can report changes."""
         known = self._store.index.latest_fingerprints()
-        runs, there = self._plan.stage_runs, self._present
-        used = {up for run in runs.values() if run.fingerprint in there for up in run.inputs.values()}
+        runs, present = self._plan.stage_runs, self._present
+        used = {up for run in runs.values() if run.fingerprint in present for up in run.inputs.values()}
         rows: list[tuple[str, str, Fingerprint]] = []
         services: list[tuple[str, str, Fingerprint, str]] = []
         for cell, of_cell in self._plan.by_cell.items():
-            # Of two of the same stage the cell's own is the last; the other was made for its draft model.
+            # If there are two of one stage, the last is the cell's own. The other was built for its draft model.
             for stage, run in {runs[each].stage.name: runs[each] for each in of_cell}.items():
                 row = cell, stage, run.fingerprint
                 if row in known:
                     continue
-                if run.fingerprint in there:
+                if run.fingerprint in present:
                     rows.append(row)
                 elif run.stage.scope is Scope.SERVICE and run.id in used:
                     services.append((*row, run.key))
@@ -780,12 +778,12 @@ class _Execution:
 
 
 def _changes(run: StageRun) -> list[Json]:
-    """Settings that a retry has changed and that a stage run takes."""
+    """Return the settings of a stage run that a retry has changed."""
     return [asdict(each) for each in run.first_cell.changes if hasattr(run.params, each.setting.rpartition(".")[2])]
 
 
 def _seconds(run: StageRun, name: str, default: float) -> float:
-    """A time limit that the matrix sets, or else the stage's own."""
+    """Return a timeout set by the matrix, or else the stage's default."""
     value = section(run).get(name)
     return float(value) if isinstance(value, (int, float)) else default
 
@@ -807,14 +805,14 @@ def _disk_error(held: _Running, error: OSError) -> StageError:
 
 
 def _peaks(usage: Usage) -> dict[str, Json]:
-    """What a manifest says of memory and disk."""
-    told: dict[str, Json] = {
+    """Return the memory and disk usage for a manifest."""
+    rows: dict[str, Json] = {
         "max_rss_bytes": usage.max_rss_bytes,
         "peak_bytes": usage.peak_bytes,
         "shared_bytes": usage.shared_bytes,
         "written_bytes": usage.written_bytes,
     }
-    return told if usage.gpu_bytes is None else {**told, "gpu_bytes": usage.gpu_bytes}
+    return rows if usage.gpu_bytes is None else {**rows, "gpu_bytes": usage.gpu_bytes}
 
 
 def _release(held: _Running) -> None:

@@ -1,7 +1,7 @@
-"""Schedules played in advance: how long a plan takes, and an order of its tasks that takes less.
+"""Simulated schedules: the duration of a plan, and a task order that shortens it.
 
-Longest path first is a good rule, not the best one: with gangs, and measurements that nothing may run beside, other orders often end
-sooner. Playing one takes milliseconds, so many are tried, each with its paths randomly changed, and the best is kept (random
+Longest path first is a good rule, not the best one: with gangs and exclusive measurements, other orders often end
+sooner. A simulation takes milliseconds, so many are tried with randomly changed paths, and the best is kept (random
 sampling of priority rules: R. Kolisch, S. Hartmann, "Heuristic algorithms for solving the resource-constrained
 project scheduling problem", 1999).
 """
@@ -28,13 +28,13 @@ from trtllm_pipeline.orchestrate.run.scheduler import (
 
 _TRIES: Final = 300
 _TASKS: Final = 20_000
-"""Played at most, over all tries: half a second. Of more than a tenth as many, too few orders could be tried to matter."""
+"""Maximum simulated tasks over all tries: half a second. A plan with over a tenth of them gets too few tries to matter."""
 _WORTH_S: Final = 300.0
-"""What takes less ends no sooner by more than searching takes."""
+"""For shorter plans, the search costs more than it saves."""
 _NEAR: Final = 1.01
-"""Over what no schedule undercuts: no better one is looked for."""
+"""The search stops within this factor of the lower bound."""
 FIRST: Final = 1e6
-"""A path that counts so many times as much comes before the others."""
+"""A factor that puts a path before all others."""
 
 
 def play(
@@ -42,9 +42,9 @@ def play(
     scheduler: Scheduler,
     takes: Mapping[StageRunId, float] | None = None,
 ) -> float:
-    """Wall-clock seconds that these tasks take under a scheduler of them that has not begun, if none fails.
+    """Return the wall-clock seconds of these tasks under their new scheduler, if none fails.
 
-    Each takes as long as expected, or as `takes` has it.
+    Each takes its expected time, or its time in `takes`.
     """
     known = {task.id: task for task in tasks}
     now = 0.0
@@ -58,7 +58,7 @@ def play(
                 is_service = known[instruction.id].scope is Scope.SERVICE
                 event = (ServiceReady if is_service else Finished)(instruction.id)
                 wait = known[instruction.id].expected_s if takes is None else takes[instruction.id]
-            else:  # nothing fails here, so this stops a service
+            else:  # no task fails here, so this stops a service
                 event, wait = ServiceEnded(instruction.id), 0.0
             number += 1
             heappush(due, (now + wait, number, event))
@@ -71,9 +71,9 @@ def play(
 
 
 def favourable(tasks: Sequence[Task], on: Sequence[Capacity]) -> Mapping[StageRunId, float]:
-    """Factors for the paths of tasks with which the whole ends sooner; empty where none were found, or looked for.
+    """Return factors for task paths that shorten the run. Empty if none were found or the search was skipped.
 
-    Looks for some where there are several GPUs, it matters, and it takes little. The same every time.
+    The search needs several GPUs and a plan that is long but not too large. It is deterministic.
     """
     if sum(len(node.gpus) for node in on) < 2 or not 0 < len(tasks) <= _TASKS // 10:
         return {}
@@ -93,8 +93,8 @@ def favourable(tasks: Sequence[Task], on: Sequence[Capacity]) -> Mapping[StageRu
 
 
 def _changes(tasks: Sequence[Task], number: int) -> Iterator[Mapping[StageRunId, float]]:
-    """Random factors, from a little to any order; in half of them what is measured side by side comes last."""
-    chance = random.Random(0)  # noqa: S311 - the same every time
+    """Yield random factors, from small changes to any order; half of them put shared measurements last."""
+    chance = random.Random(0)  # noqa: S311 - deterministic
     outer = [task for task in tasks if task.service is None]
     for _ in range(number):
         spread, work_first = chance.choice((0.1, 0.3, 0.6, 1.0)), chance.random() < 0.5

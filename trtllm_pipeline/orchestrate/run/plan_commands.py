@@ -1,4 +1,4 @@
-"""The command lines of a plan, and its JSON with them."""
+"""The command lines of a plan, and its JSON."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def command_lines(
     run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine, *, started: bool = False
 ) -> tuple[tuple[str, ...], ...]:
-    """The commands of one attempt at a stage run on `machine`, in the order they run in: others' programs, then ours.
+    """Return the commands of one attempt at a stage run on `machine`, in order: external programs, then ours.
 
-    With `started`, as a plan shows them: before all, those that our own program starts.
+    With `started`, as in plans, the commands that our own program starts come first.
     """
     machine = machine.of(run.first_cell.gpu)
 
@@ -43,27 +43,27 @@ def command_lines(
     return tuple(map(tuple, lines))
 
 
-def plan_json(plan: Plan, store: Store | None, seen: Forecast, *, run_id: str | None = None) -> Iterator[str]:
-    """Lines of the plan in its documented form, with real command lines; `{attempt}` stands for what is known only when it runs."""
+def plan_json(plan: Plan, store: Store | None, forecast: Forecast, *, run_id: str | None = None) -> Iterator[str]:
+    """Yield lines of the plan in its documented form with real command lines; `{attempt}` is only known at run time."""
     artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
     return plan_lines(
         plan,
-        present=seen.present,
-        to_run=seen.to_run,
-        reasons=seen.reasons,
-        times=seen.durations.estimate,
-        needs=lambda run: of_run(run, plan.machine, seen.corrections),
+        present=forecast.present,
+        to_run=forecast.to_run,
+        reasons=forecast.reasons,
+        times=forecast.durations.estimate,
+        needs=lambda run: of_run(run, plan.machine, forecast.corrections),
         commands=commands_of(plan, lambda run: f"{artifacts}/{run.stage.name}/{run.fingerprint}/out"),
-        pulls=seen.pulls,
+        pulls=forecast.pulls,
         run_id=run_id,
     )
 
 
 def commands_of(plan: Plan, artifact: Callable[[StageRun], str]) -> Callable[[StageRun], tuple[tuple[str, ...], ...]]:
-    """The command lines of a plan's stage runs; `artifact` says where the result of one is."""
+    """Return the command lines by stage run of a plan. `artifact` returns the path of a result."""
 
     def commands(run: StageRun) -> tuple[tuple[str, ...], ...]:
-        # A server's command line may name what its repository was made of.
+        # A server's command line may name the inputs of its repository.
         of_inputs = [plan.stage_runs[each].inputs for each in run.inputs.values() if run.stage.starts is not None]
         upstreams = dict(item for each in (*of_inputs, run.inputs) for item in each.items())
         inputs = {

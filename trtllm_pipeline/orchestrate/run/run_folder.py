@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import Json, StateError, write_json
-from trtllm_pipeline.orchestrate.plan import plan_file, request, runs
+from trtllm_pipeline.orchestrate.plan import plan_file, runs
 from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request
 from trtllm_pipeline.orchestrate.run.forecast import Forecast
 from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.orchestrate.run.plan_commands import plan_json
@@ -34,30 +34,30 @@ class RunFolder:
     """The report's comparison of the forecast with the run."""
 
     def write_plan(self, plan: Plan, forecast: Forecast) -> None:
-        """Write plan.json, again if a cell is retried with other settings."""
+        """Write plan.json; repeated if a cell is retried with other settings."""
         lines = plan_json(plan, self.store, forecast, run_id=self.id)
         plan_file.write_plan(self.path / plan_file.NAME, plan, lines)
 
 
 @contextmanager
 def begun(
-    asked: Request, store: Store, observer: Observer, *, command: tuple[str, ...], name: str | None
+    request: Request, store: Store, observer: Observer, *, command: tuple[str, ...], name: str | None
 ) -> Iterator[RunFolder]:
-    """A new run, in the index and shown by `observer` until it ends. Raises StateError if the workspace disappears."""
+    """Start a run, in the index and shown by `observer` until it ends. Raises StateError if the workspace disappears."""
     run = _new(store, name)
-    store.index.begin_run(run.id, str(asked.matrix.absolute()), command)
+    store.index.begin_run(run.id, str(request.matrix.absolute()), command)
     observer.enter(run.path)
     try:
-        write_json(run.path / request.REQUEST_FILE, asked.to_json())
+        write_json(run.path / REQUEST_FILE, request.to_json())
         yield run
-    except KeyboardInterrupt:  # while artifacts are pulled; later the loop handles it
+    except KeyboardInterrupt:  # while pulling artifacts (later the loop handles it)
         run.exit_code = 130
         raise
     except OSError as error:
         if store.artifacts_dir.is_dir():
             raise
         raise StateError(
-            f"{store.workspace}: the workspace is gone: moved or removed while it was used",
+            f"{store.workspace}: the workspace is gone: it was moved or removed while in use",
             hint="run again; this run cannot be resumed",
         ) from error
     finally:
@@ -66,7 +66,7 @@ def begun(
 
 
 def _new(store: Store, name: str | None) -> RunFolder:
-    """A new directory. If a run of the same name started in this second, wait for the next one."""
+    """Create a new directory. If a run of the same name started in this second, wait for the next one."""
     while True:
         run_id = runs.run_id(time.time(), name or os.urandom(2).hex())
         folder = store.runs_dir / run_id

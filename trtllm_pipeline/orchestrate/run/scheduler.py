@@ -1,42 +1,43 @@
-"""Decides what runs when: events in, instructions out; no clock, disk, thread or process.
+"""Decides what runs when: events in, instructions out. No clock, disk, thread or process.
 
     scheduler = Scheduler(tasks, machine)
     todo = scheduler.advance(now)                        the first starts
     todo = scheduler.advance(now, Finished(task_id))     and again for every event, until scheduler.finished
 
-Ready work is ordered by longest remaining path. What has the same demand shares a queue, so a decision looks at the
-heads of a few queues and never at all that is ready. Whatever fits starts, until the best that does not fit has a
-remaining path as long as all the work that is left: for each second that it waits the run ends later. It gets a
-reservation, and what comes after it starts only if that does not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP
-scheduling system", 1995). What is overdue is expected to run as long again as it has: the longer it does, the more starts
-meanwhile. A reservation for everything that does not fit would leave GPUs idle for durations that were wrongly expected
-(`benchmarks/makespan.py`). Nothing starves: the work that is left gets less, the path of what waits does not.
+Ready work is ordered by longest remaining path. Tasks with the same demand share a queue, so a decision looks at the
+heads of a few queues and never at all ready tasks. Tasks that fit start, until the best one that does not fit has a
+remaining path as long as all the remaining work: each second it waits then delays the end of the run. It gets a
+reservation, and later tasks start only if they do not delay it (EASY backfill: D. Lifka, "The ANL/IBM SP
+scheduling system", 1995). An overdue task is expected to run as long again as it has run: the later it is, the more starts
+meanwhile. A reservation for each task that does not fit would leave GPUs idle if the expected durations are wrong
+(`benchmarks/makespan.py`). No task starves: the remaining work shrinks, the path of a waiting task does not.
 
-What only remains to be kept gives its place to others, but to no measurement (`Vacated`).
+A task whose result is still being digested gives its place to others, except to measurements (`Vacated`).
 
-There may be several nodes, which come and go. A task runs on one of them, of the type of GPU that it asks for: where the fewest GPUs, then CPUs, are left free, so
-that whole nodes stay free for what needs one. A reservation holds a place on one node. What no node that is left could run
-waits `NODE_PATIENCE_S` for another one, then it has failed.
+There may be several nodes, which come and go. A task runs on one node with the GPU type it requests. The scheduler chooses
+the node that keeps the fewest GPUs, then CPUs, free, so that whole nodes stay free for tasks that need one. A reservation
+holds a place on one node. A task that no remaining node can run waits `NODE_PATIENCE_S` for another node, then fails.
 
-A task that must be alone takes every slot of its node (`Exclusive.alone`). Those of `Exclusive.GPU` run beside each
-other and beside nothing else: there are slots for work and slots for measurements, and while any of one kind is taken,
-none of the other is free. What runs is joined by its own kind as long as that fits, so a node changes seldom from
-one to the other. Among services of `Exclusive.GPU`, loading and measuring exclude each other on a node: a measurement
-starts when no other service loads there, and no service starts there while one is measured.
+A task that must be alone takes every slot of its node (`Exclusive.alone`). Tasks of `Exclusive.GPU` run alongside each
+other and alongside nothing else. There are slots for work and slots for measurements. While any of one kind is taken,
+the other kind has no free slot. Tasks of the same kind join as long as they fit, so a node seldom changes from
+one kind to the other. Among services of `Exclusive.GPU`, loading and measuring exclude each other on a node: a measurement
+starts when no other service is loading there, and no service starts there during a measurement.
 
-A service and the tasks inside it are one unit of work: it starts when every artifact that any of them needs is there,
-they run in it one after another, then it is stopped. Only the service occupies resources.
+A service and the tasks inside it are one unit of work. The service starts when all artifacts that they need are present.
+Its tasks run one after another, then it is stopped. Only the service occupies resources.
 
-Where the tasks inside a service that is alone have measured all that they measure, the next such service starts beside it, while it does
-the rest and is stopped: if that one is what would start next anyway, on GPUs and in memory that are free. So at most two are there, and never while
-anything is measured: neither of them, loading or idle or being stopped, is beside a measurement of the other, which waits until it has ended.
+When the measurements inside an exclusive service are done, the next such service starts alongside it, while the first does
+the rest and stops. The next service must be the one that would start next anyway, and must fit in free GPUs and memory.
+So at most two exist, and never during a measurement: a measurement in one waits until the other, whether loading, idle or
+stopping, has ended.
 
-What failed is tried again, `Task.retries` times at most:
+Failed tasks are retried at most `Task.retries` times:
 
-    LOST                   as TRANSIENT, but at least `LOST_RETRIES` times: its node was lost, and there are others
+    LOST                   as TRANSIENT, but at least `LOST_RETRIES` times: the node was lost, and others remain
     TRANSIENT              after a growing, jittered wait
-    OUT_OF_MEMORY          once and alone on the machine, if it failed while something else ran; otherwise the same
-                           inputs in the same memory would only fail again
+    OUT_OF_MEMORY          once and alone on the machine, if it failed while another task ran. Otherwise the same
+                           inputs would fail again in the same memory
     TIMEOUT                never: a limit of an hour would cost two (a slow transfer is TRANSIENT to its stage)
     INFEASIBLE, USER, BUG  never
 """
@@ -55,41 +56,41 @@ from typing import Final, TypeAlias
 from trtllm_pipeline.base import Exclusive, FailureClass, Resources, Scope, StageError, StageRunId, StageStatus
 
 BACKOFF_S: Final = 2.0
-"""Mean wait before the first retry; doubles with each further one."""
+"""Mean wait before the first retry. Doubles with each further one."""
 BACKOFF_LIMIT_S: Final = 120.0
 LOST_RETRIES: Final = 3
 NODE_PATIENCE_S: Final = 600.0
-"""For a node to come on which a task can run, once the last one has gone."""
+"""Wait for a suitable node after the last one has gone."""
 _LATE: Final = 1.25
-"""Overdue is what has run so many times as long as expected. With less, what is just a little late would cost the place of what waits
-for it."""
+"""A task is overdue after this multiple of its expected time. With a smaller factor, a slightly late task would cost the
+waiting one its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one node has to hand out: CPU slots, GPUs by name (UUID), downloads at a time."""
+    """Resources of one node: CPU slots, GPUs by name (UUID), downloads at a time."""
 
     cpus: int
     gpus: tuple[str, ...] = ()
     downloads: int = 4
     node: str = ""
-    """Its name; empty for the machine on which this runs."""
+    """Node name. Empty for this machine."""
     accelerator: str | None = None
-    """Type of its GPUs, in lower case, where nodes differ in it."""
+    """GPU type in lower case, if nodes differ in it."""
     memory: tuple[int, ...] | None = None
-    """Bytes of each kind of memory that all of it shares; None: no service is started beside one that is alone."""
+    """Bytes of each kind of memory shared by the node. None: no service starts alongside an exclusive one."""
 
     def suits(self, accelerator: str | None) -> bool:
-        """Whether what asks for this type of GPU, or for none, can run on it."""
+        """Return whether a task that requests this GPU type (None: any) can run here."""
         return accelerator is None or accelerator == self.accelerator
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One stage run, as far as deciding when to run it goes.
+    """The scheduling data of one stage run.
 
-    `service` names the service a task IN_SERVICE runs in; it measures where its own resources are exclusive. `expected_s` of a service
-    is the time until it is ready. Equal priorities go by `order`, then by place in the list.
+    `service` names the service that an IN_SERVICE task runs in. Such a task measures if its own resources are exclusive.
+    `expected_s` of a service is the time until it is ready. Equal priorities are ordered by `order`, then by list position.
     """
 
     id: StageRunId
@@ -101,7 +102,7 @@ class Task:
     retries: int = 0
     order: int = 0
     memory: tuple[int, ...] | None = None
-    """Bytes that a service takes at the most, of each kind in `Capacity.memory`; None where that is not known."""
+    """Maximum bytes that a service uses of each kind in `Capacity.memory`. None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +116,33 @@ class _End(_OfTask):
 
 
 class Finished(_End):
-    """An ARTIFACT or IN_SERVICE task came to its end; also the answer to `Cancel`."""
+    """An ARTIFACT or IN_SERVICE task ended; also the response to `Cancel`."""
 
 
 class Vacated(_OfTask):
-    """The processes of an ARTIFACT task have ended, and what they left is being digested: `Finished` follows.
+    """The processes of an ARTIFACT task have ended and their output is being digested. `Finished` follows.
 
-    Others may have its CPUs and GPUs. Nothing is measured meanwhile.
+    Other tasks may use its CPUs and GPUs, but no measurement starts meanwhile.
     """
 
 
 class ServiceReady(_OfTask):
-    """A service answers."""
+    """A service is ready."""
 
 
 class ServiceEnded(_End):
-    """A service is gone, asked for or not; what it occupied is free. Report it before what failed because of it."""
+    """A service has ended, requested or not. Its resources are free. Report it before the failures that it caused."""
 
 
 class Busy(_OfTask):
-    """What was to start is held by another invocation: its claim, or the machine it would need."""
+    """Another invocation holds the task's claim, or the machine that it needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freed(_OfTask):
-    """The other invocation let go. `done`: the artifact is there now; it may also be said of a task not begun here.
+    """The other invocation released it. `done`: the artifact is now present; also valid for a task not started here.
 
-    A service has no artifact: say first which of the tasks inside it are done.
+    A service has no artifact: first report the tasks inside it that are done.
     """
 
     done: bool
@@ -149,21 +150,21 @@ class Freed(_OfTask):
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """A node has gone: nothing is started there. What ran there has still to be said to have ended."""
+    """A node has gone: no task starts there. The ends of tasks that ran there must still be reported."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCame:
-    """A node has come: one that was gone, as it was, or another."""
+    """A node has come: a new one, or a returning one with the same capacity."""
 
     node: Capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Start nothing more and cancel what runs."""
+    """Start no more tasks and cancel running ones."""
 
 
 Event: TypeAlias = Finished | Vacated | ServiceReady | ServiceEnded | Busy | Freed | NodeGone | NodeCame | Interrupt
@@ -179,7 +180,7 @@ class Start(_OfTask):
 
 
 class Stop(_OfTask):
-    """Ask this service to end, and report `ServiceEnded`."""
+    """Stop this service, and report `ServiceEnded`."""
 
 
 class Cancel(_OfTask):
@@ -188,7 +189,7 @@ class Cancel(_OfTask):
 
 @dataclass(frozen=True, slots=True)
 class RetryAt(_OfTask):
-    """This task failed and will be tried again; call `advance` at `when`."""
+    """This task failed and will be retried. Call `advance` at `when`."""
 
     when: float
     attempt: int
@@ -209,17 +210,17 @@ TRANSITIONS: Final[dict[StageStatus, frozenset[StageStatus]]] = {
     _S.BLOCKED: frozenset(),
     _S.CANCELLED: frozenset(),
 }
-"""Every move there is. PENDING -> FAILED: more than the machine has. RUNNING -> PENDING: a retry. To UP_TO_DATE from
+"""All status changes. PENDING -> FAILED: needs more than the machine has. RUNNING -> PENDING: a retry. To UP_TO_DATE from
 RUNNING or ELSEWHERE: another invocation published it first."""
 ENDED: Final = frozenset(status for status, following in TRANSITIONS.items() if not following)
-"""The statuses nothing leaves."""
-_THERE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
+"""Final statuses."""
+_AVAILABLE: Final = frozenset({_S.SUCCEEDED, _S.UP_TO_DATE})
 _NO_SHARE: Final = (0.0, 0.0, 0.0)
 
-# Slots for work, CPUs, GPUs, downloads, slots for measurements. One slot each; all of a node for one that must be alone.
+# Slots for work, CPUs, GPUs, downloads, slots for measurements. A task takes one slot, an exclusive task all slots of a node.
 _Amounts: TypeAlias = tuple[int, int, int, int, int]
 _Demand: TypeAlias = tuple[_Amounts, "str | None"]
-"""What must be free on a node, and the type of GPU that it must have."""
+"""The amounts that must be free on a node, and its required GPU type."""
 _WORK: Final = 0
 _MEASURING: Final = 4
 _NOTHING: Final[_Amounts] = (0, 0, 0, 0, 0)
@@ -230,31 +231,31 @@ class _Phase(Enum):
     STARTING = 1
     READY = 2
     STOPPING = 3
-    DEAD = 4  # ended by itself; what ran inside it is still being cancelled
+    DEAD = 4  # ended unrequested, with tasks inside it still being cancelled
 
 
 @dataclass(slots=True, eq=False)
 class _TaskNode:
-    """A task and where it stands."""
+    """A task and its state."""
 
     index: int
     task: Task
-    duration: float  # of a service: with all that will run inside it
+    duration: float  # for a service, including all tasks that will run inside it
     alone: bool
-    apart: bool = False  # it ran out of memory beside something; then it is beside nothing again
+    apart: bool = False  # it ran out of memory alongside another task, so it now runs alone
     status: StageStatus = _S.PENDING
-    waiting: int = 0  # needs not there yet; of a service, also those of the tasks inside it
+    waiting: int = 0  # missing needs; for a service, including those of the tasks inside it
     dependents: list[_TaskNode] = field(default_factory=list)
     service: _Service | None = None
-    priority: float = 0.0  # the longest path that it starts
-    rank: float = 0.0  # the same, as it is favoured
+    priority: float = 0.0  # the longest path from here
+    rank: float = 0.0  # the priority with its `favour` factor
     failures: int = 0
     failure: StageError | None = None
-    cause: _TaskNode | None = None  # the failed node that blocks this one; itself if it failed
-    amounts: _Amounts = _NOTHING  # held while it runs
+    cause: _TaskNode | None = None  # the failed task that blocks this one, or itself if it failed
+    amounts: _Amounts = _NOTHING  # held while running
     node: int = 0
     gpus: tuple[int, ...] = ()  # of that node
-    end: float = 0.0  # when it is expected to end
+    end: float = 0.0  # expected end
 
 
 @dataclass(slots=True, eq=False)
@@ -264,14 +265,14 @@ class _Service(_TaskNode):
     phase: _Phase = _Phase.OFF
     members: list[_TaskNode] = field(default_factory=list)
     left: int = 0
-    to_measure: int = 0  # those of `left` that measure
-    measured_s: float = 0.0  # the part of its duration that they take
+    to_measure: int = 0  # tasks of `left` that measure
+    measured_s: float = 0.0  # their part of the duration
     ready: list[_Entry] = field(default_factory=list)
     current: _TaskNode | None = None
     ended: StageError | None = None
 
 
-# Heap entries compare by their first three fields; `index` is unique.
+# Heap entries compare by their first three fields. `index` is unique.
 _Entry: TypeAlias = tuple[float, int, int, _TaskNode]
 
 
@@ -286,7 +287,7 @@ def _fits(amounts: _Amounts, free: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    """A place on a node from `start` on, when `after` ends; `held` is what is held there from then on, by it too."""
+    """A place on a node from `start`, when `after` ends. `held` are the amounts held there from then on, its own included."""
 
     node: int
     start: float
@@ -295,17 +296,17 @@ class _Reservation:
 
 
 def _measures(node: _TaskNode) -> bool:
-    """Whether it runs beside measurements, and beside nothing else."""
+    """Return whether it runs alongside measurements only."""
     return node.task.resources.exclusive is Exclusive.GPU and not node.alone
 
 
 def _is_measurement(node: _TaskNode) -> bool:
-    """Whether a task inside a service measures, beside nothing."""
+    """Return whether a task inside a service measures."""
     return node.service is not None and all(each.task.resources.exclusive.alone for each in (node, node.service))
 
 
-def _measures_beside(node: _TaskNode) -> bool:
-    """Whether a task inside a service measures while others may do so too. No service may load meanwhile."""
+def _measures_shared(node: _TaskNode) -> bool:
+    """Return whether a task inside a service measures while others may measure too. No service may load meanwhile."""
     return node.service is not None and node.task.resources.exclusive is Exclusive.GPU
 
 
@@ -314,22 +315,22 @@ def _most_retries(node: _TaskNode, failure: StageError) -> int:
 
 
 def _share(need: Resources, seconds: float, total: Sequence[int], alone: float) -> tuple[float, ...]:
-    """Seconds for which this takes all that there is, as far as CPUs, GPUs and downloads go; as work, then as measurement.
+    """Return the equivalent seconds of using all CPUs, GPUs and downloads; as work, then as measurement.
 
-    `alone` is the share of all that it takes at the least, where it must be alone on its node; else 0.
+    `alone` is the minimum share if it must be alone on its node; else 0.
     """
-    asked = zip((need.cpus, need.gpus, need.downloads), total, strict=True)
-    taken = tuple(seconds * max(alone, amount / (have or 1)) for amount, have in asked)
+    amounts = zip((need.cpus, need.gpus, need.downloads), total, strict=True)
+    taken = tuple(seconds * max(alone, amount / (have or 1)) for amount, have in amounts)
     return (*_NO_SHARE, *taken) if need.exclusive is Exclusive.GPU and not alone else (*taken, *_NO_SHARE)
 
 
 def _whole_s(shares: Sequence[float]) -> float:
-    """Seconds for which work takes all there is. Work and measurements are never done at the same time."""
+    """Return the seconds for which the work uses all resources. Work and measurements never overlap."""
     return max(shares[:3]) + max(shares[3:])
 
 
 def work_s(work: Mapping[Resources, float], places: Sequence[Capacity]) -> float:
-    """The same for seconds of `work` by what it occupies."""
+    """Return the same for seconds of `work` by the resources that it occupies."""
     total = [sum(each) for each in zip(*((one.cpus, len(one.gpus), one.downloads) for one in places), strict=True)]
     shares = (
         _share(need, seconds, total, 1.0 / len(places) if need.exclusive.alone else 0.0)
@@ -339,33 +340,32 @@ def work_s(work: Mapping[Resources, float], places: Sequence[Capacity]) -> float
 
 
 def may_overlap(need: Resources, places: Iterable[Capacity]) -> bool:
-    """Whether what is alone may share a node with the one after it while neither measures."""
+    """Return whether an exclusive service may share a node with its successor while neither measures."""
     return need.exclusive.alone and any(
         place.memory is not None and (not need.gpus or need.gpus < len(place.gpus)) for place in places
     )
 
 
 def backoff_s(task_id: str, failures: int) -> float:
-    """Seconds to wait after the n-th failure: doubling from `BACKOFF_S` to a limit, times 0.5 to 1.5.
+    """Return the seconds to wait after the n-th failure: doubling from `BACKOFF_S` to a limit, times 0.5 to 1.5.
 
-    The factor depends on the id, so that what failed together is not tried again together, and on nothing random.
+    The factor depends only on the id, so that tasks that failed together are not retried together.
     """
     jitter = 0.5 + zlib.crc32(f"{task_id}:{failures}".encode()) / 2**32
     return min(BACKOFF_S * 2.0 ** min(failures - 1, 32), BACKOFF_LIMIT_S) * jitter
 
 
 def overdue(so_far_s: float, expected_s: float) -> bool:
-    """Whether what has run for so long is expected to run as long again, and no longer to end when it was."""
+    """Return whether a task has run so much longer than expected that its expected end no longer holds."""
     return so_far_s >= _LATE * expected_s
 
 
 class Scheduler:
     """The state machine over one plan.
 
-    All tasks are run, but services in which none is. `keep_going` False starts nothing new after the first failure; what
-    runs then is left to finish. `observe` is called with (id, old, new) at every change of status. `favour` has factors by which
-    the paths of some count more, or less, when the best is chosen (`order.py`). Raises ValueError for a list that is no plan: ids twice or missing,
-    needs in a circle.
+    All tasks run, except services without tasks. `keep_going` False starts no task after the first failure. Running tasks
+    finish. `observe` is called with (id, old, new) at every status change. `favour` has factors by task id that raise or
+    lower a path's rank (`order.py`). Raises ValueError for an invalid plan: duplicate or missing ids, circular needs.
     """
 
     def __init__(
@@ -388,24 +388,24 @@ class Scheduler:
             self._nodes[task.id] = node_type(index, task, task.expected_s, task.resources.exclusive.alone)
         self._places: list[Capacity] = []
         self._capacity: list[_Amounts] = []
-        """Of a node that has gone: nothing."""
+        """Empty for a node that has gone."""
         self._held: list[list[int]] = []
         self._free: list[list[int]] = []
         self._free_gpus: list[list[int]] = []
         self._measuring: list[int] = []
-        """How many services of each node are measured now, other than alone."""
+        """Number of services on each node that are measured now, exclusive ones excluded."""
         for each in nodes:
             self._add(each)
-        self._stranded_at = math.inf  # when what no node can run has waited long enough for one
+        self._stranded_at = math.inf  # when tasks that no node can run give up
         self._running: dict[_TaskNode, None] = {}  # tasks that hold resources: artifacts and services
-        self._queues: dict[_Demand, list[_Entry]] = {}  # what is ready, by what must be free for it
-        self._room = False  # whether something has come or gone, so that something may fit
-        self._look_at = math.inf  # when something may fit before a reservation because what that waits for is overdue
+        self._queues: dict[_Demand, list[_Entry]] = {}  # ready tasks by demand
+        self._room = False  # whether a change may let a waiting task fit
+        self._look_at = math.inf  # when a task may fit before a reservation because its holder is overdue
         self._retries: list[tuple[float, int, _TaskNode]] = []
         self._shares: dict[_TaskNode, tuple[float, ...]] = {}
-        self._work: list[float] = []  # what is left to do: the sums of the shares
-        self._ended: list[_TaskNode] = []  # whose dependents have not been told yet
-        self._stirred: dict[_Service, None] = {}  # where something has changed, so that `_steer` has to look
+        self._work: list[float] = []  # remaining work: the sums of the shares
+        self._ended: list[_TaskNode] = []  # their dependents have not been updated yet
+        self._stirred: dict[_Service, None] = {}  # changed services that `_steer` must check
         self._instructions: list[Instruction] = []
         self._counts: Counter[StageStatus] = Counter({_S.PENDING: len(self._nodes)})
 
@@ -414,7 +414,7 @@ class Scheduler:
         self._rank(required)
         for node in required:
             factor = 1.0 if favour is None else favour.get(node.task.id, 1.0)
-            # What is measured goes first in its service: the next service starts when that is done.
+            # Measurements come first in a service: the next service starts when they are done.
             node.rank = math.inf if _is_measurement(node) else node.priority * factor
         self._count_work(node for node in required if node.service is None)
         for node in required:
@@ -426,17 +426,17 @@ class Scheduler:
         self._settle()
         self._steer()
 
-    # Questions.
+    # Queries.
 
     @property
     def least_s(self) -> float:
-        """Seconds that no schedule undercuts: the longest path, or all work and then all measurements without a gap."""
+        """A lower bound in seconds: the longest path, or all work and then all measurements without a gap."""
         longest = max((node.priority for node in self._shares), default=0.0)
         return max(longest, _whole_s(self._work)) if self._work else longest
 
     @property
     def nodes(self) -> list[Capacity]:
-        """The nodes that have not gone."""
+        """Available nodes."""
         return [place for place, size in zip(self._places, self._capacity, strict=True) if size != _NOTHING]
 
     @property
@@ -446,27 +446,27 @@ class Scheduler:
 
     @property
     def wake_at(self) -> float | None:
-        """When `advance` is due next without any event: for a retry, what no node can run, or what is overdue."""
+        """When `advance` is due next without an event: for a retry, a task that no node can run, or an overdue one."""
         when = min(self._retries[0][0] if self._retries else math.inf, self._stranded_at, self._look_at)
         return None if when == math.inf else when
 
     def status(self, task_id: StageRunId) -> StageStatus:
-        """Where this task stands."""
+        """Return the status of this task."""
         return self._nodes[task_id].status
 
     def failure(self, task_id: StageRunId) -> StageError | None:
-        """The last failure of this task, also of one that is tried again."""
+        """Return the last failure of this task, even if it is being retried."""
         return self._nodes[task_id].failure
 
     def blocked_by(self, task_id: StageRunId) -> StageRunId | None:
-        """The failed task at the root of this one being blocked; None if it is not."""
+        """Return the failed task that blocks this one. None if it is not blocked."""
         node = self._nodes[task_id]
         return node.cause.task.id if node.cause and node.status is _S.BLOCKED else None
 
-    # The way in.
+    # Entry point.
 
     def advance(self, now: float, *events: Event) -> list[Instruction]:
-        """What to do after these events. `now` is seconds on any clock that does not go back."""
+        """Return the instructions after these events. `now` is seconds on any monotonic clock."""
         self._now = now
         for event in events:
             self._take(event)
@@ -483,7 +483,7 @@ class Scheduler:
             self._halt()
         self._steer()
         if self._open:
-            # None is free while a task is alone.
+            # While a task is alone, no slot is free.
             if self._room and any(free[_WORK] or free[_MEASURING] for free in self._free):
                 self._dispatch()
             self._preload()
@@ -511,10 +511,10 @@ class Scheduler:
         elif isinstance(event, Vacated):
             self._vacate(node)
         elif not isinstance(node, _Service):
-            raise TypeError(f"{event} for a task that is no service")
+            raise TypeError(f"{event} for a task that is not a service")
         elif isinstance(event, ServiceEnded):
             self._service_ended(node, event.failure)
-        elif node.phase is _Phase.STARTING:  # or it was asked to stop before it was ready
+        elif node.phase is _Phase.STARTING:  # otherwise it was stopped before it was ready
             node.phase = _Phase.READY
             self._stir_services()
         if node.service and node.service.current is None:
@@ -523,7 +523,7 @@ class Scheduler:
                 self._settle()
                 self._close(node.service)
 
-    # The beginning: who is needed, who waits for whom, who comes first.
+    # Setup: required tasks, dependencies, priorities.
 
     def _link_services(self) -> None:
         for node in self._nodes.values():
@@ -536,7 +536,7 @@ class Scheduler:
                 node.service = service
 
     def _needs(self, node: _TaskNode) -> list[_TaskNode]:
-        """The nodes of `needs`; a task inside a service may or may not list that service."""
+        """Return the nodes of `needs`. A task inside a service may or may not list that service."""
         needs = []
         for need in node.task.needs:
             if (upstream := self._nodes.get(need)) is None:
@@ -548,7 +548,7 @@ class Scheduler:
         return needs
 
     def _link(self) -> list[_TaskNode]:
-        """Tie what has to run to what it waits for; return it. A service with no task inside ends here as skipped."""
+        """Link the required tasks to their needs and return them. A service without tasks ends here as skipped."""
         used = {node.service for node in self._nodes.values()}
         required = []
         for node in self._nodes.values():
@@ -556,7 +556,7 @@ class Scheduler:
                 self._move(node, _S.SKIPPED)
             else:
                 required.append(node)
-        self._ended.clear()  # nobody waits for these
+        self._ended.clear()  # they have no dependents
         for node in required:
             service = node.service
             if service:
@@ -573,11 +573,11 @@ class Scheduler:
         return required
 
     def _rank(self, required: list[_TaskNode]) -> None:
-        """Set priorities: the expected seconds of the longest path from the start of a task to the end of the run."""
+        """Set priorities: expected seconds of the longest path from the start of a task to the end of the run."""
         waiting = {node: node.waiting + (node.service is not None) for node in required}
         order = [node for node, count in waiting.items() if not count]
-        for node in order:  # grows meanwhile
-            # A service comes before all inside it; what they need from outside comes before the service.
+        for node in order:  # grows during the loop
+            # A service comes before its tasks. Their other needs come before the service.
             following: list[_TaskNode] = node.dependents
             if isinstance(node, _Service):
                 following = node.members
@@ -590,10 +590,10 @@ class Scheduler:
                     order.append(later)
         if len(order) < len(required):
             circle = sorted(node.task.id for node in required if waiting[node])
-            raise ValueError(f"needs in a circle among {', '.join(circle[:5])}{', ...' if circle[5:] else ''}")
+            raise ValueError(f"circular needs among {', '.join(circle[:5])}{', ...' if circle[5:] else ''}")
 
         def after(node: _TaskNode, service: _Service | None) -> float:
-            """The longest path that starts when `node` ends, outside `service`."""
+            """Return the longest path that starts when `node` ends, outside `service`."""
             later = ((d.service or d).priority for d in node.dependents if not d.service or d.service is not service)
             return max(later, default=0.0)
 
@@ -607,16 +607,16 @@ class Scheduler:
                 node.priority = node.duration + after(node, None)
 
     def _count_work(self, nodes: Iterable[_TaskNode]) -> None:
-        """Sum up what is left to do: these, which have not ended."""
+        """Sum up the remaining work of these unfinished tasks."""
         total = [sum(column) for column in zip(*self._capacity, strict=True)][1:4]
         self._shares = {
-            node: _share(node.task.resources, self._least_s(node), total, 1.0 / self._there if node.alone else 0.0)
+            node: _share(node.task.resources, self._least_s(node), total, 1.0 / self._node_count if node.alone else 0.0)
             for node in nodes
         }
         self._work = [math.fsum(column) for column in zip(*self._shares.values(), strict=True)]
 
     def _least_s(self, node: _TaskNode) -> float:
-        """Seconds for which `node` keeps what it takes from others: of two services at a time, half as many each."""
+        """Return the seconds for which `node` keeps resources from others; half of them if two services run at a time."""
         if (
             isinstance(node, _Service)
             and node.task.memory is not None
@@ -626,12 +626,12 @@ class Scheduler:
         return node.duration
 
     def _excess(self, resources: Resources) -> str | None:
-        """What this asks for beyond every node, in words."""
-        asked = (resources.cpus, resources.gpus, resources.downloads)
+        """Return a message about requests that no node can satisfy."""
+        amounts = (resources.cpus, resources.gpus, resources.downloads)
         sizes = zip(self._capacity, self._places, strict=True)
-        those = (size for size, place in sizes if place.suits(resources.accelerator))
-        least, capacities = (1, *asked, 0), [_NOTHING]
-        for size in those:
+        suitable = (size for size, place in sizes if place.suits(resources.accelerator))
+        least, capacities = (1, *amounts, 0), [_NOTHING]
+        for size in suitable:
             if _fits(least, size):
                 return None
             capacities.append(size)
@@ -640,21 +640,21 @@ class Scheduler:
         names = ("CPUs", "GPUs", "downloads at a time")
         excess = [
             f"needs {amount} {name}, {who}{those_of} offers {'more than ' * (who == 'no node')}{limit}"
-            for amount, name, *limits in zip(asked, names, *(each[1:4] for each in capacities), strict=True)
+            for amount, name, *limits in zip(amounts, names, *(each[1:4] for each in capacities), strict=True)
             if amount > (limit := max(limits))
         ]
-        wanted = ", ".join(f"{amount} {name}" for amount, name in zip(asked, names, strict=True) if amount)
+        wanted = ", ".join(f"{amount} {name}" for amount, name in zip(amounts, names, strict=True) if amount)
         return "; ".join(excess) or f"needs {wanted or 'a node'}; no node{those_of} offers all of these"
 
     # Statuses.
 
     @property
     def _open(self) -> bool:
-        """Whether anything may still be started."""
+        """Whether tasks may still be started."""
         return not self._interrupted and (self._keep_going or not self._counts[_S.FAILED])
 
     def _move(self, node: _TaskNode, status: StageStatus) -> None:
-        """The one way from a status to another."""
+        """Change a status. Only this method does."""
         old = node.status
         if status not in TRANSITIONS[old]:
             raise ValueError(f"{node.task.id} cannot go from {old.value} to {status.value}")
@@ -674,16 +674,16 @@ class Scheduler:
             self._move(node, _S.BLOCKED)
 
     def _settle(self) -> None:
-        """Tell all that waits for what has just ended, and all that waits for that in turn."""
+        """Update all direct and indirect dependents of tasks that have just ended."""
         while self._ended:
             node = self._ended.pop()
-            there = node.status in _THERE
+            succeeded = node.status in _AVAILABLE
             for dependent in node.dependents:
-                if there:
+                if succeeded:
                     dependent.waiting -= 1
                     if dependent.waiting == 0 and dependent.status is _S.PENDING:
                         self._enqueue(dependent)
-                elif node.cause:  # or it was cancelled, and so is all that waits for it
+                elif node.cause:  # otherwise it was cancelled, and so are its dependents
                     self._block(dependent, node.cause)
                 service = dependent.service
                 if service and service is not node.service:
@@ -703,12 +703,12 @@ class Scheduler:
         self._move(node, _S.FAILED)
 
     def _may_retry(self, node: _TaskNode, failure: StageError) -> bool:
-        """Whether to try again; asked while `node` still counts as running."""
+        """Return whether to retry. Called while `node` still counts as running."""
         if not self._open or node.failures >= _most_retries(node, failure):
             return False
         if failure.failure is FailureClass.OUT_OF_MEMORY:
             holder = node.service or node
-            return holder in self._running and not (node.apart or holder.apart) and self._beside_others(holder)
+            return holder in self._running and not (node.apart or holder.apart) and self._has_neighbors(holder)
         return failure.failure in (FailureClass.TRANSIENT, FailureClass.LOST)
 
     def _retry(self, node: _TaskNode, failure: StageError) -> None:
@@ -728,7 +728,7 @@ class Scheduler:
             raise TypeError(f"{node.task.id} is a service: it ends with ServiceEnded")
         again = failure is not None and self._may_retry(node, failure)
         if failure is not None and node.service and (ended := node.service.ended):
-            # Its server went away under it: that is the cause, and both must have another try for this to have one.
+            # The server ended under it. That is the cause, and this task can be retried only if the service can.
             failure = StageError(
                 f"{node.service.task.id} failed while this ran", failure=ended.failure, log=failure.log
             )
@@ -745,18 +745,18 @@ class Scheduler:
 
     def _service_ended(self, service: _Service, failure: StageError | None) -> None:
         if failure is None and service.phase is not _Phase.STOPPING:
-            before = "it was ready" if service.phase is _Phase.STARTING else "it was asked to"
+            before = "it was ready" if service.phase is _Phase.STARTING else "it was stopped"
             failure = StageError(f"ended before {before}")
         service.ended = failure
         if service.current:
             service.phase = _Phase.DEAD
-            if not self._interrupted:  # then it has been told already
+            if not self._interrupted:  # it has been cancelled already
                 self._instructions.append(Cancel(service.current.task.id))
         else:
             self._close(service)
 
     def _close(self, service: _Service) -> None:
-        """A service has ended and nothing runs inside it any more."""
+        """Handle the end of a service with no running tasks."""
         failure, service.ended = service.ended, None
         again = failure is not None and service.left > 0 and self._may_retry(service, failure)
         self._leave(service)
@@ -771,14 +771,14 @@ class Scheduler:
 
     def _freed(self, node: _TaskNode, *, done: bool) -> None:
         if node.status in ENDED:
-            return  # cancelled while it was elsewhere, or said twice
+            return  # cancelled meanwhile, or reported twice
         if done and not isinstance(node, _Service):
             if node.status is _S.RUNNING:
                 self._leave(node)
             self._move(node, _S.UP_TO_DATE)
         elif node.status is _S.ELSEWHERE:
             self._move(node, _S.PENDING)
-            if node.service and node.service.cause:  # it failed meanwhile
+            if node.service and node.service.cause:  # the service failed meanwhile
                 self._block(node, node.service.cause)
             else:
                 self._enqueue(node)
@@ -788,13 +788,13 @@ class Scheduler:
         self._halt()
         for node in self._running:
             if isinstance(node, _Service):
-                if node.current and node.phase is not _Phase.DEAD:  # nor a second time
+                if node.current and node.phase is not _Phase.DEAD:  # cancel only once
                     self._instructions.append(Cancel(node.current.task.id))
             else:
                 self._instructions.append(Cancel(node.task.id))
 
     def _halt(self) -> None:
-        """Start nothing more: what has not begun is cancelled, and services end when nothing runs inside them."""
+        """Start no more tasks: cancel those not started, and end services when their running task ends."""
         self._halted = True
         waiting = (_S.PENDING, _S.ELSEWHERE)
         for node in self._nodes.values():
@@ -812,12 +812,12 @@ class Scheduler:
         self._capacity.append((slots, node.cpus, len(node.gpus), node.downloads, slots))
         self._held.append(list(_NOTHING))
         self._measuring.append(0)
-        self._free.append(self._beside(len(self._places) - 1, _NOTHING))
+        self._free.append(self._free_after(len(self._places) - 1, _NOTHING))
         self._free_gpus.append(list(range(len(node.gpus))))
 
     @property
-    def _there(self) -> int:
-        """How many nodes there are."""
+    def _node_count(self) -> int:
+        """Return the number of nodes."""
         return max(1, sum(size != _NOTHING for size in self._capacity))
 
     def _change_nodes(self, event: NodeGone | NodeCame) -> None:
@@ -835,7 +835,7 @@ class Scheduler:
         if number is not None:
             self._count_free(number)
         self._count_work(list(self._shares))
-        # What must be alone waits for all of a node, and there are others now.
+        # The demand of an exclusive task is a whole node, and the nodes have changed.
         entries = [entry for queue in self._queues.values() for entry in queue]
         self._queues.clear()
         for entry in entries:
@@ -844,9 +844,9 @@ class Scheduler:
         self._stranded_at = min(self._stranded_at, self._now + NODE_PATIENCE_S) if self._stranded() else math.inf
 
     def _stranded(self) -> list[tuple[_TaskNode, str]]:
-        """What no node could run that has not ended, with the reason. What ran on a node that has gone may still be told so."""
-        found = ((node, self._excess(node.task.resources)) for node in self._shares)
-        return [(node, reason) for node, reason in found if reason is not None]
+        """Return unfinished tasks that no node can run, with reasons. Ends of tasks on a lost node may still be reported."""
+        excesses = ((node, self._excess(node.task.resources)) for node in self._shares)
+        return [(node, reason) for node, reason in excesses if reason is not None]
 
     def _give_up(self) -> None:
         hint = "`pipeline resume` continues when there are such nodes"
@@ -860,7 +860,7 @@ class Scheduler:
     # Resources.
 
     def _enqueue(self, node: _TaskNode) -> None:
-        """`node` has all it needs: it may start as soon as there is room for it."""
+        """Queue `node`, whose needs are met, until it fits."""
         if node.service:
             heappush(node.service.ready, _entry(node))
             self._stirred[node.service] = None
@@ -870,20 +870,20 @@ class Scheduler:
         self._room = self._room or self._place(demand) is not None
 
     def _demand(self, node: _TaskNode) -> _Demand:
-        """What must be free for `node` to start: all there is on the smallest node with enough where it must be alone."""
+        """Return the free amounts that `node` needs to start: the smallest sufficient node as a whole if it must be alone."""
         need = node.task.resources
         work, measuring = (0, 1) if _measures(node) else (1, 0)
         demand = (work, need.cpus, need.gpus, need.downloads, measuring)
         if node.alone:
             sizes = zip(self._capacity, self._places, strict=True)
-            those = (size for size, place in sizes if _fits(demand, size) and place.suits(need.accelerator))
-            demand = min(those, default=demand)
+            sufficient = (size for size, place in sizes if _fits(demand, size) and place.suits(need.accelerator))
+            demand = min(sufficient, default=demand)
         return demand, need.accelerator
 
     def _place(self, demand: _Demand, end: float = 0.0, reserved: _Reservation | None = None) -> int | None:
-        """The node where what takes this until `end` can start now: where the fewest GPUs, then CPUs, stay free.
+        """Return the node where this demand can start now and run until `end`, with the fewest GPUs, then CPUs, left free.
 
-        What still runs when a reserved place is due must fit beside it.
+        A task that still runs when a reserved place is due must fit alongside it.
         """
         amounts, accelerator = demand
         best: tuple[int, int, int] | None = None
@@ -896,14 +896,14 @@ class Scheduler:
                     reserved is None
                     or number != reserved.node
                     or end <= reserved.start
-                    or _fits(amounts, self._beside(number, reserved.held))
+                    or _fits(amounts, self._free_after(number, reserved.held))
                 )
             ):
                 best = free[2], free[1], number
         return None if best is None else best[2]
 
     def _dispatch(self) -> None:
-        """Start all that fits, best first; hold a place for the first that does not and that the end of the run waits for."""
+        """Start all tasks that fit, best first. Reserve a place for the first critical one that does not fit."""
         self._look_at, self._room = math.inf, False
         heads: list[tuple[_Entry, _Demand]] = []
         waiting: tuple[_Entry, _Demand] | None = None  # the best that does not fit
@@ -931,7 +931,7 @@ class Scheduler:
                     self._look_at = min(self._look_at, self._fits_before(reserved, node))
                 heappop(heads)
                 continue
-            if reserved and place == reserved.node and end > reserved.start:  # it will still run then
+            if reserved and place == reserved.node and end > reserved.start:  # it will still be running then
                 held = [taken + more for taken, more in zip(reserved.held, demand[0], strict=True)]
                 reserved = replace(reserved, held=held)
             queue = self._queues[demand]
@@ -945,22 +945,22 @@ class Scheduler:
                 heappop(heads)
 
     def _preload(self) -> None:
-        """Start the service that comes next beside one that is alone and has measured all that it measures."""
+        """Start the next service alongside an exclusive one whose measurements are done."""
         for place, capacity in enumerate(self._places):
             free = self._free[place]
             if capacity.memory is None or free[_WORK] > 0 or free[_MEASURING] > 0:
-                continue  # nothing is alone there
-            there = [node for node in self._running if node.node == place]
-            if len(there) != 1 or not self._winds_down(there[0]):
+                continue  # no exclusive task there
+            running = [node for node in self._running if node.node == place]
+            if len(running) != 1 or not self._winds_down(running[0]):
                 continue
             queue = min((queue for _, queue in self._waiting()), default=[], key=lambda queue: queue[0])
             node = queue[0][3] if queue else None
-            if isinstance(node, _Service) and node.alone and not node.apart and self._has_room(node, there[0], place):
+            if isinstance(node, _Service) and node.alone and not node.apart and self._has_room(node, running[0], place):
                 heappop(queue)
                 self._start(node, place)
 
     def _has_room(self, node: _Service, other: _TaskNode, place: int) -> bool:
-        """Whether a service can be on a node beside this other one."""
+        """Return whether a service fits on a node alongside this other one."""
         capacity, need = self._places[place], node.task.resources
         if capacity.memory is None or node.task.memory is None or other.task.memory is None:
             return False
@@ -971,10 +971,10 @@ class Scheduler:
         return suits and enough and need.gpus <= len(self._free_gpus[place]) and capacity.suits(need.accelerator)
 
     def _waiting(self) -> Iterator[tuple[_Demand, list[_Entry]]]:
-        """What waits for room, by what must be free for it; the best of each first."""
+        """Yield waiting tasks by demand, the best of each first."""
         for demand, queue in list(self._queues.items()):
             while queue and queue[0][3].status is not _S.PENDING:
-                heappop(queue)  # ended while it waited: done elsewhere, or a service nobody needs any more
+                heappop(queue)  # ended while waiting: done elsewhere, or a service that is not needed any more
             if queue:
                 yield demand, queue
             else:
@@ -982,7 +982,7 @@ class Scheduler:
 
     @staticmethod
     def _winds_down(node: _TaskNode) -> bool:
-        """Whether this is a service in which nothing is measured any more."""
+        """Return whether this is a service whose measurements are done."""
         return (
             isinstance(node, _Service)
             and node.alone
@@ -990,49 +990,51 @@ class Scheduler:
             and node.phase in (_Phase.READY, _Phase.STOPPING)
         )
 
-    def _beside_others(self, node: _TaskNode) -> bool:
-        """Whether something else runs on the node on which this does."""
+    def _has_neighbors(self, node: _TaskNode) -> bool:
+        """Return whether another task runs on this task's node."""
         return any(other is not node and other.node == node.node for other in self._running)
 
     def _must_wait(self, node: _TaskNode, service: _Service) -> bool:
-        """Whether a task inside a service measures, and something runs that may not run beside that."""
-        if _measures_beside(node):
+        """Return whether a task inside a service measures, and a running task excludes that."""
+        if _measures_shared(node):
             loading = (other for other in self._running if isinstance(other, _Service) and other is not service)
             return any(other.phase is _Phase.STARTING and other.node == service.node for other in loading)
-        return _is_measurement(node) and self._beside_others(service)
+        return _is_measurement(node) and self._has_neighbors(service)
 
     def _is_critical(self, node: _TaskNode) -> bool:
-        """Whether the run ends later for each second that `node` waits: its path is as long as the work that is left.
+        """Return whether each second that `node` waits delays the run: its path is as long as the remaining work.
 
-        What is favoured counts as such sooner.
+        A favoured path counts as critical sooner.
         """
         return node.rank >= _whole_s(self._work)
 
     def _reservation(self, head: _Demand) -> _Reservation | None:
-        """Where and when `head` can start first if all that runs ends as expected."""
+        """Return where and when `head` can start first if running tasks end as expected."""
         amounts, accelerator = head
         held = [list(each) for each in self._held]
         for node in sorted(self._running, key=self._ends):
-            there = held[node.node] = [taken - back for taken, back in zip(held[node.node], node.amounts, strict=True)]
+            remaining = held[node.node] = [
+                taken - back for taken, back in zip(held[node.node], node.amounts, strict=True)
+            ]
             suits = self._places[node.node].suits(accelerator)
-            if suits and _fits(amounts, self._beside(node.node, there)):
-                taken = [before + more for before, more in zip(there, amounts, strict=True)]
+            if suits and _fits(amounts, self._free_after(node.node, remaining)):
+                taken = [before + more for before, more in zip(remaining, amounts, strict=True)]
                 return _Reservation(node.node, self._ends(node), taken, node)
         return None
 
     def _ends(self, node: _TaskNode) -> float:
-        """When what runs is expected to end: what is overdue, when it has run as long again."""
+        """Return the expected end of a running task. An overdue one ends when it has run as long again."""
         so_far = self._now - (node.end - node.duration)
         return self._now + so_far if overdue(so_far, node.duration) else node.end
 
     @staticmethod
     def _fits_before(reserved: _Reservation, node: _TaskNode) -> float:
-        """When `node` fits before this reservation because what that waits for has run long enough; a second more for rounding."""
+        """Return when `node` fits before this reservation because its holder has run long enough; plus a second for rounding."""
         begun = reserved.after.end - reserved.after.duration
         return begun + max(_LATE * reserved.after.duration, node.duration) + 1.0
 
-    def _beside(self, node: int, held: Sequence[int]) -> list[int]:
-        """What is free on a node beside these amounts."""
+    def _free_after(self, node: int, held: Sequence[int]) -> list[int]:
+        """Return the amounts free on a node in addition to these."""
         free = [have - taken for have, taken in zip(self._capacity[node], held, strict=True)]
         if held[_WORK]:
             free[_MEASURING] = 0
@@ -1052,9 +1054,9 @@ class Scheduler:
         self._begin(node, node)
 
     def _begin(self, node: _TaskNode, holder: _TaskNode) -> None:
-        """Start `node` with what `holder` holds: itself, or the service around it."""
+        """Start `node` with the resources of `holder`: itself, or its service."""
         self._move(node, _S.RUNNING)
-        if _measures_beside(node):
+        if _measures_shared(node):
             self._measuring[holder.node] += 1
             self._count_free(holder.node)
         place = self._places[holder.node]
@@ -1062,10 +1064,10 @@ class Scheduler:
         self._instructions.append(Start(node.task.id, names, node.failures + 1, place.node))
 
     def _leave(self, node: _TaskNode) -> None:
-        """`node` runs no more: give back what it occupied."""
+        """Release the resources of `node`, which has ended."""
         if node.service:
             node.service.current = None
-            if _measures_beside(node):
+            if _measures_shared(node):
                 self._measuring[node.service.node] -= 1
                 self._count_free(node.service.node)
                 self._room = True
@@ -1077,13 +1079,13 @@ class Scheduler:
         self._give_back(node)
 
     def _stir_services(self) -> None:
-        """Look at all services again: a measurement may have waited for one of them to be ready, or to end."""
+        """Check all services again: a measurement may have waited for one to be ready, or to end."""
         self._stirred |= {node: None for node in self._running if isinstance(node, _Service)}
 
     def _vacate(self, node: _TaskNode) -> None:
-        """Give back all that `node` occupied but its slots, which keep measurements away."""
+        """Release the resources of `node` except its slots, which keep measurements away."""
         if node.task.scope is not Scope.ARTIFACT:
-            raise TypeError(f"{node.task.id} occupies nothing itself, or until it ends")
+            raise TypeError(f"{node.task.id} holds no resources that can be released before it ends")
         self._give_back(node, (node.amounts[_WORK], 0, 0, 0, node.amounts[_MEASURING]))
 
     def _give_back(self, node: _TaskNode, kept: _Amounts = _NOTHING) -> None:
@@ -1094,7 +1096,7 @@ class Scheduler:
         self._room = True
 
     def _hold(self, node: _TaskNode, amounts: _Amounts) -> None:
-        """Let `node` occupy these, whatever it did before."""
+        """Set the amounts that `node` occupies."""
         held = self._held[node.node]
         for which, (before, now) in enumerate(zip(node.amounts, amounts, strict=True)):
             held[which] += now - before
@@ -1102,15 +1104,15 @@ class Scheduler:
         self._count_free(node.node)
 
     def _count_free(self, node: int) -> None:
-        """Count what is free on a node now: while one service is measured, no other may load."""
-        self._free[node] = self._beside(node, self._held[node])
+        """Count the free amounts of a node: while one service is measured, no other may load."""
+        self._free[node] = self._free_after(node, self._held[node])
         if self._measuring[node]:
             self._free[node][_MEASURING] = 0
 
     def _steer(self) -> None:
-        """Start the next task inside each service where something has changed, or stop it when none is left.
+        """Start the next task inside each changed service, or stop the service when none is left.
 
-        Once after all events of a step: a service of which it is known that it died gets nothing more to do.
+        Runs once after all events of a step, so a service that is known to have died gets no more tasks.
         """
         for service in self._stirred:
             if service.left == 0 and service.status in (_S.PENDING, _S.ELSEWHERE):

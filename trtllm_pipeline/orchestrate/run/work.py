@@ -1,4 +1,4 @@
-"""The work of a plan: what is present, what is pulled, what runs, and what runs again with other settings."""
+"""The work of a plan: present artifacts, pulls, stage runs, and retries with other settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A plan, what of it is present, and where the rest is pulled from."""
+    """A plan, its present artifacts and the source of the others."""
 
     plan: Plan
     store: Store
@@ -40,11 +40,11 @@ class Work:
     executor: Callable[[], Executor]
 
     def forecast(self) -> Forecast:
-        """What running it does and takes. Raises PlanError if it does not fit on the workspace's disk."""
+        """Return the actions and costs of running it. Raises PlanError if it does not fit on the workspace's disk."""
         offers = None if self.source is None else self.source.offers(self.plan, self.present)
-        seen = forecast(self.plan, self.store, self.present, offers=offers, nodes=self.nodes)
-        _check_room(seen, self.store)
-        return seen
+        result = forecast(self.plan, self.store, self.present, offers=offers, nodes=self.nodes)
+        _check_room(result, self.store)
+        return result
 
     def run(
         self,
@@ -54,8 +54,8 @@ class Work:
         keep_going: bool = True,
         expected_s: Mapping[StageRunId, float] | None = None,
     ) -> Outcome:
-        """Pull what the remote store has, and run the rest."""
-        from trtllm_pipeline.orchestrate.run.loop import execute  # a plan needs none
+        """Pull artifacts of the remote store, and run the rest."""
+        from trtllm_pipeline.orchestrate.run.loop import execute  # not needed by a plan
 
         here = self.present
         if self.source is not None:
@@ -81,7 +81,7 @@ def work_of(
     nodes: Sequence[Capacity],
     executor: Callable[[], Executor],
 ) -> Work:
-    """The work of a plan. Raises StateError if a policy requires signatures that present artifacts lack; UsageError."""
+    """Return the work of a plan. Raises UsageError, and StateError if present artifacts lack required signatures."""
     present = present_of(plan, store)
     _check_signed(request, present)
     return Work(plan, store, present, source_of(request, loaded, plan.machine), nodes, executor)
@@ -92,11 +92,11 @@ class Done:
     """How the work of a plan ended."""
 
     plan: Plan
-    """The last one: cells that were retried have their changed settings."""
+    """The last plan: retried cells have their changed settings."""
     outcome: Outcome
     seconds: float
     untried: int
-    """Cells that ran out of memory and were not retried, because nothing new was to start."""
+    """Number of cells that ran out of memory and were not retried, because the run stops at the first failure."""
 
 
 def run_with_retries(
@@ -109,7 +109,7 @@ def run_with_retries(
     until: str | None,
     replan: Callable[[Plan, Forecast], None],
 ) -> Done:
-    """Run it. Cells that ran out of memory run again, as their `settings.retry` allow; `replan` gets each new plan."""
+    """Run it. Cells that ran out of memory are retried as `settings.retry` allows. `replan` gets each new plan."""
     from trtllm_pipeline.orchestrate.plan.pins import Pins
 
     started, store, plan = time.monotonic(), work.store, work.plan
@@ -133,12 +133,12 @@ def run_with_retries(
 
 
 def present_of(plan: Plan, store: Store) -> dict[Fingerprint, Artifact]:
-    """Artifacts of a plan that the store has. Every file is checked."""
+    """Return a plan's artifacts in the store. Every file is checked."""
     return store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
 
 
 def source_of(request: Request, loaded: LoadedMatrix, machine: Machine) -> RemoteSource | None:
-    """The remote store that artifacts are pulled from: the request's, or the matrix's. Raises UsageError."""
+    """Return the remote store to pull from: the request's, or the matrix's. Raises UsageError."""
     of_matrix: str | None = loaded.written.get("remote")
     if of_matrix is not None and "://" not in of_matrix:
         of_matrix = str(loaded.path.parent / Path(of_matrix).expanduser())
@@ -151,7 +151,7 @@ def source_of(request: Request, loaded: LoadedMatrix, machine: Machine) -> Remot
 
 
 def _check_signed(request: Request, present: Mapping[Fingerprint, Artifact]) -> None:
-    """Raise StateError if a policy requires signatures that present artifacts lack: they are used like pulled ones."""
+    """Raise StateError if present artifacts lack required signatures: the policy applies to them as to pulled ones."""
     from trtllm_pipeline.orchestrate import provenance
 
     keys = None if request.trusted_keys is None else Path(request.trusted_keys)
@@ -160,12 +160,12 @@ def _check_signed(request: Request, present: Mapping[Fingerprint, Artifact]) -> 
         provenance.require([artifact.folder for artifact in present.values()], policy)
 
 
-def _check_room(seen: Forecast, store: Store) -> None:
+def _check_room(forecast: Forecast, store: Store) -> None:
     """Raise PlanError if the new artifacts do not fit on the workspace's disk, even with the error of the estimate."""
-    for need in seen.needs:
+    for need in forecast.needs:
         if need.resource == DISK and need.impossible and need.has is not None:
             raise PlanError(
-                f"{store.workspace}: what is to be made takes about {size(need.estimate.value)} of disk, "
-                f"{size(need.has)} are free",
-                hint="choose a --workspace on a larger disk, or free some: `pipeline store prune --dry-run` says what is unused",
+                f"{store.workspace}: new artifacts need about {size(need.estimate.value)} of disk, "
+                f"{size(need.has)} is free",
+                hint="choose a --workspace on a larger disk, or free space: `pipeline store prune --dry-run`",
             )

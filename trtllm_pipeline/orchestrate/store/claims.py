@@ -1,8 +1,7 @@
-"""Claims tell who works on what, across all invocations on one workspace and one machine.
+"""Claims show which process works on which stage run, across all invocations on one workspace and one machine.
 
-A claim is an flock on a small file. The processes of a stage run inherit the file descriptor, so the claim is held as
-long as any of them lives, even if the pipeline itself was killed. It disappears with the last process, and never has to
-be removed by hand.
+A claim is an flock on a small file. The processes of a stage run inherit the file descriptor, so the claim lasts as long as
+any of them, even if the pipeline is killed. It ends with the last process and never needs manual removal.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ SERVERS: Final = "serve"
 LOCK: Final = "lock"
 _LOOKS: Final = 4
 _LOOK_S: Final = 0.002
-"""How long others' looks at a claim, each of some microseconds, may be in the way."""
+"""How long to retry because another process checks the claim, which takes microseconds."""
 
 
 class Claim:
-    """A held flock. `fd` may be inherited by child processes; `release` frees it for them as well."""
+    """A held flock. `fd` may be inherited by child processes. `release` frees it for them as well."""
 
     __slots__ = ("_remove", "fd", "path")
 
@@ -42,11 +41,11 @@ class Claim:
         self._remove = remove
 
     def release(self) -> None:
-        """Release the claim; may be called twice."""
+        """Release the claim. May be called twice."""
         if self.fd < 0:
             return
         if self._remove:
-            # Unlinked while it is held: whoever waits on the old inode notices in `take` that it is not the file any more.
+            # Unlinked while held: a process waiting on the old inode notices in `take` that the file has changed.
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
         fcntl.flock(self.fd, fcntl.LOCK_UN)
@@ -55,7 +54,7 @@ class Claim:
 
 
 def take(path: str | Path, *, shared: bool = False, remove: bool = True) -> Claim | None:
-    """The claim on `path`, or None if another process holds it. Waits only for others' looks, some milliseconds at most."""
+    """Take the claim on `path`. None if another process holds it. Waits some milliseconds at most, for other processes' checks."""
     for _ in range(_LOOKS - 1):
         claim = _take(path, shared=shared, remove=remove)
         if claim is not None or shared or is_held(path):
@@ -83,13 +82,13 @@ def _take(path: str | Path, *, shared: bool, remove: bool) -> Claim | None:
 
 
 def is_held(path: str | Path) -> bool:
-    """Whether some process has the claim on `path`. Writes nothing."""
+    """Return whether a process holds the claim on `path`. Does not write."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        # Shared and for a moment: whoever wants it just then finds it busy once, and `take` looks again.
+        # Shared and brief: a process that takes it just then fails once, and `take` retries.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -99,12 +98,12 @@ def is_held(path: str | Path) -> bool:
 
 
 def machine_leases() -> Path:
-    """Directory of the claims on this machine and its GPUs, shared by all of a user's workspaces.
+    """Return the directory of claims on this machine and its GPUs, shared by all of a user's workspaces.
 
-    Raises StateError if something else, or another user's directory, is in its place.
+    Raises StateError if another file or another user's directory has its name.
     """
     base = os.environ.get("XDG_RUNTIME_DIR", "")
-    # After `su`, and in containers, the variable names a directory that is not there, or another user's.
+    # After `su`, and in containers, the variable names a missing directory, or another user's.
     if not (os.access(base, os.W_OK | os.X_OK) and os.path.isdir(base)):
         base = tempfile.gettempdir()
     folder = os.path.join(base, f"trtllm-pipeline-{os.getuid()}")
@@ -112,8 +111,8 @@ def machine_leases() -> Path:
     try:
         os.mkdir(folder, mode=0o700)
     except FileExistsError:
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        status = os.lstat(folder)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise StateError(
                 f"{folder} is not a directory that you own; the pipeline keeps its GPU locks there", hint=hint
             ) from None
@@ -123,7 +122,7 @@ def machine_leases() -> Path:
 
 
 Entry: TypeAlias = Callable[[Exclusive], "list[Claim] | None"]
-"""Takes the claims on the machine itself, beside those only that its argument allows; None if others are there."""
+"""Takes the claims on the machine itself, alongside only those that its argument allows. None if others exist."""
 
 
 def lease_machine(
@@ -136,23 +135,23 @@ def lease_machine(
     place: WaitingPlace | None = None,
     by: str = "",
 ) -> tuple[list[Claim], tuple[str, ...]] | None:
-    """Claims on the machine, as `exclusive` says, and on as many GPUs as in `gpus`, with the GPUs' names.
+    """Claim the machine, as `exclusive` says, and as many GPUs as in `gpus`. Returns claims and GPU names.
 
-    GPUs that another invocation holds are replaced by `others`; None if too few are left. So two invocations, also on
-    different workspaces, never share a GPU, and nothing runs beside a measurement but what may.
+    GPUs that another invocation holds are replaced by `others`. None if too few are left. So two invocations, even on
+    different workspaces, never share a GPU, and only allowed tasks run alongside a measurement.
 
-    With a `place` it is also None as long as others wait whose way it would be in. Then it waits itself, in the name of
-    `by`, and is to be asked for again, or left.
+    With a `place`, it is also None while this lease would block earlier waiters. It then waits itself, in the name of
+    `by`: call again, or leave the place.
     """
     wanted = tuple(dict.fromkeys((*gpus, *others))) if gpus else ()
-    asked = LeaseWanted(exclusive, len(gpus), frozenset(wanted))
-    if place is not None and place.is_behind(asked):
+    request = LeaseWanted(exclusive, len(gpus), frozenset(wanted))
+    if place is not None and place.is_behind(request):
         leased = None
     else:
         enter = enter or (enter_beside_standing if beside_standing else _enter)
         leased = _lease(wanted, len(gpus), exclusive, enter)
     if place is not None:
-        place.settle(asked, by, got_it=leased is not None, beside_standing=beside_standing)
+        place.settle(request, by, got_it=leased is not None, beside_standing=beside_standing)
     return leased
 
 
@@ -182,9 +181,9 @@ def _lease(
 _WORK: Final = "machine"
 _MEASURING: Final = "measuring"
 _STANDING: Final = "standing"
-"""The claim of servers that stand by themselves, besides that of those that work; and, with a GPU's name, on each of their GPUs."""
+"""The claim of standing servers, in addition to the shared one; with a GPU's name, the claim on each of their GPUs."""
 _SHARED: Final = {Exclusive.NONE: _WORK, Exclusive.GPU: _MEASURING}
-"""The claim that those of one kind share. Who must be alone takes both for itself."""
+"""The claim that tasks of one kind share. An exclusive task takes both kinds."""
 
 
 def _enter(exclusive: Exclusive) -> list[Claim] | None:
@@ -199,13 +198,13 @@ def _enter(exclusive: Exclusive) -> list[Claim] | None:
             return None
         if shared is None or name == shared:
             held.append(claim)
-        else:  # nobody has it, and whoever takes it from now on sees ours
+        else:  # it is free, and later processes see our claim
             claim.release()
     return held
 
 
 def enter_standing(exclusive: Exclusive) -> list[Claim] | None:
-    """The `Entry` of a server that stands by itself, whoever asks it."""
+    """The `Entry` of a standing server, which any process may use."""
     held = _enter(exclusive)
     if held is not None and (claim := _take_soon(machine_leases() / _STANDING, shared=True)) is not None:
         held.append(claim)
@@ -217,13 +216,13 @@ def _standing(gpu: str) -> Path:
 
 
 def enter_beside_standing(exclusive: Exclusive) -> list[Claim] | None:
-    """The `Entry` of what may measure beside servers that stand by themselves, because it may ask one of them."""
+    """The `Entry` of measurements that allow standing servers, because they may use one of them."""
     if exclusive is Exclusive.NONE:
         return _enter(exclusive)
     claim = _take_soon(machine_leases() / _MEASURING, shared=exclusive is Exclusive.GPU)
     if claim is None:
         return None
-    # From now on nothing starts; what works already is waited for.
+    # From now on no task starts; wait for running ones.
     if _holders(machine_leases() / _WORK).keys() - _holders(machine_leases() / _STANDING).keys():
         claim.release()
         return None
@@ -240,10 +239,11 @@ def _take_soon(path: Path, *, shared: bool) -> Claim | None:
 
 
 class SharedEntry:
-    """An `Entry` for what one process runs at the same time: those of one kind hold the claims on the machine together.
+    """An `Entry` for concurrent tasks of one process: tasks of one kind share the claims on the machine.
 
-    It is asked to `let_go` when nothing more starts for now. While they are held nobody who may not be beside them can come, so they need not be looked at for each. Two that must be alone
-    are such as the process itself puts together: a server is loaded beside the one before (`orchestrate/run/scheduler.py`).
+    Call `let_go` when no more tasks start for now. While the claims are held, conflicting tasks cannot start, so they need
+    not be checked for each task. Two exclusive tasks share them only if the process itself combines them: a server is
+    loaded alongside the previous one (`orchestrate/run/scheduler.py`).
     """
 
     def __init__(self) -> None:
@@ -256,18 +256,18 @@ class SharedEntry:
 
     def beside_standing(self, exclusive: Exclusive) -> list[Claim] | None:
         """The same as `enter_beside_standing`."""
-        if (exclusive, _enter) in self._held:  # which keeps more away
+        if (exclusive, _enter) in self._held:  # which excludes more
             return self._enter(exclusive, _enter)
         return self._enter(exclusive, enter_beside_standing)
 
     def _enter(self, exclusive: Exclusive, enter: Entry) -> list[Claim] | None:
         kind = exclusive, enter
         if kind not in self._held:
-            self.let_go()  # it may be in our own way
-            found = enter(exclusive)
-            if found is None:
+            self.let_go()  # our own claim may be the obstacle
+            claims = enter(exclusive)
+            if claims is None:
                 return None
-            self._held[kind], self._parts[kind] = found, 0
+            self._held[kind], self._parts[kind] = claims, 0
         held = self._held[kind]
         self._parts[kind] += len(held)
         return [_Part(claim, lambda: self._leave(kind)) for claim in held]
@@ -276,7 +276,7 @@ class SharedEntry:
         self._parts[kind] -= 1
 
     def let_go(self) -> None:
-        """Release what nobody holds any more: until then it may be taken up again, which others do not notice."""
+        """Release claims that no task holds any more. Until then, a new task can reuse them, unnoticed by others."""
         for kind in [each for each, parts in self._parts.items() if not parts]:
             del self._parts[kind]
             for claim in self._held.pop(kind):
@@ -284,7 +284,7 @@ class SharedEntry:
 
 
 class _Part(Claim):
-    """What one of several has of a claim that they hold together."""
+    """One holder's part of a shared claim."""
 
     __slots__ = ("_leave",)
 
@@ -293,78 +293,78 @@ class _Part(Claim):
         self._leave = leave
 
     def release(self) -> None:
-        """Leave it."""
+        """Release this part."""
         if self.fd >= 0:
             self.fd = -1
             self._leave()
 
 
 class LeaseWanted(NamedTuple):
-    """What somebody asks `lease_machine` for."""
+    """A request to `lease_machine`."""
 
     exclusive: Exclusive
     gpus: int
     among: frozenset[str]
-    """The GPUs that would do."""
+    """The acceptable GPUs."""
 
     def is_in_the_way_of(self, waiter: LeaseWanted) -> bool:
-        """Whether the other might come to it later, or never, if this started before."""
+        """Return whether this request, if started first, might delay the other one."""
         beside = self.exclusive is waiter.exclusive and self.exclusive in _SHARED
         return not beside or not self.among.isdisjoint(waiter.among)
 
 
 class WaitingPlace:
-    """The place of one invocation among those that wait: who came later starts nothing that would be in its way.
+    """The place of one invocation in the waiting line: later ones start no task that would block it.
 
-    Else those that share a claim could follow one another without end, and whoever must be alone would never come to it. A place
-    is a claim on a file of its own, whose name says since when and whose text says for what. So it is gone with its
-    process, and as nobody waits for who came later, there is no circle. Who waits for a server that stands by itself has
-    no place: that ends when a person says so.
+    Otherwise, tasks that share a claim could follow one another forever, and an exclusive task would starve. A place is a
+    claim on its own file, whose name has the start time and whose text has the request. So it ends with its process. Since
+    earlier ones never wait for later ones, there is no deadlock. An invocation that waits for a standing server has no
+    place: only a user ends that server.
 
-    An invocation has one place. What else it would begin waits behind it as well: its scheduler knows what comes first.
+    An invocation has one place. Its other tasks wait behind it too: its scheduler knows the order.
     """
 
     def __init__(self) -> None:
         self._folder = ""
         self._claim: Claim | None = None
-        self._asked: LeaseWanted | None = None
+        self._request: LeaseWanted | None = None
         self.by: str | None = None
-        """Who waits in it; None where nobody does."""
+        """The stage run that waits in it. None if none does."""
 
-    def is_behind(self, asked: LeaseWanted) -> bool:
-        """Whether others come first. It is one system call where nobody waits."""
-        return self._in_own_way(asked) or next(self._before(asked), None) is not None
+    def is_behind(self, request: LeaseWanted) -> bool:
+        """Return whether others come first. It takes one system call if no process waits."""
+        return self._in_own_way(request) or next(self._before(request), None) is not None
 
-    def settle(self, asked: LeaseWanted, by: str, *, got_it: bool, beside_standing: bool = False) -> None:
-        """Wait, or wait no longer, now that this was asked for."""
-        if self._asked is not None and asked != self._asked:
+    def settle(self, request: LeaseWanted, by: str, *, got_it: bool, beside_standing: bool = False) -> None:
+        """Start or stop waiting after a request."""
+        if self._request is not None and request != self._request:
             return
-        if got_it or self._never_ends(asked, beside_standing=beside_standing):
+        if got_it or self._never_ends(request, beside_standing=beside_standing):
             self.leave()
             return
         if self._claim is None:
-            self._take(asked)
+            self._take(request)
         self.by = by if self._claim is not None else None
 
     def leave(self) -> None:
-        """Wait no longer; may be called twice."""
+        """Stop waiting. May be called twice."""
         if self._claim is None:
             return
         self._claim.release()
-        self._claim = self._asked = self.by = None
-        with suppress(OSError):  # others wait as well
+        self._claim = self._request = self.by = None
+        with suppress(OSError):  # others are waiting too
             Path(self._waiting).rmdir()
 
-    def said(self, gpus: Sequence[str], exclusive: Exclusive) -> tuple[Sequence[str], Exclusive, tuple[str, ...]]:
-        """Whom `machine_users` is to look for, and who is told besides: those that come first."""
-        asked = LeaseWanted(exclusive, len(gpus), frozenset(gpus))
-        if self._asked is not None and self._in_own_way(asked):
-            gpus, exclusive, asked = tuple(self._asked.among), self._asked.exclusive, self._asked
-        before = dict.fromkeys(pid for path in self._before(asked) for pid in _holders(path))
-        return gpus, exclusive, tuple(f"{each}, which waits as well and came first" for each in _said(before))
+    def blockers(self, gpus: Sequence[str], exclusive: Exclusive) -> tuple[Sequence[str], Exclusive, tuple[str, ...]]:
+        """Return the request for `machine_users`, and descriptions of the earlier waiters."""
+        request = LeaseWanted(exclusive, len(gpus), frozenset(gpus))
+        if self._request is not None and self._in_own_way(request):
+            gpus, exclusive, request = tuple(self._request.among), self._request.exclusive, self._request
+        before = dict.fromkeys(pid for path in self._before(request) for pid in _holders(path))
+        return gpus, exclusive, tuple(f"{each}, which waits as well and came first" for each in _descriptions(before))
 
-    def _in_own_way(self, asked: LeaseWanted) -> bool:
-        return self._asked is not None and asked != self._asked and asked.is_in_the_way_of(self._asked)
+    def _in_own_way(self, request: LeaseWanted) -> bool:
+        return self._request is not None and request != self._request and request.is_in_the_way_of(self._request)
 
     @property
     def _waiting(self) -> str:
@@ -372,43 +372,43 @@ class WaitingPlace:
             self._folder = str(machine_leases() / _WAITING)
         return self._folder
 
-    def _before(self, asked: LeaseWanted) -> Iterator[Path]:
+    def _before(self, request: LeaseWanted) -> Iterator[Path]:
         try:
             names = os.listdir(self._waiting)
-        except OSError:  # nobody waits
+        except OSError:  # no process waits
             return
-        ours = os.path.basename(self._claim.path) if self._claim is not None and asked == self._asked else None
+        ours = os.path.basename(self._claim.path) if self._claim is not None and request == self._request else None
         for path in (Path(self._waiting, name) for name in names if ours is None or name < ours):
-            if (waits := _waits_for(path)) is not None and asked.is_in_the_way_of(waits):
+            if (waits := _waits_for(path)) is not None and request.is_in_the_way_of(waits):
                 yield path
 
-    def _never_ends(self, asked: LeaseWanted, *, beside_standing: bool) -> bool:
-        """Whether servers that stand by themselves hold what is waited for: until a person stops them."""
-        if asked.exclusive is not Exclusive.NONE and not beside_standing:
+    def _never_ends(self, request: LeaseWanted, *, beside_standing: bool) -> bool:
+        """Return whether standing servers hold the requested leases. Only a user stops them."""
+        if request.exclusive is not Exclusive.NONE and not beside_standing:
             path = machine_leases() / _STANDING
-            # A place that is there is not to be lost by others' looks.
+            # Keep an existing place despite other processes' checks.
             looked = take(path, remove=False) if self._claim is None else _take_soon(path, shared=False)
             if looked is None:
                 return True
             looked.release()
-        return len(asked.among) - sum(is_held(_standing(gpu)) for gpu in asked.among) < asked.gpus
+        return len(request.among) - sum(is_held(_standing(gpu)) for gpu in request.among) < request.gpus
 
-    def _take(self, asked: LeaseWanted) -> None:
-        with suppress(OSError):  # where there is no room for it, it is waited without
+    def _take(self, request: LeaseWanted) -> None:
+        with suppress(OSError):  # on a full disk, wait without a place
             Path(self._waiting).mkdir(exist_ok=True)
             claim = take(f"{self._waiting}/{time.monotonic_ns():020}-{os.getpid()}")
             if claim is not None:
-                self._claim, self._asked = claim, asked
-                os.write(claim.fd, " ".join((asked.exclusive.value, str(asked.gpus), *asked.among)).encode())
+                self._claim, self._request = claim, request
+                os.write(claim.fd, " ".join((request.exclusive.value, str(request.gpus), *request.among)).encode())
 
 
 _WAITING: Final = "waiting"
-"""Directory of places, which is there only as long as somebody waits: who does not, looks for nothing more."""
+"""Directory of places. It exists only while a process waits, so that other processes skip the rest."""
 
 
 def _waits_for(path: Path) -> LeaseWanted | None:
-    """What is waited for in a place; None where nobody does. What a killed process left is removed."""
-    with suppress(OSError, ValueError):  # left meanwhile, or just being taken
+    """Return the request of a place. None if no process waits there. Removes the place of a killed process."""
+    with suppress(OSError, ValueError):  # released meanwhile, or just being taken
         left = take(path)
         if left is None:
             exclusive, gpus, *among = reading.read_text(path).split()
@@ -425,53 +425,53 @@ def machine_users(
     beside_standing: bool = False,
     place: WaitingPlace | None = None,
 ) -> tuple[str, ...]:
-    """The processes that `lease_machine` waits for: id, workspace, command line; those that the kernel tells of, perhaps none.
+    """Return the processes that `lease_machine` waits for: id, workspace, command line. Empty if the kernel shows none.
 
-    `gpus` are all that would do. `beside_standing`: it was asked to `enter_beside_standing`.
+    `gpus` are all acceptable ones. `beside_standing`: the lease used `enter_beside_standing`.
     """
     folder = machine_leases()
     first: tuple[str, ...] = ()
     if place is not None:
-        gpus, exclusive, first = place.said(gpus, exclusive)
-    found: dict[int, None] = {}
+        gpus, exclusive, first = place.blockers(gpus, exclusive)
+    pids: dict[int, None] = {}
     standing = _holders(folder / _STANDING) if beside_standing else {}
     for name in (_WORK, _MEASURING, *(f"gpu-{gpu}" for gpu in gpus)):
-        # Those that share a claim are in nobody's way who shares it too.
+        # Processes that share a claim do not block others that share it.
         shares = name == _SHARED.get(exclusive)
         holders = _holders(folder / name).items()
-        found |= dict.fromkeys(
+        pids |= dict.fromkeys(
             pid for pid, shared in holders if not ((shares and shared) or (name == _WORK and pid in standing))
         )
-    return (*_said(found), *first)
+    return (*_descriptions(pids), *first)
 
 
 def users(path: Path) -> tuple[str, ...]:
-    """The processes that have the claim on `path`, told as by `machine_users`."""
-    return _said(_holders(path))
+    """Return the processes that hold the claim on `path`, described as by `machine_users`."""
+    return _descriptions(_holders(path))
 
 
-def _said(pids: Iterable[int]) -> tuple[str, ...]:
-    return tuple(filter(None, (_said_of(pid) for pid in pids if pid != os.getpid())))
+def _descriptions(pids: Iterable[int]) -> tuple[str, ...]:
+    return tuple(filter(None, (_description(pid) for pid in pids if pid != os.getpid())))
 
 
 def _holders(path: Path) -> dict[int, bool]:
-    """Process ids of those that hold a claim, with whether they share it. Source: proc_locks(5)."""
+    """Return process ids that hold a claim -> whether they share it. Source: proc_locks(5)."""
     try:
-        found = path.stat()
+        status = path.stat()
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
         return {}
-    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     locks = (words for line in lines if len(words := line.split()) > _PLACE)
     return {int(words[4]): words[3] == "READ" for words in locks if words[1] == "FLOCK" and words[_PLACE] == place}
 
 
 _PLACE: Final = 5
-"""Of a lock's device and inode, in a line of /proc/locks."""
+"""A lock's device and inode in a line of /proc/locks."""
 
 
-def _said_of(pid: int) -> str | None:
-    """None of a process that has ended, or belongs to another user."""
+def _description(pid: int) -> str | None:
+    """Describe a process. None if it has ended or belongs to another user."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -481,17 +481,17 @@ def _said_of(pid: int) -> str | None:
         return None
     workspace, server = _place_of(pid)
     where = "" if workspace is None else f" in workspace {workspace}"
-    if server is not None:  # it continues until somebody stops it
+    if server is not None:  # it runs until a user stops it
         stop = f"pipeline serve stop {server} -w {shlex.quote(str(workspace))}"
         return f"the managed server {server}{where} (process {pid}; {stop} ends it)"
     return f"process {pid}{where} ({textwrap.shorten(line, 100)})"
 
 
 def _place_of(pid: int) -> tuple[Path | None, str | None]:
-    """The workspace in which a process has claimed a stage run or keeps a server, and which server; None where none can be seen."""
+    """Return the workspace of a process's claim or managed server, and the server. None if not visible."""
     try:
         for each in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # closed in the meantime
                 claim = each.readlink()
                 if claim.suffix == ".lock" and claim.parent.name == CLAIMS:
                     return claim.parent.parent, None

@@ -81,14 +81,14 @@ class Database(ABC):
 
     @abstractmethod
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
-        """Add all rows of the manifests and the history. Returns a description of what is lost; None if both are empty.
+        """Add all rows of the manifests and the history. Returns a description of what is lost. None if both are empty.
 
         `known` has rows of the file that is rebuilt.
         """
 
     @abstractmethod
     def _is_behind(self, db: sqlite3.Connection) -> bool:
-        """Whether rows are missing that were written: SQLite silently drops the rest of a damaged write-ahead log."""
+        """Return whether written rows are missing: SQLite silently drops the rest of a damaged write-ahead log."""
 
     @abstractmethod
     def _known(self, db: sqlite3.Connection) -> Rows:
@@ -154,7 +154,7 @@ class Database(ABC):
         return lost or EMPTY
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the file. May be called twice."""
         self._shut()
         if self._lock is not None:
             self._lock.close()
@@ -162,7 +162,7 @@ class Database(ABC):
     # opening
 
     def _open(self) -> None:
-        """Open the file; create it first if it is missing. Holds the shared lock from then on."""
+        """Open the file. Create it first if it is missing. Holds the shared lock from then on."""
         while True:
             exists = os.path.lexists(self.path)
             if not self._wait_for_lock(fcntl.LOCK_SH if exists else fcntl.LOCK_EX, _PATIENCE_S):
@@ -206,9 +206,9 @@ class Database(ABC):
         """A connection to an existing file. Raises DamagedError if it is not a regular file."""
         path = path or self.path
         for part in _PARTS:
-            there = Path(f"{path}{part}")
-            if (not part or there.exists()) and not stat.S_ISREG(there.stat().st_mode):
-                raise DamagedError(f"{there.name} is not a file")
+            file = Path(f"{path}{part}")
+            if (not part or file.exists()) and not stat.S_ISREG(file.stat().st_mode):
+                raise DamagedError(f"{file.name} is not a file")
         db = sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=_PATIENCE_S, isolation_level=None)
         try:
             db.execute("PRAGMA synchronous=NORMAL")
@@ -219,8 +219,8 @@ class Database(ABC):
 
     def _check(self, db: sqlite3.Connection, *, thoroughly: bool) -> None:
         """Raise DamagedError or sqlite3.Error for an invalid file, StateError for one of a newer release."""
-        found = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")]
-        schema, application = found
+        numbers = [db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("user_version", "application_id")]
+        schema, application = numbers
         if application in {0, _APPLICATION + schema} and 0 < schema < self.SCHEMA:
             raise DamagedError("an older release wrote it")
         if application == _APPLICATION + schema and schema > self.SCHEMA:
@@ -228,7 +228,7 @@ class Database(ABC):
                 f"{self.path}: the index has schema {schema}, but this release reads schema {self.SCHEMA}",
                 hint="use the release that wrote it, or move state.db away to have it rebuilt",
             )
-        if found != [self.SCHEMA, _APPLICATION + self.SCHEMA]:
+        if numbers != [self.SCHEMA, _APPLICATION + self.SCHEMA]:
             raise DamagedError("trtllm-pipeline did not write its header")
         tables = [row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid")]
         if tables != list(self.TABLES):
@@ -250,16 +250,16 @@ class Database(ABC):
     # errors
 
     def _explained(self, error: Exception) -> StateError:
-        """The error for users; its message says whether the file is damaged. Raises OSError for a full disk."""
+        """The error for users. Its message says whether the file is damaged. Raises OSError for a full disk."""
         message = str(error)
         if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
-            raise error  # a mistake of ours
+            raise error  # a bug of ours
         if message in _BUSY:
             raise self._busy() from error
-        # Where not even the log's index fits, SQLite calls it an I/O error.
+        # If even the log's index does not fit, SQLite reports an I/O error.
         if message == _FULL or (message == _IO_ERROR and _free_bytes(self.path.parent) < _LOG_INDEX_BYTES):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path)) from error
-        # A flipped bit in the header forbids writing as well.
+        # A flipped bit in the header also forbids writing.
         if message in _NOT_DAMAGE and not (message == _NOT_WRITABLE and os.access(self.path, os.W_OK)):
             raise self._unusable(message) from error
         line = str(DamagedError(message))
@@ -278,7 +278,7 @@ class Database(ABC):
         if not self.path.parent.is_dir():
             return StateError(
                 f"{self.path.parent}: the workspace was moved or removed while it was in use",
-                hint="give its new place with --workspace DIR; where it is gone, pipeline run --matrix FILE makes a new one",
+                hint="give its new path with --workspace DIR; if it was removed, pipeline run --matrix FILE creates a new one",
             )
         length = len(os.fsencode(self.path.absolute()))
         return StateError(
@@ -290,7 +290,7 @@ class Database(ABC):
     # creating
 
     def _make(self, known: Rows, *, keep_old: bool = False) -> str | None:
-        """Create the file and put it in its place; `keep_old` keeps a damaged one as `state.db.damaged`.
+        """Create the file and put it in its place. `keep_old` keeps a damaged one as `state.db.damaged`.
 
         The caller holds the exclusive lock. The old file goes before its write-ahead log. If this process is killed in
         between, the file is missing, and the next process to open it creates it.
@@ -330,7 +330,7 @@ class Database(ABC):
             logger.warning("%s: the index %s from the manifests and the history, %s", self.path, change, lost)
 
     def _read_into_memory(self) -> None:
-        """Read the file into memory; if it is not sound, read the manifests and the history instead."""
+        """Read the file into memory. If it is not sound, read the manifests and the history instead."""
         self._db = sqlite3.connect(":memory:", isolation_level=None)
         problem = "is missing"
         for _ in range(_READS):
@@ -375,10 +375,10 @@ def _remove(path: Path) -> None:
 
 def _free_bytes(folder: Path) -> float:
     try:
-        found = os.statvfs(folder)
+        usage = os.statvfs(folder)
     except OSError:
         return float("inf")
-    return found.f_bavail * found.f_frsize
+    return usage.f_bavail * usage.f_frsize
 
 
 @contextmanager
@@ -388,6 +388,6 @@ def _rolled_back(db: sqlite3.Connection) -> Iterator[None]:
         yield
     except BaseException:
         if db.in_transaction:  # some errors have rolled back already
-            with suppress(sqlite3.Error):  # what went wrong says more
+            with suppress(sqlite3.Error):  # the original error is more useful
                 db.execute("ROLLBACK")
         raise

@@ -1,10 +1,10 @@
 """The SQLite index of a workspace (artifacts, attempts, runs, durations) and the history it can be rebuilt from.
 
-The index is redundant: artifacts have their manifests, digests of files can be read again, and every other row is also a
-line of `history.jsonl`, where a later line for the same row counts. So a lost or damaged index is rebuilt without loss.
+The index is redundant: artifacts have manifests, digests of files can be recomputed, and every other row is also a line of
+`history.jsonl`, in which later lines for the same row win. So a lost or damaged index is rebuilt without loss.
 Conversely, `store repair` restores lines that the history has lost from a sound index.
-WAL with synchronous=NORMAL survives a kill at any time; a power loss may cost the last rows. Rows of attempts are
-written in groups: when they started, with whatever is asked next; when they ended well, with all that was published with them.
+WAL with synchronous=NORMAL survives a kill at any time. A power loss may cost the last rows. Rows of attempts are written
+in groups: their start with the next operation, their success with the group of published artifacts.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _LOGGED: Final = {
     "infeasible": (1, 2),
     "pins": (1, 2),
 }
-"""Tables of what no manifest has -> number of leading values that identify a row, and that a line of the history has."""
+"""Tables not covered by manifests -> number of leading values that identify a row, and of values in a history line."""
 _EVENTS: Final = {
     **{
         table: f"INSERT OR REPLACE INTO {table} VALUES ({','.join('?' * size)})"  # noqa: S608 - our own words
@@ -90,13 +90,13 @@ _EVENTS: Final = {
     "no infeasible": "DELETE FROM infeasible",
     "no pins": "DELETE FROM pins",
 }
-"""Events of the history, and the statement that applies each to the index, at once and when the index is rebuilt."""
+"""Events of the history -> statement that applies each to the index, immediately and during a rebuild."""
 _AMONG: Final = "fingerprint IN (SELECT value FROM json_each(?))"
-"""Of a JSON list of any length."""
+"""Matches a JSON list of any length."""
 _TAIL_BYTES: Final = 64 << 10
-"""Of the history, in which its newest event is looked for."""
+"""Size of the history's end that is searched for its newest event."""
 _FEW: Final = 1000
-"""Artifacts that are looked up one by one."""
+"""Maximum number of artifacts that are looked up one by one."""
 
 _encode: Final = encoding(json.JSONEncoder(separators=(",", ":")))
 
@@ -104,19 +104,19 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 Value = str | int | float | None
 Event = tuple[str, Sequence[Value]]
-"""A row that was written, by its table, or rows that were removed."""
+"""A written row with its table, or removed rows."""
 
 
 @dataclass(slots=True)  # not frozen, as Cell
 class Artifact:
-    """A published artifact. Nobody changes it. `files` are paths below `out` with their sizes, `size_bytes` their sum."""
+    """A published, immutable artifact. `files` are paths below `out` with their sizes, `size_bytes` their sum."""
 
     fingerprint: Fingerprint
     stage: str
     label: str
     files: tuple[tuple[str, int], ...]
     manifest_bytes: int = field(compare=False)
-    """Size of the manifest itself."""
+    """Size of the manifest file."""
     size_bytes: int
     duration_s: float
     published_s: float = field(compare=False)
@@ -124,8 +124,8 @@ class Artifact:
 
     @property
     def folder(self) -> Path:
-        """The directory around it, with manifest, job and log."""
-        return Path(self.path)  # a large plan has many that nobody opens
+        """The artifact directory, with manifest, job and log."""
+        return Path(self.path)  # computed on demand: most artifacts of a large plan are not opened
 
     @property
     def out(self) -> Path:
@@ -164,25 +164,25 @@ class RunRow:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; None of one that continues or was killed, and where the clock was set back meanwhile."""
+        """Duration. None if it is running or was killed, or if the clock was set back meanwhile."""
         return None if self.ended_s is None or self.ended_s < self.started_s else self.ended_s - self.started_s
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What one stage run took of memory and disk, in bytes by kind, beside what was expected of it."""
+    """Expected and actual memory and disk usage of one stage run, in bytes by kind."""
 
     label: str
-    """As of durations: stage/toolchain/model/precision."""
+    """Label as for durations: stage/toolchain/model/precision."""
     system: str
-    """What it ran on, as far as that matters for memory."""
+    """The parts of its system that matter for memory."""
     expected: Mapping[str, int]
     taken: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is to be recorded of an attempt that succeeded."""
+    """The record of a successful attempt."""
 
     attempt: int
     manifest: Manifest
@@ -196,9 +196,9 @@ class _Begun:
     """An attempt that has not ended."""
 
     values: Row
-    """The first of its row, but for the id."""
+    """The first values of its row, without the id."""
     id: int | None = None
-    """None until it is written."""
+    """Row id. None until written."""
 
 
 class History:
@@ -211,11 +211,11 @@ class History:
         self.path = path
 
     def append(self, events: Iterable[Event]) -> None:
-        """Append `events`, in one write unless the kernel cuts it short. After an OSError a first part of them may be
-        there, the last line of it incomplete, which readers skip.
+        """Append `events` in one write unless the kernel cuts it short. After an OSError, a first part of them may be in the
+        file. Readers skip an incomplete last line.
         """
         texts = [_encode([name, *values]).encode() for name, values in events]
-        # The line's end comes first: after a write that was cut short, the next one still starts a line.
+        # The newline comes first: after a short write, the next event still starts a line.
         data = b"".join(b"\n%08x %b" % (zlib.crc32(text), text) for text in texts)
         try:
             fd = reading.open_fd(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -228,11 +228,11 @@ class History:
 
     def _unusable(self, error: reading.NotAFileError) -> StateError:
         return StateError(
-            f"{self.path} {error.strerror}", hint="move it away; pipeline store repair writes the history again"
+            f"{self.path} {error.strerror}", hint="move it away, then rewrite the history with pipeline store repair"
         )
 
     def newest(self) -> Event | None:
-        """The newest event that is readable; None if there is none near the end. Raises StateError, OSError."""
+        """Return the newest readable event. None if there is none near the end. Raises StateError, OSError."""
         try:
             file = self._file()
         except FileNotFoundError:
@@ -243,7 +243,7 @@ class History:
         return next(filter(None, (_event(line) for line in reversed(lines))), None)
 
     def events(self) -> Iterator[Event | None]:
-        """All events, the oldest first; None for a damaged line. Raises StateError, OSError."""
+        """Yield all events, oldest first. None for a damaged line. Raises StateError, OSError."""
         try:
             file = self._file()
         except FileNotFoundError:
@@ -260,7 +260,7 @@ class History:
 
 
 def _event(line: bytes) -> Event | None:
-    """The event in a line of the history; None for a damaged one."""
+    """Return the event in a history line. None if the line is damaged."""
     checksum, _, text = line.partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):
         return None
@@ -271,7 +271,7 @@ def _event(line: bytes) -> Event | None:
 class Index(Database):
     """A workspace's `state.db` and its history. Other processes may write at the same time.
 
-    `manifests` returns all manifests with their file sizes. With `read_only` nothing is written, and changes are lost at the
+    `manifests` returns all manifests with their file sizes. With `read_only`, changes stay in memory and are lost at the
     end. Raises StateError if the index cannot be used.
     """
 
@@ -287,17 +287,17 @@ class Index(Database):
         self._runs: dict[str, Row] = {}
         """Rows of runs that have not ended."""
         self._begun: dict[int, _Begun] = {}
-        """Attempts that have not ended, by the number that they have here."""
+        """Attempts that have not ended, by their number in this process."""
         self._unwritten: dict[int, None] = {}
-        """Those of them that are not in the file yet."""
+        """Attempts that are not in the file yet."""
         self._numbers = itertools.count()
         super().__init__(path, read_only=read_only)
 
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
         db.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", known.pop("digests", ()))
         artifacts = events = damaged = 0
-        for found, manifest_bytes in self._manifests():
-            _add_artifact(db, found, self.artifact(found, manifest_bytes))
+        for manifest, manifest_bytes in self._manifests():
+            _add_artifact(db, manifest, self.artifact(manifest, manifest_bytes))
             artifacts += 1
         for event in self.history.events():
             events += 1
@@ -310,9 +310,9 @@ class Index(Database):
         lacked = _lacked(db, known, sound=events > 0 and not damaged)
         if lacked:
             self._apply(db, lacked)
-        for cell, stage, found, key in known.get("latest", ()):  # its artifact may be gone
+        for cell, stage, fingerprint, key in known.get("latest", ()):  # its artifact may have been removed
             change = "UPDATE latest SET key = ? WHERE (cell, stage, fingerprint) = (?, ?, ?) AND key IS NULL"
-            db.execute(change, (key, cell, stage, found))
+            db.execute(change, (key, cell, stage, fingerprint))
         if damaged:
             kept = "; everything in the old index is kept" if known else ""
             return f"without {damaged} of {events} lines of {HISTORY}, which are damaged{kept}"
@@ -323,10 +323,10 @@ class Index(Database):
         return f"without the history of runs, since {HISTORY} is missing" if artifacts else None
 
     def _is_behind(self, db: sqlite3.Connection) -> bool:
-        """By the newest line of the history, which is written before the row: all that is lost of a log is its end."""
+        """Check the newest line of the history, which is written before its row: a damaged write-ahead log only loses its end."""
         name, values = self.history.newest() or ("", ())
         if name not in _EVENTS:
-            return False  # of another release
+            return False  # from another release
         if name.startswith("no "):
             return db.execute(f"SELECT 1 FROM {name[3:]}").fetchone() is not None  # noqa: S608 - our own words
         table = name.partition(" ")[0]
@@ -336,11 +336,11 @@ class Index(Database):
         if [column for column, value in zip(columns, row, strict=False) if type(value) not in _TYPES[column]]:
             return False
         identified = " AND ".join(f"{column} = ?" for column in columns[:first])
-        found = db.execute(f"SELECT {','.join(columns)} FROM {table} WHERE {identified}", row[:first])  # noqa: S608 - our own words
-        return row not in found.fetchall()
+        rows = db.execute(f"SELECT {','.join(columns)} FROM {table} WHERE {identified}", row[:first])  # noqa: S608 - our own words
+        return row not in rows.fetchall()
 
     def _known(self, db: sqlite3.Connection) -> Rows:
-        """The rows that no manifest has."""
+        """Return the rows that are in no manifest."""
         tables = (*_LOGGED, "digests")
         known = {table: _typed(db.execute(f"SELECT * FROM {table}")) for table in tables}  # noqa: S608 - our own words
         for run in known["runs"]:
@@ -348,21 +348,21 @@ class Index(Database):
         return known
 
     def run(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """See `Database.run`. What was begun is written before."""
+        """See `Database.run`. Started attempts are written first."""
         self.commit()
         return super().run(operation)
 
     def close(self) -> None:
-        """See `Database.close`. What was begun is written before."""
+        """See `Database.close`. Started attempts are written first."""
         self.commit()
         super().close()
 
     def _rows(self, query: str, values: Sequence[Value] = ()) -> list[Row]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         return self._read(query, values, lambda row: row)
 
     def _read(self, query: str, values: Sequence[Value], make: Callable[[Row], T]) -> list[T]:
-        """What `make` makes of each row of a query; it raises DamagedError for values that were never written."""
+        """Return `make` of each row of a query. `make` raises DamagedError for values that were never written."""
         return self.run(lambda db: [make(row) for row in _typed(db.execute(query, values))])
 
     def _apply(self, db: sqlite3.Connection, events: Sequence[Event]) -> int:
@@ -375,7 +375,7 @@ class Index(Database):
         return changed
 
     def _change(self, *events: Event) -> int:
-        """As `_apply`, in one transaction."""
+        """Like `_apply`, in one transaction."""
 
         def change(db: sqlite3.Connection) -> int:
             if len(events) == 1:
@@ -390,26 +390,26 @@ class Index(Database):
     # artifacts
 
     def artifacts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, Artifact]:
-        """Those of `fingerprints` that are published."""
+        """Return the published artifacts of `fingerprints`."""
         wanted = frozenset(fingerprints)
         most = 2 * len(wanted)
         if most > _FEW and most > self._rows("SELECT count(*) AS number FROM artifacts")[0][0]:
-            found = self._artifacts("", (), wanted)  # one row after another takes half as long as looking each up
+            artifacts = self._artifacts("", (), wanted)  # a scan takes half as long as separate lookups
         else:
-            found = self._artifacts(f"WHERE {_AMONG}", (json.dumps([*wanted]),))
-        return {artifact.fingerprint: artifact for artifact in found}
+            artifacts = self._artifacts(f"WHERE {_AMONG}", (json.dumps([*wanted]),))
+        return {artifact.fingerprint: artifact for artifact in artifacts}
 
     def published(self) -> set[Fingerprint]:
-        """The fingerprints of all artifacts."""
+        """Return the fingerprints of all artifacts."""
         return {row[0] for row in self._rows("SELECT fingerprint FROM artifacts")}
 
     def keys(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, str]:
-        """The keys of those of `fingerprints` that are published."""
+        """Return the keys of the published artifacts of `fingerprints`."""
         query = f"SELECT fingerprint, key FROM artifacts WHERE {_AMONG}"  # noqa: S608 - our own words
         return dict(self._rows(query, (json.dumps(list(fingerprints)),)))
 
     def all_artifacts(self) -> list[Artifact]:
-        """Every published artifact, by stage and label."""
+        """Return all published artifacts by stage and label."""
         return self._artifacts("ORDER BY stage, label, fingerprint", ())
 
     def _artifacts(
@@ -425,7 +425,7 @@ class Index(Database):
         return self.run(read)
 
     def _made_of(self, rows: Sequence[Row]) -> list[Artifact]:
-        """The artifacts of rows. Their files are decoded at once, and those of many are alike. Raises DamagedError."""
+        """Return the artifacts of rows. File lists are decoded together, since many are equal. Raises DamagedError."""
         texts = list(dict.fromkeys([row[3] for row in rows]))
         decoded = _decoded(f"[{','.join(texts)}]", list)
         if len(decoded) != len(texts):
@@ -446,12 +446,12 @@ class Index(Database):
         ]
 
     def add_artifact(self, manifest: Manifest, artifact: Artifact) -> Artifact:
-        """Record an artifact that no attempt of this process left."""
+        """Record an artifact that is not from an attempt of this process."""
         self.run(lambda db: _add_artifact(db, manifest, artifact))
         return artifact
 
     def artifact(self, manifest: Manifest, manifest_bytes: int) -> Artifact:
-        """An artifact in its place, whose manifest file has this size; recorded or not."""
+        """Return the artifact of a manifest with this file size, recorded or not."""
         return Artifact(
             manifest.fingerprint,
             manifest.stage,
@@ -471,7 +471,7 @@ class Index(Database):
         self.run(lambda db: db.execute(query, (names,)))
 
     def durations(self) -> dict[str, float]:
-        """Mean seconds of the latest artifacts by label ("stage/toolchain/model/precision") and by each prefix of it."""
+        """Return mean seconds of the latest artifacts by label ("stage/toolchain/model/precision") and by each prefix of it."""
         took: dict[str, list[float]] = {}
         for label, seconds in self._rows(
             "SELECT label, duration_s FROM artifacts ORDER BY published_s DESC LIMIT 2000"
@@ -482,12 +482,12 @@ class Index(Database):
         return {label: sum(all_s) / len(all_s) for label, all_s in took.items()}
 
     def add_peak(self, attempt: int, peak: Peak) -> None:
-        """Record what an attempt took that has not ended."""
+        """Record the usage of an attempt that has not ended."""
         self.commit()
         self._change(_peak_event(self._begun[attempt].id or 0, peak))
 
     def peaks(self) -> list[Peak]:
-        """What the latest stage runs took, the newest first."""
+        """Return the usage of the latest stage runs, newest first."""
 
         def peak(row: Row) -> Peak:
             expected, taken = (_decoded(text, dict) for text in row[2:])
@@ -497,31 +497,31 @@ class Index(Database):
         return self._read(query, (), peak)
 
     def taken(self, run: str) -> dict[Fingerprint, Mapping[str, int]]:
-        """What the stage runs that succeeded in a run took, as `Peak.taken`."""
+        """Return `Peak.taken` of the successful stage runs of a run."""
         query = "SELECT fingerprint, taken FROM peaks JOIN attempts ON id = attempt WHERE run = ? ORDER BY attempt"
         return dict(self._read(query, (run,), lambda row: (row[0], _decoded(row[1], dict))))
 
     # attempts
 
     def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: str | Path) -> int:
-        """An attempt that starts now; returns what it is called until it ends. It is written with whatever comes next."""
+        """Start an attempt. Returns its number until it ends. It is written with the next operation."""
         name = next(self._numbers)
         self._begun[name] = _Begun((run, stage, fingerprint, number, time.time(), self._name(folder)))
         self._unwritten[name] = None
         return name
 
     def commit(self) -> None:
-        """Write the attempts that have begun, so that others see them."""
+        """Write started attempts, so that other processes see them."""
         if self._unwritten:
             self._write_attempts({})
 
     def end_attempt(self, attempt: int, outcome: str, folder: str | Path, error: StageError | None = None) -> None:
-        """Record how an attempt ended, and where its directory now is."""
+        """Record the end of an attempt and the current path of its directory."""
         why = (error.failure.value, error.message, error.hint) if error else (None, None, None)
         self._write_attempts({attempt: (self._name(folder), time.time(), outcome, *why)})
 
     def record(self, group: Sequence[Published]) -> None:
-        """Record in one transaction that attempts succeeded, what they took, and the artifacts that came of them."""
+        """Record successful attempts, their usage and their artifacts in one transaction."""
         self._write_attempts(
             {
                 each.attempt: (self._name(each.artifact.path), each.ended_s, "succeeded", None, None, None)
@@ -531,7 +531,7 @@ class Index(Database):
         )
 
     def _write_attempts(self, ends: Mapping[int, Row], published: Sequence[Published] = ()) -> None:
-        """Write what has started and what has ended of the attempts, and what was published, in one transaction.
+        """Write started and ended attempts and published artifacts in one transaction.
 
         `ends` are the last values of their rows, from the directory on.
         """
@@ -560,18 +560,18 @@ class Index(Database):
 
         for name, number in super().run(write).items():
             self._begun[name].id = number
-        for name in ends:  # only now: on a full disk the end is written again, as a failure
+        for name in ends:  # only now: on a full disk, the end is written again as a failure
             del self._begun[name]
         self._unwritten.clear()
 
     def attempts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, AttemptRow]:
-        """The latest attempt at each of `fingerprints` that has one."""
+        """Return the latest attempt by fingerprint, if there is one."""
         newest = f"SELECT max(id) FROM attempts WHERE {_AMONG} GROUP BY fingerprint"  # noqa: S608 - our own words
         latest = self._attempts(f"id IN ({newest})", (json.dumps(list(fingerprints)),))
         return {attempt.fingerprint: attempt for attempt in latest}
 
     def attempts_of(self, run: str) -> tuple[AttemptRow, ...]:
-        """All attempts of a run, in the order of their start."""
+        """Return all attempts of a run in order of start."""
         return self._attempts("run = ? ORDER BY id", (run,))
 
     def _attempts(self, where: str, values: tuple[str, ...]) -> tuple[AttemptRow, ...]:
@@ -581,7 +581,7 @@ class Index(Database):
         return tuple(self._read(f"SELECT * FROM attempts WHERE {where}", values, attempt))  # noqa: S608 - our own words
 
     def _name(self, folder: str | Path) -> str:
-        """A directory's path relative to the workspace, which may be moved."""
+        """Return a directory's path relative to the workspace, which may be moved."""
         return str(folder).removeprefix(f"{self._workspace}/")
 
     # runs
@@ -599,25 +599,25 @@ class Index(Database):
         self._runs[run] = self.run(begin)
 
     def end_run(self, run: str, exit_code: int) -> None:
-        """Record how a run ended."""
+        """Record the end of a run."""
         self._change(("runs", (*self._runs[run][:-2], time.time(), exit_code)))
         del self._runs[run]
 
     def runs(self) -> tuple[RunRow, ...]:
-        """All runs, the newest first, independent of the clock."""
+        """Return all runs, newest first, independent of the clock."""
         query = "SELECT run, matrix, command, started_s, ended_s, exit_code FROM runs ORDER BY number DESC"
         return tuple(self._read(query, (), lambda row: RunRow(*[*row[:2], _words(row[2]), *row[3:]])))
 
-    # what cells last had, for explanations
+    # latest artifacts of cells, for explanations
 
     def latest(self, cells: Iterable[str]) -> dict[tuple[str, str], tuple[Fingerprint, str]]:
-        """For (cell, stage): fingerprint and key of the newest result whose key is known."""
+        """Return for (cell, stage) the fingerprint and key of the newest result with a known key."""
         query = "SELECT cell, stage, fingerprint, key FROM latest WHERE cell IN (SELECT value FROM json_each(?))"
         rows = self._rows(query, (json.dumps(list(cells)),))
         return {(row[0], row[1]): (row[2], row[3]) for row in rows if row[3] is not None}
 
     def latest_fingerprints(self) -> set[tuple[str, str, Fingerprint]]:
-        """The same, as (cell, stage, fingerprint) of all cells."""
+        """Return the same as (cell, stage, fingerprint) for all cells."""
         return set(self._rows("SELECT cell, stage, fingerprint FROM latest WHERE key IS NOT NULL"))
 
     def set_latest(
@@ -625,66 +625,68 @@ class Index(Database):
     ) -> None:
         """Record (cell, stage, fingerprint) as the newest results of the cells, in one transaction.
 
-        And the `services` that they were measured on, which leave no artifact to know their key by.
+        `services` are those used for measurements. They come with their keys, since they have no artifacts.
         """
         self._change(*(("latest", row) for row in rows), *(("latest service", row) for row in services))
 
-    # remembered answers
+    # cached results
 
     def add_infeasible(self, fingerprint: Fingerprint, reason: str) -> None:
-        """Remember that these inputs can never work."""
+        """Record these inputs as infeasible."""
         self._change(("infeasible", (fingerprint, reason)))
 
     def forget_infeasible(self) -> int:
-        """Forget all remembered impossibilities; returns how many."""
+        """Forget all infeasible inputs. Returns their number."""
         return self._change(("no infeasible", ()))
 
     def infeasible(self) -> dict[Fingerprint, str]:
-        """All remembered impossibilities with their reason."""
+        """Return all infeasible inputs with reasons."""
         return dict(self._rows("SELECT fingerprint, reason FROM infeasible"))
 
     def pin(self, request: str) -> Mapping[str, Json] | None:
-        """What a request for a model was pinned to, such as a branch to a commit."""
-        found = self._read("SELECT pinned FROM pins WHERE request = ?", (request,), lambda row: _decoded(row[0], dict))
-        return found[0] if found else None
+        """Return the pin of a model request, such as the commit of a branch."""
+        pins = self._read("SELECT pinned FROM pins WHERE request = ?", (request,), lambda row: _decoded(row[0], dict))
+        return pins[0] if pins else None
 
     def set_pin(self, request: str, pinned: Mapping[str, Json]) -> None:
-        """Remember what a request for a model was pinned to."""
+        """Record the pin of a model request."""
         self._change(("pins", (request, json.dumps(pinned))))
 
     def forget_pins(self) -> int:
-        """Forget all pins, so that the hubs are asked again; returns how many."""
+        """Forget all pins, so that the hubs are queried again. Returns their number."""
         return self._change(("no pins", ()))
 
     def digest(self, path: Path) -> str:
-        """BLAKE3 of a file's content, which is read again only if the file's stamp is another. Raises OSError."""
+        """Return the BLAKE3 of a file's content, which is read again only if the file's stamp has changed. Raises OSError."""
         name = str(path.absolute())
-        key = name.encode(errors="backslashreplace").decode()  # names of files may be no valid text, SQLite's texts are
+        key = name.encode(
+            errors="backslashreplace"
+        ).decode()  # file names may be invalid text, which SQLite does not accept
         known = self._rows("SELECT stamp, digest FROM digests WHERE path = ?", (key,))
         if known and known[0][0] == stamp(name):
             return str(known[0][1])
-        found = stamped_digest(name)
-        if found[0] is not None:
-            self.run(lambda db: db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", (key, *found)))
-        return found[1]
+        stamped = stamped_digest(name)
+        if stamped[0] is not None:
+            self.run(lambda db: db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", (key, *stamped)))
+        return stamped[1]
 
 
 def _lacked(db: sqlite3.Connection, known: Rows, *, sound: bool) -> list[Event]:
-    """The events that a history lost, by what `known` has and `db`, which was made from that history, has not.
+    """Return the events that a history lost: rows of `known` that are not in `db`, which was built from that history.
 
-    A row that is complete is right. Else a sound history is: a flipped bit within a value does not show in an index.
+    A complete row wins. Otherwise a sound history wins: an index cannot detect a flipped bit within a value.
     """
     lacked: list[Event] = []
     for table, rows in known.items():
         first, size = _LOGGED[table]
         ours = {row[:first]: row[:size] for row in rows}
-        told = {row[:first]: row[:size] for row in db.execute(f"SELECT * FROM {table}")}  # noqa: S608 - our own words
-        if not sound and f"no {table}" in _EVENTS and told.keys() - ours.keys():
+        rebuilt = {row[:first]: row[:size] for row in db.execute(f"SELECT * FROM {table}")}  # noqa: S608 - our own words
+        if not sound and f"no {table}" in _EVENTS and rebuilt.keys() - ours.keys():
             lacked.append((f"no {table}", ()))
-            told = {}
+            rebuilt = {}
         for name, row in ours.items():
-            missing = row.count(None) - told[name].count(None) if name in told else -1
-            if missing < 0 or (missing == 0 and not sound and row != told[name]):
+            missing = row.count(None) - rebuilt[name].count(None) if name in rebuilt else -1
+            if missing < 0 or (missing == 0 and not sound and row != rebuilt[name]):
                 lacked.append((table, row))
     return lacked
 
@@ -710,13 +712,13 @@ def _add_artifact(db: sqlite3.Connection, manifest: Manifest, artifact: Artifact
 
 
 def _typed(rows: sqlite3.Cursor) -> list[Row]:
-    """All rows. Raises DamagedError for a value of another type than its column has."""
+    """Return all rows. Raises DamagedError for a value whose type differs from its column's."""
     names = [name for name, *_ in rows.description]
-    found = rows.fetchall()
-    for name, column in zip(names, zip(*found, strict=True), strict=False):  # no columns of no rows
+    values = rows.fetchall()
+    for name, column in zip(names, zip(*values, strict=True), strict=False):  # no rows have no columns
         if other := set(map(type, column)).difference(_TYPES[name]):
             raise DamagedError(f"{name} of another type: {', '.join(sorted(each.__name__ for each in other))}")
-    return found
+    return values
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -724,7 +726,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _decoded(text: str, kind: type[T]) -> T:
-    """The value of a JSON text. Raises DamagedError when it is not of this kind."""
+    """Return the value of a JSON text. Raises DamagedError if it is not of this kind."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,11 +1,11 @@
 """A remote store: artifacts at a URL that several machines push to and pull from.
 
-    URL/artifacts/STAGE/FINGERPRINT/manifest.json   what the artifact is; sent last
+    URL/artifacts/STAGE/FINGERPRINT/manifest.json   the artifact's manifest; sent last
     URL/artifacts/STAGE/FINGERPRINT/DIGEST/         its files and its signed statement, as in a workspace
 
-DIGEST is the BLAKE3 of the manifest, so two builds of one artifact never mix. An artifact without a manifest is not
-there. A pull trusts digests and never the remote: `transferable` checks manifests, every response has a limit, and a bad
-artifact is refused alone.
+DIGEST is the BLAKE3 of the manifest, so two builds of one artifact never mix. An artifact without a manifest does not
+exist. A pull trusts digests and never the remote: `transferable` checks manifests, every response has a limit, and an
+invalid artifact is refused without affecting others.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ if TYPE_CHECKING:
     import httpx
 
 BOUND: Final = frozenset({"repository"})
-"""Stages whose results have absolute paths of their workspace, and are written anew in a second."""
+"""Stages whose results contain absolute paths of their workspace, and take a second to rebuild."""
 _PIECE_BYTES: Final = 8 << 20
 _AHEAD: Final = 4
-"""Pieces of one file that are on their way at once."""
+"""Concurrent pieces of one file."""
 _LIST_FROM: Final = 200
-"""Artifacts from which on a list of all is asked for, and not each of them."""
+"""From this number of artifacts, list all instead of checking each."""
 _MOST_READ_BYTES: Final = 16 << 20
-"""Of a small file or a listing."""
+"""Maximum size of a small file or a listing."""
 _MOST_MANIFEST_BYTES: Final = 256 << 20
-"""Of all manifests together, which are kept while artifacts are transferred."""
+"""Maximum size of all manifests, which stay in memory during transfers."""
 _SLOWEST_BYTES_S: Final = 1000
 _SLOW_AFTER_S: Final = 20.0
-"""A web server that sends less than that, after this time, is given up."""
+"""A web server that is slower than this after this time is given up."""
 _STAGE: Final = re.compile(r"[a-z_]+")
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{32}")
 _HREF: Final = re.compile(r"""href\s*=\s*["']?([^"'?#>\s]+)""", re.IGNORECASE)
@@ -77,45 +77,45 @@ State = Literal["present", "pending", "done", "busy", "refused"]
 
 
 class ArtifactKey(NamedTuple):
-    """Which artifact."""
+    """Identifies an artifact."""
 
     stage: str
     fingerprint: Fingerprint
 
 
 class NotTransferableError(RemoteError):
-    """One artifact cannot be transferred; others can."""
+    """One artifact cannot be transferred. Others can."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactTransfer:
-    """One artifact, and what becomes of it."""
+    """One artifact and its transfer state."""
 
     stage: str
     fingerprint: Fingerprint
     sealed: Manifest | None
-    """None where it cannot be read."""
+    """None if it cannot be read."""
     content: bytes
-    """Of its manifest."""
+    """Content of its manifest."""
     state: State
     transfer_bytes: int = 0
-    """Bytes of its files."""
+    """Bytes to transfer."""
     message: str | None = None
     """Why it was refused."""
 
     @property
     def id(self) -> str:
-        """As a stage run is called."""
+        """Name of the stage run."""
         return f"{self.stage}-{self.fingerprint[:12]}"
 
     @property
     def size_bytes(self) -> int:
-        """Of its result; 0 where that is not known."""
+        """Size of its result; 0 if unknown."""
         return 0 if self.sealed is None else self.sealed.size_bytes
 
 
 class Progress:
-    """Bytes that have been transferred, told to `show` from any thread. Once it is stopped, transfers end."""
+    """Transferred bytes, reported to `show` from any thread. After `stopped` is set, transfers end."""
 
     def __init__(self, show: Callable[[int], None] = lambda _: None) -> None:
         self._show = show
@@ -124,7 +124,7 @@ class Progress:
         self.stopped = False
 
     def add(self, size_bytes: int) -> None:
-        """More bytes have arrived."""
+        """Add transferred bytes."""
         if self.stopped:
             raise RemoteError("stopped")
         with self._lock:
@@ -133,10 +133,10 @@ class Progress:
 
 
 class Remote:
-    """The store at a URL of fsspec, or in a directory. To be closed.
+    """The store at an fsspec URL, or in a directory. Must be closed.
 
-    The URL's package finds credentials and endpoints in its variables and files. `thorough`: an artifact that is there
-    counts only after all of its files were read. Raises UsageError for an invalid URL, RemoteError if it does not respond.
+    The URL's package finds credentials and endpoints in its variables and files. `thorough`: an existing artifact counts
+    only after all its files were read. Raises UsageError for an invalid URL, RemoteError if it does not respond.
     """
 
     def __init__(self, url: str, *, jobs: int = 8, thorough: bool = False) -> None:
@@ -147,45 +147,41 @@ class Remote:
             self._fs, root = _file_system(url)
             self._root = root.rstrip("/")
             self._by_object = bool(getattr(self._fs, "async_impl", False))
-            """Whether a file appears there whole or not at all. Else it is written beside and renamed."""
+            """Whether writes are atomic. If not, a temporary file is written and renamed."""
         self._manifest_bytes = 0
-        """Of the manifests that were read."""
+        """Size of the manifests read so far."""
         self._small = ThreadPoolExecutor(jobs, "small files")
         self._files = ThreadPoolExecutor(jobs, "files")
         self._pieces = ThreadPoolExecutor(jobs, "pieces")
 
     def close(self) -> None:
-        """End all transfers that have not begun."""
+        """Cancel all transfers that have not started."""
         for pool in (self._small, self._files, self._pieces):
             pool.shutdown(cancel_futures=True)
         if self._web is not None:
             self._web.close()
 
-    # what is there
+    # listing
 
     def check_writable(self) -> None:
-        """Raise UsageError for a URL that can only be read."""
+        """Raise UsageError for a read-only URL."""
         if self._web is not None:
-            raise UsageError(
-                f"{self.url}: can only be pulled from", hint="push to the s3://, gs:// or az:// address behind it"
-            )
+            raise UsageError(f"{self.url}: is read-only", hint="push to the s3://, gs:// or az:// address behind it")
 
     def places(self) -> list[ArtifactKey]:
-        """All artifacts that are there. Raises RemoteError, also where a server does not list its files."""
-        found = [
+        """Return all artifacts. Raises RemoteError, also if a server does not list its files."""
+        keys = [
             ArtifactKey(stage, Fingerprint(name))
             for stage in self._names("artifacts", _STAGE)
             for name in self._names(f"artifacts/{stage}", _FINGERPRINT)
         ]
-        if not found:
-            more = "; a web server has to list its directories, or name what you want (--matrix)" if self._web else ""
-            raise RemoteError(
-                f"{self.url}: no artifacts are there{more}", hint="pipeline store push URL puts some there"
-            )
-        return sorted(found)
+        if not keys:
+            more = "; a web server must list its directories, or select artifacts with --matrix" if self._web else ""
+            raise RemoteError(f"{self.url}: has no artifacts{more}", hint="push some with pipeline store push URL")
+        return sorted(keys)
 
     def candidates(self, places: Collection[ArtifactKey]) -> Collection[ArtifactKey]:
-        """Those of `places` that may be there: of many, what lists of their stages have. Raises RemoteError."""
+        """Return those of `places` that may exist: if there are many, those in the listings of their stages. Raises RemoteError."""
         if len(places) < _LIST_FROM or self._web is not None:  # a web server need not list its directories
             return places
         stages = {place.stage for place in places}
@@ -193,33 +189,33 @@ class Remote:
         return [place for place in places if place in listed]
 
     def _names(self, name: str, form: re.Pattern[str]) -> list[str]:
-        """Names of this form in a directory, sorted; none if it is not there. Raises RemoteError."""
+        """Return names of this form in a directory, sorted. Empty if it does not exist. Raises RemoteError."""
         try:
             if self._web is not None:
                 links = _HREF.findall(self._content(f"{name}/").decode(errors="replace"))
                 paths = [unquote(link) for link in links]
             else:
-                with self._asking(name):
+                with self._converted_errors(name):
                     paths = self._fs.ls(self._path(name), detail=False)
         except FileNotFoundError:
             return []
         except NotTransferableError as error:
-            raise RemoteError(f"{self.url}: {error.message}", hint="name what you want with --matrix") from error
+            raise RemoteError(f"{self.url}: {error.message}", hint="select artifacts with --matrix") from error
         return sorted({each for path in paths if form.fullmatch(each := path.rstrip("/").rpartition("/")[2])})
 
     def manifest(self, place: ArtifactKey) -> bytes | None:
-        """Content of an artifact's manifest; None where there is none. Raises RemoteError."""
+        """Return the content of an artifact's manifest. None if it does not exist. Raises RemoteError."""
         content = self.read(f"artifacts/{place.stage}/{place.fingerprint}/{manifest.NAME}")
         self._manifest_bytes += len(content or b"")
         if self._manifest_bytes > _MOST_MANIFEST_BYTES:
             raise RemoteError(
                 f"{self.url}: its manifests have more than {_MOST_MANIFEST_BYTES >> 20} MiB together",
-                hint="name fewer artifacts, or a matrix",
+                hint="select fewer artifacts, or a matrix",
             )
         return content
 
     def read(self, name: str) -> bytes | None:
-        """Content of a small file; None where there is none. Raises RemoteError, NotTransferableError beyond 16 MiB."""
+        """Return the content of a small file. None if it does not exist. Raises RemoteError, NotTransferableError beyond 16 MiB."""
         try:
             return self._content(name)
         except FileNotFoundError:
@@ -241,24 +237,24 @@ class Remote:
         return content
 
     def _piece(self, name: str, start: int, end: int) -> bytes:
-        """Bytes of a file, never more than asked for. Raises RemoteError, FileNotFoundError."""
+        """Return bytes of a file, never more than requested. Raises RemoteError, FileNotFoundError."""
         path = self._path(name)
-        with self._asking(name):
+        with self._converted_errors(name):
             if self._by_object:
                 return bytes(self._fs.cat_file(path, start=start, end=end))
             try:
                 if self._fs.info(path)["type"] != "file":
                     raise NotTransferableError(f"{name} is not a file there")
                 return bytes(self._fs.cat_file(path, start=start, end=end))
-            except (IsADirectoryError, NotADirectoryError, PermissionError) as error:  # nothing about other files
+            except (IsADirectoryError, NotADirectoryError, PermissionError) as error:  # does not affect other files
                 raise NotTransferableError(f"{name}: {error.strerror}") from error
 
     def compared(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """The results in order of a function that reads small files there."""
+        """Yield the results of a function that reads small files of the remote, in order."""
         return _each(self._small, function, items)
 
     def is_sound(self, name: str, sealed: Manifest) -> bool:
-        """Whether all files of an artifact are in `name`. All of them are read."""
+        """Return whether all files of an artifact are in `name`. Reads all of them."""
         try:
             for _ in self._each(lambda item: self._receive(f"{name}/{item[0]}", item[1]), _files(sealed)):
                 pass
@@ -269,7 +265,7 @@ class Remote:
     # sending
 
     def send(self, store: Store, each: ArtifactTransfer, progress: Progress) -> None:
-        """Send an artifact: its files unless they are there, its signed statement, its manifest. Raises NotTransferableError."""
+        """Send an artifact: missing files, its signed statement, its manifest. Raises NotTransferableError."""
         assert each.sealed is not None
         folder, here = store.folder(each.stage, each.fingerprint), _place(each)
         name = f"{here}/{manifest.NAME}"
@@ -281,7 +277,7 @@ class Remote:
         self.write(name, each.content)
 
     def send_files(self, name: str, folder: Path, sealed: Manifest, progress: Progress) -> None:
-        """Send the files that are in `directory` to `name`. Raises NotTransferableError."""
+        """Send the files in `folder` to `name`. Raises NotTransferableError."""
         from fsspec.callbacks import Callback
 
         def send(item: tuple[str, FileEntry]) -> None:
@@ -311,31 +307,31 @@ class Remote:
     def _put(self, name: str, write: Callable[[str], object]) -> None:
         target = self._path(name)
         try:
-            with self._asking(name):
+            with self._converted_errors(name):
                 if self._by_object:
                     with suppress(FileExistsError):  # another process has sent it
                         write(target)
                 else:
-                    self._put_beside(target, write)
+                    self._put_temporary(target, write)
         except FileNotFoundError as error:
             raise RemoteError(
-                f"{self.url}: {name}: {error.strerror or error}", hint="make the bucket or the directory first"
+                f"{self.url}: {name}: {error.strerror or error}", hint="create the bucket or the directory first"
             ) from error
 
-    def _put_beside(self, target: str, write: Callable[[str], object]) -> None:
+    def _put_temporary(self, target: str, write: Callable[[str], object]) -> None:
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        beside = f"{target}.{os.getpid()}-{threading.get_ident()}"
+        temporary = f"{target}.{os.getpid()}-{threading.get_ident()}"
         try:
-            write(beside)
-            self._fs.mv(beside, target)
+            write(temporary)
+            self._fs.mv(temporary, target)
         except BaseException:
             with suppress(Exception):
-                self._fs.rm_file(beside)
+                self._fs.rm_file(temporary)
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a directory with all that is in it. Raises RemoteError."""
-        with suppress(FileNotFoundError), self._asking(name):
+        """Remove a directory and its content. Raises RemoteError."""
+        with suppress(FileNotFoundError), self._converted_errors(name):
             self._fs.rm(self._path(name), recursive=True)
 
     # fetching
@@ -343,7 +339,7 @@ class Remote:
     def fetch(
         self, store: Store, each: ArtifactTransfer, judge: Callable[[Path], Iterable[Discrepancy]], progress: Progress
     ) -> None:
-        """Put an artifact where artifacts arrive, with every file checked. Raises NotTransferableError, RemoteError, OSError."""
+        """Fetch an artifact into `Store.arriving`, with every file checked. Raises NotTransferableError, RemoteError, OSError."""
         assert each.sealed is not None
         folder, name = store.arriving(each.stage, each.fingerprint), _contents(_place(each), each.content)
         try:
@@ -364,7 +360,7 @@ class Remote:
             raise
 
     def fetch_files(self, name: str, folder: Path, sealed: Manifest, progress: Progress) -> None:
-        """Fetch files from `name` into the empty `directory`, each checked. Raises NotTransferableError, RemoteError, OSError."""
+        """Fetch files from `name` into the empty `folder`, each checked. Raises NotTransferableError, RemoteError, OSError."""
         if fault := transferable.contents_fault(sealed):
             raise NotTransferableError(fault)
 
@@ -383,7 +379,7 @@ class Remote:
 
         for _ in self._each(fetch, _files(sealed), progress):
             pass
-        # Links come after all files, so nothing is written through one.
+        # Links come after all files, so no file is written through one.
         (folder / OUT).mkdir(parents=True, exist_ok=True)
         for entry in sealed.files:
             if entry.link is not None:
@@ -391,7 +387,7 @@ class Remote:
                 (folder / OUT / entry.path).symlink_to(entry.link)
 
     def _receive(self, name: str, entry: FileEntry, write: Callable[[bytes], None] = lambda _: None) -> None:
-        """Read a file, never more than its size. Raises NotTransferableError if it has another content, RemoteError."""
+        """Read a file, never more than its size. Raises NotTransferableError if its content differs, RemoteError."""
 
         def piece(start: int) -> bytes:
             return self._piece(name, start, min(start + _PIECE_BYTES, entry.size))
@@ -418,19 +414,19 @@ class Remote:
         return f"{self._root}/{name}"
 
     @contextmanager
-    def _asking(self, name: str) -> Iterator[None]:
-        """What a file system raises, as an error of ours; FileNotFoundError as it is."""
+    def _converted_errors(self, name: str) -> Iterator[None]:
+        """Convert errors of a file system to ours, except FileNotFoundError."""
         try:
             yield
         except (FileNotFoundError, PipelineError):
             raise
         except ImportError as error:
             raise UsageError(f"{self.url}: {error}", hint="pip install the package that it names") from error
-        except Exception as error:  # each file system has its own
+        except Exception as error:  # each file system has its own errors
             if isinstance(error.__cause__, RemoteError):
                 raise error.__cause__ from None
-            said = str(error).strip().splitlines()
-            why = getattr(error, "strerror", None) or (said[0] if said else type(error).__name__)
+            lines = str(error).strip().splitlines()
+            why = getattr(error, "strerror", None) or (lines[0] if lines else type(error).__name__)
             raise RemoteError(
                 f"{self.url}: {name}: {why}",
                 hint="check the address and the credentials, then run the same command again",
@@ -438,13 +434,13 @@ class Remote:
 
 
 class _Web:
-    """A web server that is pulled from."""
+    """A web server to pull from."""
 
     def __init__(self, url: str) -> None:
         import httpx
 
         self._url = url.rstrip("/")
-        # What is compressed may become any size. Digests are of what is sent.
+        # Compressed data could expand to any size, and digests are of the data as sent.
         self._client = httpx.Client(
             headers={"accept-encoding": "identity"}, follow_redirects=True, timeout=httpx.Timeout(30.0, pool=None)
         )
@@ -454,9 +450,9 @@ class _Web:
         self._client.close()
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Content of a file as it arrives.
+        """Yield the content of a file as it arrives.
 
-        Raises FileNotFoundError, NotTransferableError for a status, and RemoteError if nothing listens.
+        Raises FileNotFoundError, NotTransferableError for an HTTP status, and RemoteError if no server listens.
         """
         import httpx
 
@@ -480,11 +476,11 @@ def _check_status(response: httpx.Response, name: str) -> None:
     if status in {404, 410}:
         raise FileNotFoundError(name)
     if status >= 300:
-        raise NotTransferableError(f"{name}: the server answers with HTTP {status}")
+        raise NotTransferableError(f"{name}: the server responded with HTTP {status}")
 
 
 def shown(url: str) -> str:
-    """A URL without the password that may stand in it."""
+    """Return a URL without its password."""
     return re.sub(r"(?<=://)[^/@]*@", "", url).rstrip("/")
 
 
@@ -499,8 +495,8 @@ def _file_system(url: str) -> tuple[Any, str]:
             "a remote store needs the package fsspec", hint="pip install 'trtllm-pipeline[remote]'"
         ) from error
     try:
-        # What others push meanwhile has to be seen.
-        found, root = url_to_fs(url, use_listings_cache=False)
+        # Concurrent pushes must be visible.
+        file_system, root = url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         package = _BACKENDS.get(scheme)
         hint = f"pip install {package}" if package else None
@@ -509,9 +505,9 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise UsageError(
             f"{shown(url)}: {error}", hint="s3://BUCKET/FOLDER, gs://..., az://..., https://..., or a directory"
         ) from error
-    except Exception as error:  # each file system has its own, and some connect at once
+    except Exception as error:  # each file system has its own errors, and some connect at once
         raise RemoteError(f"{shown(url)}: {error}", hint="check the address and the credentials") from error
-    return found, str(root)
+    return file_system, str(root)
 
 
 def _place(each: ArtifactTransfer | ArtifactKey) -> str:
@@ -523,7 +519,7 @@ def _contents(place: str, content: bytes) -> str:
 
 
 def _files(sealed: Manifest) -> list[tuple[str, FileEntry]]:
-    """The files in an artifact's directory by path, without links."""
+    """Return the files in an artifact's directory by path, without links."""
     files = [(f"{OUT}/{entry.path}", entry) for entry in sealed.files if entry.link is None]
     return files + [(entry.path, entry) for entry in sealed.records]
 
@@ -535,7 +531,7 @@ def _each(
     ahead: int | None = None,
     progress: Progress | None = None,
 ) -> Iterator[R]:
-    """The results in order, at most `ahead` of them kept. After an error nothing is started; an interrupt stops `progress`."""
+    """Yield results in order, keeping at most `ahead`. After an error no work is started. An interrupt stops `progress`."""
     waiting: deque[Future[R]] = deque()
     try:
         for item in items:
@@ -557,7 +553,7 @@ def _each(
 
 
 def compare_to_push(store: Store, remote: Remote, chosen: Iterable[ArtifactKey]) -> list[ArtifactTransfer]:
-    """The artifacts `chosen`, each present in the remote, pending or refused."""
+    """Return the artifacts `chosen`, each present in the remote, pending or refused."""
     return list(remote.compared(partial(_compare_to_push, store, remote), chosen))
 
 
@@ -568,13 +564,13 @@ def _compare_to_push(store: Store, remote: Remote, place: ArtifactKey) -> Artifa
     ours = ArtifactTransfer(*place, sealed, content, "pending", _size(sealed))
     if fault := transferable.fault(sealed):
         return replace(ours, state="refused", message=fault)
-    there = _read_manifest(remote, place)
-    here = _contents(_place(place), there.content)
-    if there.sealed is None or (remote.thorough and not remote.is_sound(here, there.sealed)):
+    theirs = _read_manifest(remote, place)
+    here = _contents(_place(place), theirs.content)
+    if theirs.sealed is None or (remote.thorough and not remote.is_sound(here, theirs.sealed)):
         return ours
-    with suppress(FileNotFoundError):  # it may have been signed after it was pushed
+    with suppress(FileNotFoundError):  # it may have been signed after the push
         signed = reading.read_bytes(folder / manifest.ENVELOPE)
-        if there.content == content and remote.read(f"{here}/{manifest.ENVELOPE}") != signed:
+        if theirs.content == content and remote.read(f"{here}/{manifest.ENVELOPE}") != signed:
             return replace(ours, transfer_bytes=0)
     return replace(ours, state="present", transfer_bytes=0)  # another machine's build is as good
 
@@ -584,7 +580,7 @@ def _size(sealed: Manifest) -> int:
 
 
 def _read_manifest(remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
-    """An artifact that is there, as it says itself."""
+    """Return an artifact of the remote, as its manifest describes it."""
     try:
         content = remote.manifest(place)
         if content is None:
@@ -601,7 +597,7 @@ def _read_manifest(remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
 def push(
     store: Store, remote: Remote, pending: Iterable[ArtifactTransfer], progress: Progress
 ) -> Iterator[ArtifactTransfer]:
-    """Push what `compare_to_push` found; yields each with its new state. Raises RemoteError."""
+    """Push the result of `compare_to_push`. Yields each with its new state. Raises RemoteError."""
     for each in pending:
         try:
             remote.send(store, each, progress)
@@ -615,15 +611,15 @@ def push(
 def offered(
     remote: Remote, places: Collection[ArtifactKey], gpus: Collection[str]
 ) -> dict[ArtifactKey, ArtifactTransfer]:
-    """Those of `places` that are there: to be pulled, or refused with the reason.
+    """Return those of `places` that exist: pending, or refused with a reason.
 
-    Where `gpus` has the names of this machine's, engines that were made on GPUs of other names are refused: their keys have the
-    compute capability alone. Raises RemoteError.
+    If `gpus` names this machine's GPUs, engines built on GPUs of other names are refused, since their keys only have the
+    compute capability. Raises RemoteError.
     """
-    found = remote.compared(partial(_read_manifest, remote), remote.candidates(places))
+    transfers = remote.compared(partial(_read_manifest, remote), remote.candidates(places))
     return {
         ArtifactKey(each.stage, each.fingerprint): _for_gpus(each, gpus)
-        for each in found
+        for each in transfers
         if each.sealed is not None or each.message is not None
     }
 
@@ -635,38 +631,38 @@ def _for_gpus(each: ArtifactTransfer, gpus: Collection[str]) -> ArtifactTransfer
     return replace(
         each,
         state="refused",
-        message=f"was made on {' and '.join(sorted(made_on))}, this machine has {' and '.join(sorted(set(gpus)))} "
-        "(--allow-other-gpu takes it)",
+        message=f"was built on {' and '.join(sorted(made_on))}, this machine has {' and '.join(sorted(set(gpus)))} "
+        "(--allow-other-gpu accepts it)",
     )
 
 
 def _made_for(sealed: Manifest) -> set[str]:
-    """Names of the GPUs that an engine was made on; empty for what is not made for a GPU, or does not tell."""
+    """Return the names of the GPUs that an engine was built on. Empty for other artifacts, or if not recorded."""
     system = sealed.provenance.get("system")
-    told = system.get("gpus") if isinstance(system, dict) else None
-    if "sm" not in json.loads(sealed.key).get("identity", {}) or not isinstance(told, list):
+    gpus = system.get("gpus") if isinstance(system, dict) else None
+    if "sm" not in json.loads(sealed.key).get("identity", {}) or not isinstance(gpus, list):
         return set()
-    return {str(each).rpartition(",")[0] for each in told}
+    return {str(each).rpartition(",")[0] for each in gpus}
 
 
 def compare_to_pull(
     store: Store, remote: Remote, chosen: Sequence[ArtifactKey], gpus: Collection[str] = ()
 ) -> list[ArtifactTransfer]:
-    """What of `chosen` is to be pulled, or refused as `offered` says; what is neither there nor here is left out."""
+    """Return those of `chosen` that are present here or offered by the remote. Others are left out."""
     known = store.present({place.fingerprint: place.stage for place in chosen})
-    found = offered(remote, [place for place in chosen if place.fingerprint not in known], gpus)
-    told = []
+    offers = offered(remote, [place for place in chosen if place.fingerprint not in known], gpus)
+    transfers = []
     for place in chosen:
         if place.fingerprint not in known:
-            told += [found[place]] if place in found else []
+            transfers += [offers[place]] if place in offers else []
         else:
             sealed = manifest.read(store.folder(*place))
-            told.append(ArtifactTransfer(*place, sealed, b"", "present"))
-    return told
+            transfers.append(ArtifactTransfer(*place, sealed, b"", "present"))
+    return transfers
 
 
 def check_room(store: Store, pending: Iterable[ArtifactTransfer]) -> None:
-    """Raise StateError if what is to be pulled does not fit on the workspace's disk. `pull` refuses what does not fit alone."""
+    """Raise StateError if all pulls do not fit on the workspace's disk. `pull` refuses single artifacts that do not fit."""
     free = shutil.disk_usage(store.workspace).free
     needed = sum(each.transfer_bytes for each in pending if each.transfer_bytes <= free)
     if needed > free:
@@ -683,9 +679,9 @@ def pull(
     judge: Callable[[Path], Iterable[Discrepancy]],
     progress: Progress,
 ) -> Iterator[ArtifactTransfer]:
-    """Pull what `compare_to_pull` found; yields each with its new state. Nothing is published that is not whole.
+    """Pull the result of `compare_to_pull`. Yields each with its new state. Only complete artifacts are published.
 
-    `judge` returns the faults of one that has arrived. Artifacts that another process works on are left to it. Raises
+    `judge` returns the faults of a received artifact. Artifacts that another process works on are left to it. Raises
     RemoteError, and StateError for a full disk.
     """
     store.check_writable()
@@ -700,10 +696,10 @@ def pull(
             yield replace(each, state="busy")
             continue
         try:
-            found = _pulled(store, remote, each, judge, progress)
+            pulled = _pulled(store, remote, each, judge, progress)
         finally:
             claim.release()
-        yield found
+        yield pulled
 
 
 def _pulled(
@@ -713,12 +709,12 @@ def _pulled(
     judge: Callable[[Path], Iterable[Discrepancy]],
     progress: Progress,
 ) -> ArtifactTransfer:
-    if store.get(each.stage, each.fingerprint) is not None:  # made meanwhile
+    if store.get(each.stage, each.fingerprint) is not None:  # built meanwhile
         return replace(each, state="present")
     assert each.sealed is not None
     try:
         store.discard(each.stage, each.fingerprint)  # left by a killed process
-        # Created before anything is fetched, so that other processes wait for this pull instead of making the artifact.
+        # Created before the first file is fetched, so that other processes wait for this pull instead of building the artifact.
         store.arriving(each.stage, each.fingerprint).mkdir(parents=True, exist_ok=True)
         remote.fetch(store, each, judge, progress)
         store.receive(each.sealed)
@@ -729,7 +725,7 @@ def _pulled(
         if problem is None:
             raise
         raise StateError(
-            f"{problem}, while artifacts were pulled",
+            f"{problem}, while pulling artifacts",
             hint=f"{'raise the limit' if error.errno == errno.EFBIG else 'free some space'}, then run the command again",
         ) from error
     return replace(each, state="done")

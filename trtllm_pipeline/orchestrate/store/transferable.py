@@ -1,7 +1,7 @@
-"""The manifest that a remote store may have: strict types, bounded sizes, names that stay in their directory.
+"""The valid manifest of a remote store: strict types, bounded sizes, names that stay in their directory.
 
-A manifest is a stranger's text. Its digest proves only that it is whole. Checked here, nothing in it can break the
-workspace that receives it, or the terminal that shows it.
+A remote manifest is untrusted. Its digest proves only that it is complete. After these checks it can break neither the
+workspace that receives it nor the terminal that shows it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from trtllm_pipeline.orchestrate.store.manifest import FileEntry, Manifest
 from trtllm_pipeline.tensorrt import OUT
 
 _OURS: Final = frozenset({OUT, manifest.NAME, manifest.ENVELOPE})
-"""Names in an artifact's directory that no record may have."""
+"""Reserved names in an artifact's directory."""
 _MOST_FILES: Final = 20_000
 _YEAR_2200_S: Final = 7_258_118_400
 _LONGEST_PATH: Final = 1000
-"""In bytes: the workspace's own path comes before it."""
+"""Maximum path length in bytes: the workspace's own path is added."""
 _LONGEST_NAME: Final = 255
-"""In bytes, as file systems have it."""
+"""Maximum name length in bytes, as in file systems."""
 
 
 def _printable(text: str) -> str:
@@ -66,7 +66,7 @@ class _Strict(BaseModel):
 
 
 class _Open(_Strict):
-    """What else there is may be of another release. It can be shown."""
+    """Other fields may come from another release. They must be printable."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, _Shown]
@@ -120,7 +120,7 @@ class _About(_Strict):
 
 
 def fault(sealed: Manifest) -> str | None:
-    """Why an artifact cannot travel between workspaces; None if it can."""
+    """Return why an artifact cannot be transferred between workspaces. None if it can."""
     if not sealed.files:
         return "it has no files"
     key = json.loads(sealed.key)
@@ -128,7 +128,7 @@ def fault(sealed: Manifest) -> str | None:
 
 
 def contents_fault(sealed: Manifest) -> str | None:
-    """Why its files cannot be written into a directory; None if they can."""
+    """Return why its files cannot be written into a directory. None if they can."""
     if len(sealed.files) + len(sealed.records) > _MOST_FILES:
         return f"it has more than {_MOST_FILES} files"
     files = [entry for entry in sealed.files if entry.link is None]
@@ -147,7 +147,7 @@ def _file(entry: FileEntry) -> dict[str, Any]:
 
 
 def _invalid(model: type[_Strict], **values: Any) -> str | None:
-    """The first fault of these values; None if there is none."""
+    """Return the first fault of these values. None if there is none."""
     try:
         model.model_validate(values)
     except ValidationError as error:
@@ -160,7 +160,7 @@ def _invalid(model: type[_Strict], **values: Any) -> str | None:
 
 
 def _misplaced(files: Sequence[FileEntry], links: Sequence[FileEntry], records: Sequence[FileEntry]) -> Iterator[str]:
-    """Names that another name, or a file of ours, is in the way of; links that do not lead to a file."""
+    """Yield names that conflict with another name or a file of ours, and links that do not lead to a file."""
     for entries in ([*files, *links], records):
         names = {entry.path for entry in entries}
         if len(names) < len(entries):
@@ -171,7 +171,7 @@ def _misplaced(files: Sequence[FileEntry], links: Sequence[FileEntry], records: 
     for entry in records:
         if PurePosixPath(entry.path).parts[0] in _OURS:
             yield f"{entry.path!r} is not a name for a record"
-    there = {entry.path for entry in files}
+    targets = {entry.path for entry in files}
     for entry in links:
-        if os.path.normpath(os.path.join(os.path.dirname(entry.path), str(entry.link))) not in there:
+        if os.path.normpath(os.path.join(os.path.dirname(entry.path), str(entry.link))) not in targets:
             yield f"{entry.path!r} is a link to {entry.link!r}, which is not a file of it"

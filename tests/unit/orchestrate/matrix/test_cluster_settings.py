@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.base.errors import MatrixError, UsageError
+from trtllm_pipeline.orchestrate.clusters import location
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.orchestrate.plan import selection
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.run import location
 
 AXES = "model: [tiny]\n  precision: [fp16]\n  max_batch_size: [4]\n  lengths: ['192,16']\n"
 
@@ -35,7 +35,7 @@ def test_the_cluster_is_the_same_for_all_cells(tmp_path: Path) -> None:
     [
         ({"ray_address": "host:1"}, "--ray-address needs --executor ray"),
         ({"executor": "slurm", "ray_address": "host:1"}, "--ray-address needs --executor ray"),
-        ({"executor": "ray", "assume": "gpus=0"}, "--assume describes a machine, --executor asks a cluster for one"),
+        ({"executor": "ray", "assume": "gpus=0"}, "--assume describes a machine, --executor uses those of a cluster"),
     ],
 )
 def test_options_that_do_not_go_together(tmp_path: Path, asked: dict[str, str], message: str) -> None:

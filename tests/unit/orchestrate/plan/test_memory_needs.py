@@ -326,7 +326,7 @@ def test_a_run_that_its_disk_cannot_hold_leaves_no_run(tmp_path: Path, monkeypat
     matrix.write_text(f"name: full\ntoolchain: embedded\naxes: {{{axes}}}\n", encoding="utf-8")
     monkeypatch.setattr("trtllm_pipeline.orchestrate.run.forecast._free_bytes", lambda _folder: 1000)
     store = Store(tmp_path / "ws")
-    with pytest.raises(PlanError, match=r"of disk, .* are free"):
+    with pytest.raises(PlanError, match=r"of disk, .* is free"):
         flow.run(Request(matrix, until="convert"), store, Observer())
     assert list(store.runs_dir.iterdir()) == []
     store.close()

@@ -23,7 +23,7 @@ from trtllm_pipeline.base.domain import Resources, Scope
 from trtllm_pipeline.base.errors import FailureClass, RemoteError, StageError, StateError, UsageError
 from trtllm_pipeline.base.files.writing import read_object, write_json
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, from_json
-from trtllm_pipeline.orchestrate.clusters import agent, cluster, exchange
+from trtllm_pipeline.orchestrate.clusters import agent, cluster, exchange, location
 from trtllm_pipeline.orchestrate.clusters.cluster import (
     ClusterExecutor,
     ClusterNode,
@@ -34,7 +34,6 @@ from trtllm_pipeline.orchestrate.clusters.cluster import (
 )
 from trtllm_pipeline.orchestrate.plan import selection
 from trtllm_pipeline.orchestrate.plan.request import SLURM, Request
-from trtllm_pipeline.orchestrate.run import location
 from trtllm_pipeline.orchestrate.run.executor import Ended, Job, Ready, Usage, read_job
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, NodeCame, NodeGone
 from trtllm_pipeline.orchestrate.store.remote_store import Remote
@@ -280,7 +279,7 @@ def test_an_agent_does_not_wait_for_a_pipeline_that_is_gone(
     (tmp_path / "parcels" / "build.1-0").mkdir(parents=True)
     node = exchange._Node(Remote(str(tmp_path)), "build.1-0")
     monkeypatch.setattr(exchange, "_PATIENCE_S", 0.1)
-    with pytest.raises(StateError, match=f"{name}: the pipeline has sent nothing, and was silent"):
+    with pytest.raises(StateError, match=f"{name}: no parcel and no sign of life"):
         node.parcel(name)
     monkeypatch.setattr(exchange, "_PATIENCE_S", 60.0)
     node.over.set()
@@ -376,7 +375,7 @@ def test_an_agent_that_cannot_do_its_part_ends_once_and_says_why(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert told == [signal.SIGTERM]
-    assert f"{perf.attempt}: what it reads cannot be fetched: " in capfd.readouterr().err
+    assert f"{perf.attempt}: its inputs cannot be fetched: " in capfd.readouterr().err
     assert not list((tmp_path / "work").iterdir())
 
 
@@ -451,7 +450,7 @@ def test_a_plan_is_for_the_types_of_accelerators_that_are_named_or_the_only_one(
     assert [node.name for node in chosen(mixed[:2], [])] == ["cpus"]
     assert [node.name for node in chosen(mixed, ["h100", "a100"])] == ["a", "c", "b"], "spelt as in the matrix"
     assert [node.name for node in chosen(mixed, ["L40S", "A100"])] == ["b"], "what there is of them"
-    with pytest.raises(UsageError, match="has several types of accelerators: A100, H100"):
+    with pytest.raises(UsageError, match="has several accelerator types: A100, H100"):
         chosen(mixed, [])
     with pytest.raises(UsageError, match="has no node with B200; it has A100, H100"):
         chosen(mixed, ["B200"])

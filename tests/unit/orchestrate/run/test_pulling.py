@@ -141,7 +141,7 @@ def test_what_is_damaged_there_is_made_of_what_is_not(made: Store, store: Store,
     assert sorted(each.stage for each in present.values()) == ["build", "convert", "download"]
     (wrong,) = told.wrong
     assert "is damaged there" in wrong
-    assert wrong.endswith("; it is made here")
+    assert wrong.endswith("; it is built here")
     assert fabricated.stage_run(PLAN, INT8, "convert").fingerprint in present
 
 
@@ -157,7 +157,7 @@ def test_what_another_process_pulls_is_waited_for(made: Store, store: Store, url
     present = source(url).pull(PLAN, store, {}, told)
     other.join()
     assert sorted(each.stage for each in present.values()) == ["build", "build"]
-    assert f"{run.id}: waiting for another process that pulls it" in told.said
+    assert f"{run.id}: waiting for another process to pull it" in told.said
     # What another one makes is not.
     claim = store.claim(fabricated.stage_run(PLAN, FP16, "download").fingerprint)
     assert claim is not None
@@ -249,9 +249,11 @@ def test_an_engine_of_another_gpu_is_refused_unless_that_is_allowed(
     assert (store.get("build", run.fingerprint) is not None) == pulled
     if not pulled:
         (wrong,) = told.wrong
-        assert "was made on NVIDIA H100 80GB HBM3, this machine has NVIDIA H200 (--allow-other-gpu takes it)" in wrong
+        assert (
+            "was built on NVIDIA H100 80GB HBM3, this machine has NVIDIA H200 (--allow-other-gpu accepts it)" in wrong
+        )
         text = plan_text(plan, forecast(plan, None, offers=offers), verbose=False)
-        assert "not pulled: 1 x build: was made on NVIDIA H100 80GB HBM3" in text
+        assert "not pulled: 1 x build: was built on NVIDIA H100 80GB HBM3" in text
 
 
 def trtllm_plan(tmp_path: Path) -> Plan:

@@ -469,12 +469,12 @@ def test_a_service_without_anything_to_do_is_skipped() -> None:
     [
         ([task("a"), task("a")], "a is in the plan twice"),
         ([task("a", "b")], "a needs b, which is not in the plan"),
-        ([task("a", "b"), task("b", "a"), task("c", "a")], "in a circle among a, b"),
+        ([task("a", "b"), task("b", "a"), task("c", "a")], "circular needs among a, b"),
         ([service("s"), inside("i", "s"), task("a", "s")], "a needs the service s but does not run inside it"),
         ([inside("i", "s"), task("s")], "i: s is not a service of this plan"),
         ([task("i", service=sid("s")), service("s")], "i: an inside task, and no other, names its service"),
         # The service waits for x, x for a task inside the service.
-        ([service("s"), inside("i", "s"), task("x", "i"), inside("j", "s", "x")], "in a circle among i, j, s, x"),
+        ([service("s"), inside("i", "s"), task("x", "i"), inside("j", "s", "x")], "circular needs among i, j, s, x"),
     ],
 )
 def test_a_list_that_is_no_plan_is_refused(tasks: list[Task], message: str) -> None:
@@ -532,7 +532,7 @@ def test_a_service_that_does_not_start_blocks_all_inside_it() -> None:
     assert scheduler.finished
 
 
-@pytest.mark.parametrize(("ready", "message"), [(False, "ended before it was ready"), (True, "before it was asked to")])
+@pytest.mark.parametrize(("ready", "message"), [(False, "ended before it was ready"), (True, "before it was stopped")])
 def test_a_service_that_ends_well_but_too_early_has_failed(ready: bool, message: str) -> None:
     scheduler = Scheduler([service("serve"), inside("perf", "serve")], Capacity(8))
     scheduler.advance(0)
@@ -757,7 +757,7 @@ def test_events_that_cannot_be_are_refused() -> None:
         scheduler.advance(0, Finished(sid("b")))
     with pytest.raises(TypeError, match="ends with ServiceEnded"):
         scheduler.advance(0, Finished(sid("s")))
-    with pytest.raises(TypeError, match="is no service"):
+    with pytest.raises(TypeError, match="is not a service"):
         scheduler.advance(0, ServiceReady(sid("a")))
 
 

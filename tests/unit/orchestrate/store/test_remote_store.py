@@ -449,7 +449,7 @@ def test_a_statement_of_something_else_is_refused_without_any_policy(
     [
         ("", "empty"),
         ("nowhere://x", "nowhere"),
-        ("https://engines.example/x", "only be pulled from"),
+        ("https://engines.example/x", "is read-only"),
     ],
 )
 def test_a_wrong_url_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str, said: str) -> None:

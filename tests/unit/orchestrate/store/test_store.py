@@ -63,12 +63,12 @@ def test_what_only_says_what_there_is_looks_at_folders_and_moves_nothing(store: 
     wanted = {artifact.fingerprint: "build", gone.fingerprint: "build", Fingerprint("c" * 32): "convert"}
     (artifact.out / "config.json").unlink()
     shutil.rmtree(gone.folder)
-    assert store.there(wanted) == {artifact.fingerprint}
+    assert store.listed(wanted) == {artifact.fingerprint}
     assert artifact.folder.exists(), "damaged, and left to a run"
     assert not store.present(wanted)
     unknown = publish(store, "d")
     store.index.remove_artifacts((unknown.fingerprint,))
-    assert store.there({unknown.fingerprint: "build"}) == {unknown.fingerprint}, "published, and then killed"
+    assert store.listed({unknown.fingerprint: "build"}) == {unknown.fingerprint}, "published, and then killed"
 
 
 def test_few_and_many_artifacts_are_looked_up_alike(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

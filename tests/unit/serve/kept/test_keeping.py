@@ -623,7 +623,7 @@ def test_nothing_is_started_of_what_was_removed_since_it_was_found(tmp_path: Pat
     what: Any = SimpleNamespace(**{**vars(WHAT), "inputs": {"engine": engine}})
     unused = claims.take(store.work_dir / "users.lock", remove=False)  # as `store prune` does
     assert unused is not None
-    with pytest.raises(StateError, match="another process removes unused artifacts"):
+    with pytest.raises(StateError, match="another process is removing unused artifacts"):
         control.start(what, control.Wish(name="one"), store.workspace)
     unused.release()
     with pytest.raises(StateError, match=f"{engine} is gone"):

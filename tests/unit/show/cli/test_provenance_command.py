@@ -51,7 +51,7 @@ def test_sign_show_and_check(artifacts: tuple[Artifact, Artifact], run: Run, mon
     one = artifacts[0]
     code, out, _ = run("store", "provenance")
     assert code == 0
-    assert out.count("signed by  nobody") == 2
+    assert out.count("signed by  no key") == 2
     assert "made by    ann on h1" in out
     code, out, err = run("store", "provenance", f"build-{one.fingerprint[:12]}", "--sign", "me.key")
     assert code == 0
@@ -153,4 +153,4 @@ def test_serve_start_refuses_what_a_policy_or_a_statement_refuses(
     weights.chmod(stat.S_IWUSR | stat.S_IRUSR)
     weights.write_text("b")
     code, _, err = run(*start)
-    assert (code, "out/deep/weights: is not what was signed" in err, len(passed)) == (2, True, 2)
+    assert (code, "out/deep/weights: differs from the signed file" in err, len(passed)) == (2, True, 2)

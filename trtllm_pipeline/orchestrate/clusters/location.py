@@ -1,4 +1,4 @@
-"""Where stage runs go: this machine, or a cluster."""
+"""The nodes and the executor of a request: this machine, or a cluster."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where stage runs go."""
+    """Machine, nodes and executor for stage runs."""
 
     machine: Machine
-    """What plans are made for: this machine, or a node of a cluster."""
+    """The machine that plans are made for: this one, or a node of a cluster."""
     nodes: Sequence[Capacity]
-    """What there is to hand out; the first is this machine."""
+    """Capacities of the nodes. The first is this machine."""
     executor: Callable[[], Executor]
-    """A new one, for one run of a plan."""
+    """Creates an executor for one run of a plan."""
 
 
 @contextmanager
 def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
-    """Where the request's stage runs go. Raises UsageError where there is no such cluster."""
+    """Yield the placement of the request's stage runs. Raises UsageError if there is no such cluster."""
     if request.ray_address is not None and request.executor != RAY:
         raise UsageError("--ray-address needs --executor ray")
     if request.executor in (None, LOCAL):
@@ -44,7 +44,7 @@ def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
         return
     if request.assume is not None:
         raise UsageError(
-            "--assume describes a machine, --executor asks a cluster for one", hint="leave one of them out"
+            "--assume describes a machine, --executor uses those of a cluster", hint="leave one of them out"
         )
     from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
     from trtllm_pipeline.orchestrate.clusters.exchange import Exchange
@@ -62,17 +62,17 @@ def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
 
 
 def _executor_here() -> Executor:
-    from trtllm_pipeline.orchestrate.run.executor import Executor  # a plan needs none
+    from trtllm_pipeline.orchestrate.run.executor import Executor  # not needed by a plan
 
     return Executor()
 
 
 def _exchange(request: Request, loaded: LoadedMatrix) -> str | None:
-    """Where files pass between the pipeline and nodes that do not see the workspace; None where they do."""
+    """Return the URL for files of nodes that do not share the workspace. None if they share it."""
     url: str | None = loaded.of_cluster("exchange")
     if url is not None and request.executor == SLURM:
         raise UsageError(
-            "settings.cluster.exchange is for --executor ray", hint="nodes of Slurm need the workspace at the same path"
+            "settings.cluster.exchange is for --executor ray", hint="Slurm nodes need the workspace at the same path"
         )
     return url if url is None or "://" in url else str((loaded.path.parent / Path(url).expanduser()).absolute())
 
@@ -82,7 +82,7 @@ def _cluster(request: Request, loaded: LoadedMatrix) -> Cluster:
     if accelerator := loaded.of_cluster("accelerator"):
         if accelerators:
             raise UsageError(
-                "the matrix has the types of GPU among its axes, and settings.cluster.accelerator names one for all cells",
+                "the matrix has an axis of GPU types, but settings.cluster.accelerator sets one type for all cells",
                 hint="leave one of them out",
             )
         accelerators = (accelerator,)
