@@ -239,7 +239,7 @@ def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:
 
 
 def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:
-    from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token
+    from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token
 
     shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.yaml").model_dump(mode="json"))
     # 61 layers of 512 + 64 numbers, on each GPU.

@@ -65,6 +65,7 @@ from .stage.repository_settings import RepositorySettings as RepositorySettings
 from .stage.repository_settings import Setting as Setting
 from .toolchains import catalog as catalog
 from .toolchains import companions as companions
+from .toolchains import vision as vision
 from .toolchains.catalog import DRAFTER as DRAFTER
 from .toolchains.catalog import EMBEDDED as EMBEDDED
 from .toolchains.catalog import ENGINES as ENGINES
@@ -77,7 +78,6 @@ from .trtllm import installation as installation
 from .trtllm import program_options as program_options
 from .trtllm import releases as releases
 from .trtllm import templates as templates
-from .trtllm import vision as vision
 from .trtllm.backends import BACKEND as BACKEND
 from .trtllm.launching import serve_command as serve_command
 from .trtllm.llmapi import MODEL as MODEL

@@ -6,9 +6,9 @@ from typing import Final
 
 from trtllm_pipeline.base import Cell, Machine
 from trtllm_pipeline.tensorrt.embedded.needs import weights_bytes
+from trtllm_pipeline.tensorrt.toolchains import model_shape
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, token_s
-from trtllm_pipeline.tensorrt.trtllm import model_shape
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
 
 _CONVERT_PER_GB: Final = 7.0
 """Of 16-bit weights, on one CPU."""

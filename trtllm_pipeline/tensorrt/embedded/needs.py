@@ -9,7 +9,7 @@ from typing import Final
 
 from trtllm_pipeline.base import Cell, Machine, Needs
 from trtllm_pipeline.tensorrt.embedded.params import CONTEXT_STEP
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token
 
 _BITS: Final = {"fp32": (32.0, 32.0), "fp16": (16.0, 16.0), "bf16": (16.0, 16.0), "int8_wo": (8.5, 8.5)}
 _FOUR_BITS: Final = (4.5, 8.5)

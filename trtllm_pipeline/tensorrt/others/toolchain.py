@@ -37,8 +37,8 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     planned_ports,
     rule,
 )
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import source_bytes
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
 
 ASKED_FOR_S: Final = 2.0
 """Time limit for a server that runs already, when a plan asks its version."""

@@ -38,10 +38,8 @@ from trtllm_pipeline.tensorrt.stage.params import (
     load,
 )
 from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS
-from trtllm_pipeline.tensorrt.toolchains import companions, time_estimates
+from trtllm_pipeline.tensorrt.toolchains import companions, time_estimates, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED, PYTORCH
-from trtllm_pipeline.tensorrt.trtllm import vision
-from trtllm_pipeline.tensorrt.trtllm.speculation import longest_prompt
 
 ENGINE: Final = ("build", "quantize", "download")
 """What is served: an engine, or where there is none to build the weights themselves."""
@@ -295,7 +293,7 @@ def _declared(cell: Cell) -> dict[str, Json]:
     return {
         "tp": cell.tp,
         "max_batch_size": cell.max_batch_size,
-        "max_input_len": longest_prompt(cell),
+        "max_input_len": companions.longest_prompt(cell),
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": tokens if kept else None,
         **({"triton_max_batch_size": triton} if triton not in {None, cell.max_batch_size} else {}),
@@ -310,7 +308,7 @@ def _perf(cell: Cell) -> PerfParams:
         "slo": settings["slo"] or None,
         "max_tokens": settings["max_tokens"] or cell.osl,
         **(
-            {"input_tokens": settings["input_tokens"] or longest_prompt(cell)}
+            {"input_tokens": settings["input_tokens"] or companions.longest_prompt(cell)}
             if settings["workload"] == "isl_osl"
             else {}
         ),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import Cell, Json
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token
 
 _DRAFT_VOCABULARY: Final = 32_000
 """Tokens that an EAGLE-3 head draws from, in those that are published."""

@@ -42,6 +42,13 @@ def speculation(cell: Cell) -> Mapping[str, Json] | None:
     return None if found is None or found["method"] == "none" else found
 
 
+def longest_prompt(cell: Cell) -> int:
+    """Tokens of a prompt. An engine with a draft model is also given the output so far."""
+    settings = speculation(cell)
+    with_output = cell.toolchain == ENGINES and settings is not None and settings["method"] == "draft"
+    return cell.isl + cell.osl - 1 if with_output else cell.isl
+
+
 READ_BY: Final = {
     "model": WITH_DRAFT_MODEL,
     "max_draft_len": frozenset(DRAFT_LENGTHS),

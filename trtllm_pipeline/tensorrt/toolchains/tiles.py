@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.base import Json
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,13 @@ from typing import Final
 
 from trtllm_pipeline.base import FP8, Cell, Machine, speeds
 from trtllm_pipeline.models import AS_IS
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token, weight_bits, weights_bytes
-from trtllm_pipeline.tensorrt.trtllm.prequantized import computed
+from trtllm_pipeline.tensorrt.toolchains.model_shape import (
+    Shape,
+    computed,
+    kv_bytes_per_token,
+    weight_bits,
+    weights_bytes,
+)
 
 _NETWORK: Final = 50e6
 """Bytes a second from a hub: an assumption."""

@@ -31,10 +31,10 @@ from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, ENGINES
 from trtllm_pipeline.tensorrt.toolchains.common_stages import exclusive, launch
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import kv_cache
 from trtllm_pipeline.tensorrt.trtllm.installation import installed, script
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, weights_bytes
 from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, NONE
 from trtllm_pipeline.tensorrt.trtllm.releases import QUANTIZE_SCRIPT, RUN_SCRIPT, at_least
 
@@ -92,7 +92,7 @@ def checkpoint_params(cell: Cell) -> dict[str, Any]:
     """The settings that determine a cell's checkpoint. Neither batch size nor lengths do."""
     return {
         "family": cell.recipe["family"],
-        "precision": prequantized.computed(cell.precision, cell.recipe),
+        "precision": computed(cell.precision, cell.recipe),
         "quantization": prequantized.form_of(cell),
         "kv_cache_precision": kv_cache(cell) or NONE,
         "tp": cell.tp,

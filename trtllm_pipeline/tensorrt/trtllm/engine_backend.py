@@ -21,7 +21,7 @@ from trtllm_pipeline.tensorrt.stage.calibration_rows import default_set, with_tr
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
 from trtllm_pipeline.tensorrt.stage.params import Selection, load
 from trtllm_pipeline.tensorrt.stage.repository_settings import SETTINGS
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, PYTORCH, VISUAL, Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     ACCURACY,
@@ -49,7 +49,6 @@ from trtllm_pipeline.tensorrt.trtllm import (
     rules,
     speculation,
     templates,
-    vision,
 )
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import (
@@ -272,7 +271,7 @@ def _build_params(cell: Cell) -> EngineBuild:
     given = case.build_options(cell)
     own = {
         "max_batch_size": cell.max_batch_size,
-        "max_input_len": speculation.longest_prompt(cell),
+        "max_input_len": companions.longest_prompt(cell),
         "max_seq_len": cell.isl + cell.osl,
         # trtllm-build has no use for more, and would build the same engine.
         "max_num_tokens": max(

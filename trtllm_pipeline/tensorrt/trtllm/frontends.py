@@ -15,9 +15,10 @@ from trtllm_pipeline.base import FailureClass, StageError, TensorRTLLM, probe, w
 from trtllm_pipeline.models import Engine, EngineError, lint, model_config
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
+from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, VISUAL
 from trtllm_pipeline.tensorrt.toolchains.companions import DRAFT
-from trtllm_pipeline.tensorrt.trtllm import checkpoint, llmapi, lora_models, templates, vision
+from trtllm_pipeline.tensorrt.trtllm import checkpoint, llmapi, lora_models, templates
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import (
     FRONTEND_TRITON,

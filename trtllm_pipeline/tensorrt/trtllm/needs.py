@@ -15,20 +15,20 @@ from trtllm_pipeline.tensorrt.modelopt import calibration_memory as model_optimi
 from trtllm_pipeline.tensorrt.modelopt.formats import precision
 from trtllm_pipeline.tensorrt.servers.command_lines import IMAGE_POOL
 from trtllm_pipeline.tensorrt.stage.calibration_rows import MOST
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 from trtllm_pipeline.tensorrt.toolchains.companion_sizes import draft_bytes, draft_kv_bytes_per_token
-from trtllm_pipeline.tensorrt.trtllm import backends, commands, vision
-from trtllm_pipeline.tensorrt.trtllm.case import gathers_logits, kept_weights, kv_cache, kv_share, num_tokens
-from trtllm_pipeline.tensorrt.trtllm.installation import installed
-from trtllm_pipeline.tensorrt.trtllm.model_shape import (
+from trtllm_pipeline.tensorrt.toolchains.model_shape import (
     Shape,
+    computed,
     kv_bytes_per_token,
     kv_element_bytes,
     weight_bits,
     weights_bytes,
 )
-from trtllm_pipeline.tensorrt.trtllm.prequantized import computed
+from trtllm_pipeline.tensorrt.trtllm import backends, commands
+from trtllm_pipeline.tensorrt.trtllm.case import gathers_logits, kept_weights, kv_cache, kv_share, num_tokens
+from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
 GIB: Final = 1 << 30

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from trtllm_pipeline.tensorrt.modelopt import formats
 from trtllm_pipeline.tensorrt.stage.params import ITSELF, CheckParams, Option, Param, Parameters, Scalar, Selection
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi, RepositorySettings
-from trtllm_pipeline.tensorrt.trtllm import vision
+from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
 
 SERVE_FILE: Final = "serve.json"

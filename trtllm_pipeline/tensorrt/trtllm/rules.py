@@ -26,13 +26,13 @@ from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import (
 )
 from trtllm_pipeline.tensorrt.stage.lora import NO_ADAPTER
 from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
-from trtllm_pipeline.tensorrt.toolchains import companions, tiles
+from trtllm_pipeline.tensorrt.toolchains import companions, tiles, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
 from trtllm_pipeline.tensorrt.toolchains.common_stages import images_asked
-from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options, vision
+from trtllm_pipeline.tensorrt.toolchains.model_shape import least_bytes
+from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.tensorrt.trtllm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
-from trtllm_pipeline.tensorrt.trtllm.model_shape import least_bytes
 from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
 from trtllm_pipeline.tensorrt.trtllm.releases import (
     FAMILIES,

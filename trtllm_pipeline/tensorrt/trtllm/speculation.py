@@ -109,12 +109,6 @@ def build_params(cell: Cell) -> dict[str, Any]:
     return {} if draft is None else {"speculative": draft.method, "max_draft_len": draft.length}
 
 
-def longest_prompt(cell: Cell) -> int:
-    """Tokens of a prompt: with a draft model also all that was answered so far, which engines are given again."""
-    draft = drafting(cell)
-    return cell.isl + cell.osl - 1 if draft is not None and draft.method == "draft" else cell.isl
-
-
 def drafter(cell: Cell) -> Cell | None:
     """The cell of the draft model that becomes an engine of its own: like the cell's, for all that it is asked.
 
@@ -134,7 +128,7 @@ def drafter(cell: Cell) -> Cell | None:
         model=str(cell.settings["speculative"]["model"]),
         recipe={**recipe, **pinned},
         settings={**cell.settings, **plain},
-        isl=longest_prompt(cell),
+        isl=companions.longest_prompt(cell),
         osl=1,
         companions={},
     )

@@ -22,7 +22,7 @@ from trtllm_pipeline.base import FailureClass, Json, StageError
 from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine, model_config
 from trtllm_pipeline.tensorrt.stage.params import Scalar
 from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS, SETTINGS, Setting
-from trtllm_pipeline.tensorrt.trtllm import vision
+from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least, parse
 

@@ -11,7 +11,8 @@ from tests.standins import templates as standin
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.tensorrt.trtllm import commands, frontends, vision
+from trtllm_pipeline.tensorrt.toolchains import vision
+from trtllm_pipeline.tensorrt.trtllm import commands, frontends
 from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository, VisualBuild
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from trtllm_pipeline.base import Json
+from trtllm_pipeline.models import AS_IS
 
 _WEIGHT_BITS: Final = {
     "fp32": 32.0,
@@ -25,6 +26,19 @@ _WEIGHT_BITS: Final = {
     "nvfp4": 4.0 + 8 / 16,  # an 8-bit scale for each block of 16
 }
 """Precision -> bits of one weight of a quantized layer, its scales included."""
+FORM_PRECISIONS: Final = {
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "fbgemm_fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "int4_awq": "int4_awq",
+    "w4a8_awq": "w4a8_awq",
+    "awq": "int4_awq",
+    "gptq": "int4_awq",
+    "mixed": "fp8",
+}
+"""Form of weights that are quantized already -> the precision with the same kernels, GPUs and size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +204,8 @@ def least_bytes(shape: Shape, *, precision: str, kv: str | None, tp: int, pp: in
     """Weights, and KV cache of one request of `tokens` tokens, on one GPU, in bytes."""
     per_token = kv_bytes_per_token(shape, kv_element_bytes(precision, kv), tp, pp)
     return weights_bytes(shape, precision, tp, pp), per_token * tokens
+
+
+def computed(precision: str, recipe: Mapping[str, Json]) -> str:
+    """The precision of a cell's weights in memory. For weights used as they are, the precision of their form."""
+    return precision if precision != AS_IS else FORM_PRECISIONS.get(str(recipe.get("quantization")), "bf16")
