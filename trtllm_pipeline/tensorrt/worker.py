@@ -1,7 +1,7 @@
-"""`python -m trtllm_pipeline.tensorrt.worker JOB.json [MODULE:FUNCTION]`: one program of ours, on one attempt at a stage run.
+"""`python -m trtllm_pipeline.tensorrt.worker JOB.json [MODULE:FUNCTION]`: runs a stage's program on one attempt.
 
-Every stage's own program is started this way, and so are helpers that run before it, which are named. It imports what
-the program needs and nothing of the command line. Why it failed is left in `failure.json` beside the log.
+Every stage's own program is started this way. So are helpers that run before it, by name. The process imports only what
+the program needs, nothing of the command line. A failure is recorded in `failure.json` next to the log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trtllm_pipeline.tensorrt.stage.base import JOB, StageContext
 
 
 def _named(path: str) -> Any:
-    """What "module:name" means."""
+    """The object that "module:name" refers to."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -52,7 +52,7 @@ def write_job(stage: str, program: str | None, context: StageContext[Any]) -> Pa
 
 
 def context_of(job: Mapping[str, Any]) -> StageContext[Any]:
-    """What a job file gives the stage's program."""
+    """The context that a job file describes."""
     return StageContext(
         params=params.load(_named(job["params_class"]), job["params"]),
         inputs={name: Path(path) for name, path in job["inputs"].items()},
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         run_program(other[0] if other else job["program"], job["stage"], context)
     except PipelineError as error:
-        # Anything but a StageError that is said on purpose is about the user's files: prompts, calibration rows.
+        # Any error other than a deliberate StageError is about the user's files: prompts, calibration rows.
         user = FailureClass.USER
         told = error if isinstance(error, StageError) else StageError(error.message, failure=user, hint=error.hint)
         failure.write(context.attempt, told)

@@ -1,9 +1,9 @@
-"""The first cause of a failure, from all logs that it left: whose words, at which line, and what to change.
+"""The first cause of a failure from all its logs: the process, the line, and the change that helps.
 
-A failure is told many times: a rank runs out of memory, the others lose it, mpirun says that one has ended, Triton that
-no model is loaded. The form of the logs tells which statement is the first cause (`statements.py`). Known words in that
-statement, and nowhere else, say what it means (`data/signatures.yaml`), the most particular of them. What only follows from a cause
-is never one. Where the words are not known, the most telling lines of all logs are shown.
+One failure appears in many logs: a rank runs out of memory, the others lose it, mpirun reports that one has ended, Triton
+that no model is loaded. The form of the logs shows which statement is the first cause (`statements.py`). Known words in
+that statement only define its meaning (`data/signatures.yaml`); the most specific words win. Consequences are never a
+cause. If the words are unknown, the most informative lines of all logs are shown.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures as shipped_
 from trtllm_pipeline.tensorrt.diagnosis.statements import Grade, Statement, first_statement, flattened, statements
 
 HEAD_BYTES: Final = 1 << 18
-"""Of a log that is too long to be searched whole, as much of its beginning ..."""
+"""For a log that is too long to be searched whole: bytes read from its start ..."""
 TAIL_BYTES: Final = 1 << 20
-"""... and of its end is."""
+"""... and from its end."""
 TELLING: Final = 10
-"""Lines that are shown of a failure that nobody knows."""
+"""Lines that are shown of an unknown failure."""
 _LONGEST: Final = 300
 _NOISE: Final = (
     r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM|\bpinned\b|unable to create stream|CUDA memory pool|NCCL INFO"
@@ -35,14 +35,14 @@ _NOISE: Final = (
     r"|pip's dependency resolver does not|not a git repository|debconf: |Error in cpuinfo|XDG_RUNTIME_DIR"
     r"|PMIX ERROR: (?:ERROR|NOT)|libi40iw|libibverbs|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$|^\s*usage: |^\s*\[--?\w"
 )
-"""What every server without a GPU writes, what is no error, tables and lists of models and options: no cause is there."""
+"""Lines without a cause: output of every server without a GPU, non-errors, tables and lists of models and options."""
 _PREFIX: Final = r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
-"""What mpirun, Triton and TensorRT-LLM write before the text of a line: rank, severity, time, process, place."""
+"""The prefix that mpirun, Triton and TensorRT-LLM write before a line: rank, severity, time, process, location."""
 _T = TypeVar("_T")
 _ANSI: Final = r"\x1b\[[0-9;]*[A-Za-z]"
 _HALF: Final = "=half"
 _USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
-"""What a setting without a value means, as far as `half` needs to know."""
+"""The default of a setting, if `half` needs it."""
 
 
 @cache
@@ -62,12 +62,12 @@ class LogLine:
 
     @property
     def said(self) -> str:
-        """Its text without what stands before every line."""
+        """Its text without the line prefix."""
         text = _compiled(_PREFIX).sub("", self.text.strip())
         return (flattened(text) or text).strip('"')[:_LONGEST]
 
     def __str__(self) -> str:
-        """`file:line: text`, with the name of the file alone."""
+        """`file:line: text`, with the base name of the file."""
         return f"{self.path.name}:{self.number}: {self.said}"
 
 
@@ -76,36 +76,36 @@ class Diagnosis:
     """The first cause of a failure."""
 
     signature: Signature | None
-    """What its words mean; None where they are not known."""
+    """The signature of its words. None if they are unknown."""
     line: LogLine
     certain: bool
-    """Whether its words are known to be a cause. If not, the form of the logs says that it was the first."""
+    """True if its words are known to be a cause. Otherwise the form of the logs shows that it was the first."""
     groups: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
-    """What the line says, without what others put around it."""
+    """The text of the line, without wrappers."""
 
     @property
     def failure(self) -> FailureClass:
-        """Its class: nothing is decided by what is not certain."""
+        """Its class. No decision depends on an uncertain one."""
         return self.signature.failure if self.signature and self.certain else FailureClass.BUG
 
     @property
     def hint(self) -> str | None:
-        """What to do."""
+        """The hint."""
         return None if self.signature is None else _filled(self.signature.hint, self.groups)
 
     @property
     def killed(self) -> bool:
-        """Its words are that a process was killed, certain or not: `out_of_memory.verdict` knows more."""
+        """True if its words are that a process was killed, certain or not. `out_of_memory.verdict` knows more."""
         return self.signature is not None and self.signature.key == KILLED
 
     @property
     def quote(self) -> str:
-        """What the log says, to be added to a message."""
+        """The quote from the log, for a message."""
         return self.quoted("its log")
 
     def quoted(self, log: str) -> str:
-        """The same, of a log of this name."""
+        """The same, for a log of this name."""
         return (
             f"{log} says: {self.line.said}"
             if self.certain
@@ -113,7 +113,7 @@ class Diagnosis:
         )
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
-        """What to change where `stage`, of these parameters, failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
+        """The change if `stage` with these parameters failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
         known = self.signature.settings if self.signature and self.certain else {}
         text = known.get(stage, known.get(ANY_STAGE))
         if text is None or not text.endswith(_HALF):
@@ -125,10 +125,10 @@ class Diagnosis:
 
 
 class LogText:
-    """A log, or its beginning and end, with the numbers of its lines. Lines that are noise are empty."""
+    """A log, or its start and end, with line numbers. Noise is replaced by empty lines."""
 
     def __init__(self, path: Path, *, since: int = 0, but: re.Pattern[str] | None = None) -> None:
-        """`since`: bytes at its beginning that belong to something else; lines that `but` matches do as well."""
+        """`since`: bytes at its start that belong to an earlier process. Lines that `but` matches are excluded as well."""
         self.path = path
         self._before = self._lost = 0
         self._head: int | None = None
@@ -157,7 +157,7 @@ class LogText:
 
     @cached_property
     def stated(self) -> list[Statement]:
-        """All that it says of a failure."""
+        """All its statements about a failure."""
         return statements(self._written, self._noise)
 
     def at(self, index: int) -> LogLine:
@@ -181,15 +181,15 @@ def _count_lines(file: BinaryIO, size: int) -> int:
 
 
 def _best(found: Iterable[tuple[Weight, int, _T]]) -> tuple[Weight, int, _T] | None:
-    """The most particular, of these the first line, and of one line the first of the table."""
+    """The most specific match. Of equal ones, the first line, and for one line, the first in the table."""
     return min(found, key=lambda each: each[:2], default=None)
 
 
 def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None = None) -> Diagnosis | None:
-    """The first cause that the logs name; of several logs, the first one's comes first. None where none names one.
+    """The first cause in the logs. With several logs, the first log's cause comes first. None if no log has one.
 
-    The form of the logs says which line it is, the signatures what its words mean. It is certain where they are particular,
-    the line is said as an error, and no other error has the words of a cause of another kind.
+    The form of the logs selects the line, the signatures define its meaning. It is certain if its words are specific, the
+    line is written as an error, and no other error has the words of a cause of another kind.
     """
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
     told = first_statement(stated)
@@ -206,7 +206,7 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     clear = statement.grade <= (Grade.FAINT if weight is Weight.CAUSE else Grade.BARE)
     others = [_best(_meanings(logs[place], each, known)) for place, each in stated if each.grade <= Grade.PASSED_ON]
     rivals = {each[2][0].category for each in others if each and each[0] is Weight.CAUSE} - {signature.category}
-    # A process that kills others for a reason writes about it first.
+    # A process that kills others deliberately writes about it first.
     reasoned = signature.key == KILLED and any(
         each.grade is not Grade.WARNED and each.index < statement.index for each in log.stated
     )
@@ -217,7 +217,7 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
 def _meanings(
     log: LogText, statement: Statement, signatures: Sequence[Signature]
 ) -> Iterator[tuple[Weight, int, tuple[Signature, re.Match[str]]]]:
-    """What may be meant, by weight and line. A match may begin in the code of a traceback; it ends in the statement's words."""
+    """Possible meanings, by weight and line. A match may start in the code of a traceback. It ends in the statement's words."""
     text = "\n".join(log.lines[statement.first : statement.last + 1])
     for signature in signatures:
         if signature.weight is not Weight.SYMPTOM:
@@ -230,7 +230,7 @@ def _meanings(
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:
-    """The lines that say most, in their order: of equal ones the first, with what stands above it where they are few.
+    """The most informative lines, in order. Of equal ones, the first, with the lines above it if there are few.
 
     Without any, the last lines.
     """
@@ -244,12 +244,12 @@ def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:
 
 
 def first_error(logs: Sequence[LogText]) -> LogLine | None:
-    """The line that says most, of equal ones the first, also where it only follows from a cause; None without any."""
+    """The most informative line, of equal ones the first, even if it is only a consequence. None without any."""
     return next((logs[place].at(index) for place, index in _most_telling(logs)), None)
 
 
 def _most_telling(logs: Sequence[LogText]) -> list[tuple[int, int]]:
-    """Places of lines that speak of a failure, by log and index, the first cause first. Lines that differ in numbers are one."""
+    """Positions of lines about a failure, by log and index, the first cause first. Lines that differ only in numbers are one."""
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
     told = first_statement(stated)
     places: dict[str, tuple[int, int]] = {}

@@ -18,9 +18,9 @@ from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 
 STUB: Final = "triton_python_backend_stub"
 LOOK_EVERY_S: Final = 0.05
-"""A process that dies before it was seen has no name. Looking takes at most a tenth of the time."""
+"""A process that dies before it was listed has no name. Listing takes at most a tenth of the time."""
 _LEFT_S: Final = 0.4
-"""A process that its parent waits for is reaped sooner."""
+"""A process whose parent waits for it is reaped sooner."""
 
 
 def model_run_by(pid: int) -> str | None:
@@ -29,14 +29,14 @@ def model_run_by(pid: int) -> str | None:
 
 
 def model_of(command: list[bytes]) -> str | None:
-    """The same of a command line, whose first argument is REPOSITORY/MODEL/VERSION/model.py."""
+    """The same from a command line, whose first argument is REPOSITORY/MODEL/VERSION/model.py."""
     if STUB.encode() not in command[0] or len(command) < 2:
         return None
     return Path(os.fsdecode(command[1])).parent.parent.name
 
 
 class Watch:
-    """Looks for such processes below `root`; `before` are the kernel's counts at its start."""
+    """Finds such processes below `root`. `before` are the kernel's counts at its start."""
 
     def __init__(self, root: int, before: out_of_memory.Counts) -> None:
         self._root = root
@@ -46,7 +46,7 @@ class Watch:
         self._next = 0.0
 
     def look(self) -> tuple[str, int] | None:
-        """The process that was killed and its signal, if there is one. Looks only now and then if called often."""
+        """The killed process and its signal, if there is one. Rate-limited if called often."""
         now = time.monotonic()
         if now < self._next:
             return None

@@ -1,4 +1,4 @@
-"""The kernel's counters of processes killed for lack of memory, the only evidence of who sent a SIGKILL."""
+"""The kernel's counters of out-of-memory kills, the only evidence about the sender of a SIGKILL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtllm_pipeline.base import FailureClass
 MACHINE: Final = "/proc/vmstat"
 OWN_GROUPS: Final = "/proc/self/cgroup"
 _CGROUPS: Final = (
-    # what /proc/self/cgroup calls the hierarchy -> its directory, the file of a group that counts, in this order
+    # name of the hierarchy in /proc/self/cgroup -> its directory, the counter file of a group, in this order
     ("memory", "/sys/fs/cgroup/memory", "memory.oom_control"),
     ("", "/sys/fs/cgroup", "memory.events"),
     ("", "/sys/fs/cgroup/unified", "memory.events"),
@@ -33,14 +33,14 @@ HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Number of processes that the kernel has killed for lack of memory, by file; at most one of the two is set."""
+    """Number of processes that the kernel has killed for lack of memory, by file. At most one of the two is set."""
 
     group: Mapping[str, int] = field(default_factory=dict)
-    """Of this process's control group."""
+    """Counter of this process's control group."""
     machine: Mapping[str, int] = field(default_factory=dict)
-    """Of the whole machine, including processes of others; used only if the group has no counter."""
+    """Counter of the whole machine, including processes of other users. Used only if the group has no counter."""
     at_s: float = 0.0
-    """When they were read, in seconds since boot."""
+    """Read time, in seconds since boot."""
 
 
 def counts() -> Counts:
@@ -58,7 +58,7 @@ def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
     now = counts()
     found = {**now.group, **now.machine}
     if before is None or not found:
-        words = "the kernel has no counter that tells whether it was killed for lack of memory"
+        words = "the kernel has no counter that shows whether it was killed for lack of memory"
         return FailureClass.BUG, words, HINTS[FailureClass.BUG]
     ((path, count),) = found.items()
     earlier = {**before.group, **before.machine}.get(path, count)
@@ -76,7 +76,7 @@ def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
 
 @cache
 def _group_files(groups: str) -> tuple[str, ...]:
-    """Files that may have the count of this process's control group; in a container the group is often the top."""
+    """Files that may have the count of this process's control group. In a container, the group is often the top."""
     try:
         lines = Path(groups).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -100,7 +100,7 @@ def _count(path: str) -> int | None:
 
 
 def _said(since_s: float) -> str | None:
-    """The kernel's last message about a process killed for lack of memory, if its messages may be read."""
+    """The kernel's last message about a process killed for lack of memory, if its messages are readable."""
     found = None
     try:
         messages = os.open(_MESSAGES, os.O_RDONLY | os.O_NONBLOCK)
@@ -111,12 +111,12 @@ def _said(since_s: float) -> str | None:
             try:
                 record = os.read(messages, 8192).decode("utf-8", "replace")
             except BrokenPipeError:
-                continue  # it was overwritten while we read; the next one is there
+                continue  # overwritten during the read; try the next one
             head, _, text = record.partition(";")
             told_s = int(head.split(",")[2]) / 1e6
             if told_s >= since_s - 1.0 and "out of memory: Killed process" in text.replace("Out", "out"):
                 found = text.partition("\n")[0]
     except (OSError, ValueError, IndexError):
-        return found  # the last one was read
+        return found  # after the last message
     finally:
         os.close(messages)

@@ -1,4 +1,4 @@
-"""Compares what an engine was built for with the machine that will serve it.
+"""Compares an engine's requirements with the machine that will serve it.
 
 An engine only runs with exactly the release, the compute capability and the number of ranks it was built for. TensorRT-LLM
 reports a difference after minutes of loading, or crashes; this module reports it before.
@@ -41,7 +41,7 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What an engine needs; None stands for unknown."""
+    """The requirements of an engine. None means unknown."""
 
     release: str | None
     """TensorRT-LLM release in config.json, such as 0.12.0; engines of the first releases have none."""
@@ -139,11 +139,13 @@ def _check_ranks(engine: Path, world_size: int) -> None:
 
 
 def _check_file(engine: Path, name: str, built: FileDigest) -> None:
-    """Raise ServerError unless the file is as it was built, DownloadError for a link out of the directory."""
+    """Raise ServerError if the file has changed since the build, DownloadError for a link out of the directory."""
 
     def damaged(what: str) -> ServerError:
         hint = "build or copy the engine again"
-        return ServerError(f"{engine / name} is not as it was built: {what}", failure=FailureClass.USER, hint=hint)
+        return ServerError(
+            f"{engine / name} has changed since it was built: {what}", failure=FailureClass.USER, hint=hint
+        )
 
     path = find(engine, name)
     if path is None:

@@ -26,11 +26,11 @@ class OpenAiServer(Server):
     ways: OpenAiWays = TRTLLM_SERVE
 
     def ready_paths(self) -> tuple[str, ...]:
-        """It is healthy only with its workers."""
+        """It is healthy only if its workers are."""
         return (self.ways.ready,)
 
     def service(self) -> dict[str, object]:
-        """What clients need to know. Raises ServerError when it serves no model."""
+        """The information for clients. Raises ServerError if it serves no model."""
         try:
             models = json.loads(self.request("GET", "/v1/models")[1])["data"]
             names = [str(each["id"]) for each in models]

@@ -1,7 +1,7 @@
-"""Ask a running server and score its greedy answers.
+"""Send prompts to a running server and score its greedy answers.
 
-Leaves `answers.jsonl` (every prompt, answer and score, in the order of the input) and `accuracy.json` (the means with
-their intervals). Answers are there before their scores, and stay when scoring fails.
+Writes `answers.jsonl` (every prompt, answer and score, in the order of the input) and `accuracy.json` (the means with
+their intervals). Answers are written before they are scored, and remain if scoring fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trtllm_pipeline.tensorrt.stage.params import AccuracyParams, to_json
 
 
 def run(context: StageContext[AccuracyParams]) -> None:
-    """Ask, score, write. Raises StageError for rows without references, failed requests and too low a score."""
+    """Send, score, write. Raises StageError for rows without references, failed requests and a score below the minimum."""
     model = model_folder(context.inputs)
     asked = context.params
     metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
@@ -35,7 +35,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
     questions = [replace(question, prompt=prompt) for question, prompt in zip(questions, prompts, strict=True)]
     images = any(question.prompt.images for question in questions)
     adapters = adapters_asked(service, context.inputs, asked.request_timeout_s, asked.lora_names)
-    from trtllm_pipeline.measure import Target  # what talks to a server, once there is something to ask
+    from trtllm_pipeline.measure import Target  # imports the HTTP clients
 
     found = score_server(
         Target(
@@ -50,7 +50,7 @@ def run(context: StageContext[AccuracyParams]) -> None:
         questions,
         metrics,
         concurrency=asked.concurrency,
-        encode=encoder(model),  # before anything is asked: without it there is no use for answers
+        encode=encoder(model),  # before any request: without it the answers are useless
         folder=context.out,
         progress=context.progress,
         source="own",

@@ -11,7 +11,7 @@ from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import DownloadParams
 
 PARTIAL: Final = "partial"
-"""Directory beside the attempts that keeps what broken transfers have brought."""
+"""Directory next to the attempts that keeps partial transfers."""
 
 
 def run(context: StageContext[DownloadParams]) -> None:
@@ -39,14 +39,14 @@ def run(context: StageContext[DownloadParams]) -> None:
 
 
 def _check_quantization(folder: Path, expected: str) -> None:
-    """Raise DownloadError where the files of a model say something else of its weights than was planned."""
+    """Raise DownloadError if the model's files specify other weights than planned."""
     from trtllm_pipeline.models import FILES, Fields, quantization
 
     found = quantization({name: Fields.read_optional(folder, name).values for name in FILES})
     if found is None or found.form != expected:
         says = "weights that are not quantized" if found is None else f"{found.form} ({found.said})"
         raise DownloadError(
-            f"the model has {says}, expected {expected}, which its recipe says under quantization",
+            f"the model has {says}, expected {expected} as in its recipe's quantization",
             failure=FailureClass.USER,
             hint="correct the recipe",
         )

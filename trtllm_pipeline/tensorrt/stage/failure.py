@@ -1,4 +1,4 @@
-"""What an attempt leaves of its failure, in `failure.json` beside its logs: written by whoever knows, read by all that show it."""
+"""An attempt's record of its failure, `failure.json` next to its logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE
 
 
 def write(attempt: Path, error: StageError) -> None:
-    """Leave `error` in the attempt's directory."""
+    """Record `error` in the attempt's directory."""
     log = error.log
     write_json(
         attempt / FAILURE_FILE,
@@ -26,7 +26,7 @@ def write(attempt: Path, error: StageError) -> None:
 
 
 def read(attempt: Path, default_log: Path) -> StageError | None:
-    """The failure that an attempt has left; None where it left none that can be read. `default_log`: where it names none."""
+    """The recorded failure of an attempt. None without a readable one. `default_log` is used if the record names no log."""
     told = read_object(attempt / FAILURE_FILE)
     try:
         if told is None:

@@ -1,7 +1,7 @@
-"""Measure a running server: latencies and throughput over a list of concurrencies and request rates, on the user's prompts.
+"""Measure a running server: latencies and throughput over a list of concurrencies and request rates, with the user's prompts.
 
-Leaves `events.jsonl` (everything that was observed) and `perf.json` (everything that follows from it). A measurement that
-fails the validity gates fails the stage; both files stay in the attempt's directory.
+Writes `events.jsonl` (all observations) and `perf.json` (all results). A measurement that fails the validity gates fails
+the stage. Both files remain in the attempt's directory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ EVENTS: Final = "events.jsonl"
 
 
 def run(context: StageContext[PerfParams]) -> None:
-    """Measure; raises StageError when the measurement is not valid."""
+    """Measure. Raises StageError if the measurement is not valid."""
     tokenizer = read_tokenizer(model_folder(context.inputs))
     asked, service = context.params, Service.read(context.inputs["service"])
     engine = Engine.read(context.inputs["engine"], max_seq_len=asked.declared.get("max_seq_len"))
@@ -79,7 +79,7 @@ def run(context: StageContext[PerfParams]) -> None:
         raise StageError(
             "the measurement is not valid: " + "; ".join(finding.message for finding in result.invalid),
             failure=failure_of(result.invalid),
-            hint=f"everything observed is in {EVENTS} beside the log of this attempt",
+            hint=f"all observations are in {EVENTS} next to the log of this attempt",
         )
 
 
@@ -92,7 +92,7 @@ def _record(
     workload: Workload | None,
     left_out: LeftOut,
 ) -> None:
-    """Ask the server, and write what is observed. What talks to one is not needed before there is something to ask."""
+    """Send the requests, and write the observations. Imports the clients late."""
     from trtllm_pipeline.measure import ExpectedServer, Load, Rounds, StopRule, Target, record
 
     asked, engine = context.params, context.inputs["engine"]
@@ -145,7 +145,7 @@ def _record(
 
 
 def measured(context: StageContext[PerfParams]) -> LoadResult:
-    """What follows from the events of a stage that has run."""
+    """The results from the events of a stage that has run."""
     from trtllm_pipeline.measure import analyze
 
     return analyze(context.out / EVENTS, read_tokenizer(model_folder(context.inputs)), _objectives(context.params))
@@ -156,24 +156,24 @@ def _objectives(asked: PerfParams) -> Objectives:
 
 
 def _sampling(asked: PerfParams) -> dict[str, Option]:
-    """Inputs of every request, by the names that servers have for them."""
+    """Inputs of every request, by the server's names."""
     chosen: dict[str, Option | None] = {"top_k": asked.top_k, "top_p": asked.top_p}
     return {**{name: value for name, value in chosen.items() if value is not None}, **asked.extra_inputs}
 
 
 def _made_up(context: StageContext[PerfParams]) -> bool:
-    """Whether no texts of the user's own are cut or padded."""
+    """True if no texts of the user are cut or padded."""
     return context.files["input_data"] == data_file(BUILT_IN_PROMPTS, Path())
 
 
 def _workload(context: StageContext[PerfParams], engine: Engine, max_tokens: int) -> Workload:
-    """The lengths that prompts are made for. Raises StageError where an engine does not say what it takes."""
+    """The lengths of prompts to generate. Raises StageError if an engine does not specify its input length."""
     asked = context.params
     longest = asked.declared.get("max_input_len") or engine.max_input_len
     input_tokens = asked.input_tokens or longest
     if not input_tokens:
         raise StageError(
-            f"{engine.folder} does not say for which input length it was built",
+            f"{engine.folder} does not specify the input length that it was built for",
             failure=FailureClass.USER,
             hint="give --input-tokens N",
         )
@@ -200,7 +200,7 @@ def _workload(context: StageContext[PerfParams], engine: Engine, max_tokens: int
 def _rows(
     context: StageContext[PerfParams], engine: Engine, tokenizer: Tokenizer, max_tokens: int, left_out: LeftOut
 ) -> tuple[Prompt, ...]:
-    """The prompts of the input data as they are."""
+    """The prompts of the input data, unchanged."""
     asked = context.params
 
     def fits(prompt: Prompt) -> bool:
@@ -221,10 +221,10 @@ def _rows(
 
 
 def _output_length(engine: Engine) -> int:
-    """The output length that an engine was built for. Raises StageError where it does not say."""
+    """The output length that an engine was built for. Raises StageError if it does not specify one."""
     if not engine.max_seq_len or not engine.max_input_len or engine.max_seq_len <= engine.max_input_len:
         raise StageError(
-            f"{engine.folder} does not say for which output length it was built",
+            f"{engine.folder} does not specify the output length that it was built for",
             failure=FailureClass.USER,
             hint="give --max-tokens N",
         )
@@ -232,7 +232,7 @@ def _output_length(engine: Engine) -> int:
 
 
 def failure_of(invalid: Sequence[MeasurementFinding]) -> FailureClass:
-    """TRANSIENT where the machine was too busy to measure, or the server was started again while it was measured."""
+    """TRANSIENT if the machine was too busy to measure, or if the server restarted during the measurement."""
     if all(finding.check in {"client_cpu", "client_lag", "schedule", "server"} for finding in invalid):
         return FailureClass.TRANSIENT
     from trtllm_pipeline.measure import failure_class

@@ -1,6 +1,6 @@
-"""Score the answers that perf timed: no request is made, no server is needed.
+"""Score the answers that perf timed. No requests are sent and no server is needed.
 
-Leaves `answers.jsonl` (every measured answer and its scores) and `accuracy.json`, as the accuracy stage does.
+Writes `answers.jsonl` (every measured answer and its scores) and `accuracy.json`, like the accuracy stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trtllm_pipeline.tensorrt.stage.params import ScoreParams, to_json
 
 
 def run(context: StageContext[ScoreParams]) -> None:
-    """Read, score, write. Raises StageError when there is nothing to score or the score is too low."""
+    """Read, score, write. Raises StageError if no answer can be scored or the score is too low."""
     model = model_folder(context.inputs)
     asked = context.params
     metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
@@ -34,7 +34,7 @@ def run(context: StageContext[ScoreParams]) -> None:
         raise StageError(
             f"{path}: none of the {len(everything)} rows can be scored; {faults[0]}",
             failure=FailureClass.USER,
-            hint="give rows an `output`, or name a data set that has it in settings.perf.input_data",
+            hint="add `output` to the rows, or set settings.perf.input_data to a data set with it",
         )
     encode = encoder(model)
     found = timed_answers(
@@ -47,7 +47,7 @@ def run(context: StageContext[ScoreParams]) -> None:
         raise StageError(
             f"perf measured no answer to any of the {len(questions)} questions",
             failure=FailureClass.USER,
-            hint="--input-data must be the file that perf was given",
+            hint="--input-data must be perf's input file",
         )
     scored = accuracy_result.score(found.answers, metrics, context.progress)
     not_scored = {
