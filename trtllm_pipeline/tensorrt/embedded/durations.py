@@ -1,4 +1,4 @@
-"""How long the embedded toolchain's stages take of a model's size, in seconds: see `tensorrt/toolchains/time_estimates.py`."""
+"""Durations of the embedded toolchain's stages by model size, in seconds: see `tensorrt/toolchains/time_estimates.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, token_s
 
 _CONVERT_PER_GB: Final = 7.0
-"""Of 16-bit weights, on one CPU."""
+"""For 16-bit weights, on one CPU."""
 _PROOF_TOKENS: Final = 8
 
 

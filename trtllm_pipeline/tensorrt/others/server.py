@@ -1,4 +1,4 @@
-"""The launch stages' program for other OpenAI-compatible servers: one that is started, or one that runs already, until told to end."""
+"""The launch stages' program for other OpenAI-compatible servers: starts one, or uses a running one, until it is told to stop."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class CommandServer(Server):
     asked: LaunchOpenAi
 
     def ready_paths(self) -> Sequence[str]:
-        """The one that is known, or else its list of models."""
+        """The known ready path, or else its list of models."""
         return (self.asked.ready_path or _LISTS,)
 
     def service(self) -> dict[str, object]:
-        """What clients need to know. Raises ServerError when it serves no model."""
+        """The information for clients. Raises ServerError if it serves no model."""
         address = f"{self.host}:{self.ports.http}"
         try:
             told = _described(self.asked, f"http://{address}")
@@ -52,7 +52,7 @@ class CommandServer(Server):
 
 
 def run(context: StageContext[LaunchOpenAi]) -> None:
-    """Serve until told to end. Raises StageError for what cannot be started, ServerError when the server cannot continue."""
+    """Serve until told to stop. Raises StageError for an invalid command line, ServerError if the server cannot continue."""
     asked = settled(context.params, context.inputs)
     if asked.url is not None:
         _attend(context, asked)
@@ -70,12 +70,12 @@ def run(context: StageContext[LaunchOpenAi]) -> None:
 
 
 def settled(asked: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:
-    """What was typed by hand as a matrix would have it. Raises StageError where nothing says which server it is."""
+    """Manual parameters in the form of a matrix's. Raises StageError without a server."""
     if asked.url is not None and (starts := "--server" if asked.server else "--command" if asked.command else None):
         raise StageError(
-            f"--url names a server that runs already, and {starts} one to start",
+            f"--url names a running server, and {starts} one to start",
             failure=FailureClass.USER,
-            hint="give one of them",
+            hint="use one of them",
         )
     if asked.server is not None:
         known = KNOWN[asked.server]
@@ -87,7 +87,7 @@ def settled(asked: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:
             lists_models=known.lists_models,
         )
     if asked.url is None and asked.command is None:
-        raise StageError("which server? One of --url, --command and --server is needed", failure=FailureClass.USER)
+        raise StageError("no server: use one of --url, --command and --server", failure=FailureClass.USER)
     if asked.served_name == f"{{{MODEL}}}":
         asked = replace(asked, served_name=str(_folders(inputs)[MODEL]))
     return asked
@@ -99,7 +99,7 @@ def _folders(inputs: Mapping[str, Path]) -> dict[str, str]:
 
 
 def argv(asked: LaunchOpenAi, inputs: Mapping[str, Path], host: str, ports: Ports) -> list[str]:
-    """The command line of a server at an address. Raises StageError where it needs what is not there."""
+    """The command line of a server at an address. Raises StageError if a placeholder has no value."""
     words = [*shlex.split(asked.command or ""), *command.options(asked.options)]
     known = {**_folders(inputs), "host": host, "port": str(ports.http)}
     if lacking := sorted(command.placeholders(words) - known.keys()):
@@ -107,14 +107,14 @@ def argv(asked: LaunchOpenAi, inputs: Mapping[str, Path], host: str, ports: Port
             f"the command line needs a value for {{{lacking[0]}}}",
             failure=FailureClass.USER,
             hint={MODEL: "--model DIR", GGUF: "--checkpoint DIR"}.get(
-                lacking[0], "give --command with the value in its place"
+                lacking[0], "use --command with the value instead of the placeholder"
             ),
         )
     return command.fill(words, known)
 
 
 def _attend(context: StageContext[LaunchOpenAi], asked: LaunchOpenAi) -> None:
-    """Tell where the server at a URL is, until told to end. It is left as it is."""
+    """Report the address of the server at a URL, until told to stop. The server is not changed."""
     assert asked.url is not None
     parent = os.getppid()
     with launch.told_to_end() as ended, launch.removed_after(context.attempt / SERVICE_FILE):
@@ -126,8 +126,8 @@ def _attend(context: StageContext[LaunchOpenAi], asked: LaunchOpenAi) -> None:
 
 
 def _described(asked: LaunchOpenAi, url: str) -> dict[str, Any]:
-    """What clients need to know of a server that is ready. Raises ServerError when it does not answer, or serves no model."""
-    import asyncio  # a server is started before anything is asked
+    """The information for clients about a ready server. Raises ServerError if it does not respond, or serves no model."""
+    import asyncio  # imported only after the server has started
 
     from trtllm_pipeline.measure import OpenAiClient, environment_key
 
@@ -140,7 +140,7 @@ def _described(asked: LaunchOpenAi, url: str) -> dict[str, Any]:
     name = asked.served_name or next(iter(models or ()), None)
     if name is None:
         raise ServerError(
-            f"{url} does not say which model it serves",
+            f"{url} does not report which model it serves",
             failure=FailureClass.USER,
             hint="set settings.openai.served_name",
         )
