@@ -366,7 +366,7 @@ def test_a_damaged_engine_is_refused_until_it_is_built_again(machine: Lane) -> N
     rank.write_bytes(rank.read_bytes()[::-1])
     (cell,) = machine.run(*SERVED, *words, code=1).values()
     assert (cell["failed_stage"], cell["failure"]) == ("launch", "user")
-    assert "rank0.engine is not as it was built: expected digest" in cell["reason"]
+    assert "rank0.engine has changed since it was built: expected digest" in cell["reason"]
     machine.pipeline("store", "verify", "--workspace", str(machine.workspace), code=1)
     (cell,) = machine.run(*SERVED, *words).values()
     assert cell["status"] == "done"

@@ -283,7 +283,7 @@ def _asking(stage: Stage, **changed: Any) -> Stage:
 
 def _caveat(cell: Cell) -> str | None:
     url = command.settings(cell)["url"]
-    return f"at {url}: a running server" if url else None
+    return f"at {url}: a running server, not started by us" if url else None
 
 
 def _toolchain(name: str) -> Toolchain:

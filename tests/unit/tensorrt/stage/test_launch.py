@@ -92,7 +92,7 @@ def test_a_taken_port_is_named_and_passing() -> None:
         other.bind((triton_server.LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 is taken") as error:
+        with pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 is used") as error:
             launch.ports(LaunchEmbedded(http_port=port))
     assert error.value.failure is FailureClass.TRANSIENT
 
@@ -185,7 +185,7 @@ def test_a_server_is_started_again_for_a_dead_model(
 
 def test_repeated_deaths_of_models_end_it_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dying = Dying(9, monkeypatch, model=True)
-    with pytest.raises(ServerError, match="process of model tensorrt_llm died, the 4th such death"):
+    with pytest.raises(ServerError, match="process of model tensorrt_llm died, death number 4"):
         dying.run(tmp_path)
     assert dying.stopped == launch.REPAIRS + 1
 

@@ -218,7 +218,7 @@ def test_refused_with_words(installed: Installed, release: str, params: dict[str
     [
         ({"parameters": {"x": [1]}}, "parameters.x: "),
         ({"parameters": "x"}, "parameters: must be a mapping of keys to values"),
-        ({"colour": "red"}, "color: unknown key"),
+        ({"color": "red"}, "color: unknown key"),
         ({"kv_cache_free_gpu_mem_fraction": 1.5}, "should be less than or equal to 1, not 1.5"),
         ({"kv_cache_free_gpu_mem_fraction": 0.0}, "should be greater than 0, not 0.0"),
         ({"kv_cache_free_gpu_mem_fraction": "half"}, 'should be a valid number, not "half"'),
@@ -303,7 +303,7 @@ def test_what_stands_in_config_pbtxt_itself(installed: Installed, release: str) 
         ({"triton_parameters": {"preprocessing": {"tokenizer_dir": "/x"}}}, "it follows from the engine and model"),
         (
             {"triton_parameters": {"tensorrtllm": {"x": 1}}},
-            "there is no model tensorrtllm; the models are preprocessing",
+            "unknown model tensorrtllm; the models are preprocessing",
         ),
         ({"preferred_batch_size": [8]}, "preferred_batch_size: 8 is more than Triton's max_batch_size, 4"),
         ({"instance_kinds": {"ensemble": "KIND_CPU"}}, "ensemble has no instances; preprocessing, tensorrt_llm, p"),

@@ -354,7 +354,7 @@ def test_an_adapter_of_another_model_or_for_triton_is_refused(make: Make, tmp_pa
     work = make(frontend="trtllm_serve", **LIMITS, **LAYOUT)
     has_hidden_size(work.inputs["model"], 8)
     inputs = {**work.inputs, "adapter": write_adapter(tmp_path / "adapter", 3)}
-    with pytest.raises(StageError, match="it is of another model") as refused:
+    with pytest.raises(StageError, match="it was trained for another model") as refused:
         frontends.run_pytorch(replace(work, inputs=inputs))
     assert refused.value.failure is FailureClass.INFEASIBLE
     triton = make("1.2.1", frontend="triton", **LIMITS, **LAYOUT)

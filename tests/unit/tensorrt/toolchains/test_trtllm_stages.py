@@ -476,7 +476,7 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
         (
             cell("int4_awq", recipe={"family": "mixtral", "num_experts": 8}),
             machine(more=",examples=no"),
-            "mixtral in int4_awq: the example scripts of TensorRT-LLM are missing, and Model Optimizer writes mixtral in fp16",
+            "mixtral in int4_awq: the example scripts of TensorRT-LLM are missing, and Model Optimizer writes mixtral only in fp16",
         ),
         (
             cell(tp=2),

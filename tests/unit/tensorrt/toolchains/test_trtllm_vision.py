@@ -40,7 +40,7 @@ def test_on_pytorch_an_image_may_be_smaller_and_of_families_without_a_visual_eng
 
 @pytest.mark.parametrize(
     ("width", "height", "said"),
-    [(64, 64, "the visual engine takes 128 to 5184"), (4000, 4000, "128 to 5184"), (1, 900, "200 times")],
+    [(64, 64, "the visual engine supports 128 to 5184"), (4000, 4000, "128 to 5184"), (1, 900, "200 times")],
 )
 def test_an_image_that_the_visual_engine_does_not_take_is_refused(width: int, height: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):
