@@ -34,10 +34,10 @@ def run_program(program: str, stage: str, context: StageContext[Any]) -> None:
     except MemoryError as error:
         raise StageError(f"{stage}: ran out of memory", failure=FailureClass.OUT_OF_MEMORY) from error
     except OSError as error:
-        told = disk.no_room(error, context.out)
-        if told is None:
+        reason = disk.no_room(error, context.out)
+        if reason is None:
             raise
-        raise StageError(f"{stage}: {told}", failure=FailureClass.USER, hint=disk.hint(error)) from error
+        raise StageError(f"{stage}: {reason}", failure=FailureClass.USER, hint=disk.hint(error)) from error
 
 
 def write_job(stage: str, program: str | None, context: StageContext[Any]) -> Path:
@@ -75,8 +75,8 @@ def main(argv: Sequence[str]) -> int:
     except PipelineError as error:
         # Any error other than a deliberate StageError is about the user's files: prompts, calibration rows.
         user = FailureClass.USER
-        told = error if isinstance(error, StageError) else StageError(error.message, failure=user, hint=error.hint)
-        failure.write(context.attempt, told)
+        failed = error if isinstance(error, StageError) else StageError(error.message, failure=user, hint=error.hint)
+        failure.write(context.attempt, failed)
         print(f"error: {error.message}", file=sys.stderr)  # noqa: T201 - the stage's log
         return 1
     except KeyboardInterrupt:

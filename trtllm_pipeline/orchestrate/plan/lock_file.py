@@ -123,7 +123,7 @@ def _copied(plan: Plan, folder: Path) -> Iterator[tuple[str, str]]:
 def _other_models(plan: Plan) -> Iterator[tuple[str, str]]:
     """What settings call models beside the cells' own, and what names the same for ever."""
     for cell in plan.feasible:
-        for name, told in companions.asked_for(cell).items():
+        for name, told in companions.named_models(cell).items():
             pinned = cell.companions.get(name, {})
             source, folder = pinned.get("source"), pinned.get("folder")
             if folder is not None:

@@ -92,14 +92,16 @@ class Pins:
         recipe, said = self._recipes[same]
         pinned = cell.pinned(recipe, _ruled_out(cell, said))
         if id(cell.settings) not in self._alone:
-            self._alone[id(cell.settings)] = not (companions.asked_for(cell) or companions.configurations_needed(cell))
+            self._alone[id(cell.settings)] = not (
+                companions.named_models(cell) or companions.configurations_needed(cell)
+            )
         if pinned.reason is not None or self._alone[id(cell.settings)]:
             return pinned
         return self._with_companions(pinned)
 
     def _with_companions(self, cell: Cell) -> Cell:
         """`cell` with the other models that it needs, pinned; with a reason where one does not fit its own."""
-        asked = companions.asked_for(cell)
+        asked = companions.named_models(cell)
         found = {name: self._companion(name, model, cell) for name, model in asked.items()}
         known = {"model": cell.recipe, **found}
         configurations = {
@@ -127,7 +129,7 @@ class Pins:
 
     def _with_drafter(self, cell: Cell, found: Mapping[str, Mapping[str, Json]]) -> Cell:
         """`cell` with the numbers of its draft model, by which that becomes an engine too."""
-        name, draft = companions.asked_for(cell)[companions.DRAFT], found[companions.DRAFT]
+        name, draft = companions.named_models(cell)[companions.DRAFT], found[companions.DRAFT]
         config = self._configuration(draft, cell, CONFIGURATION[MODEL], whole=True)
         try:
             numbers = numbers_of(name, config, Path(cell.base_dir))

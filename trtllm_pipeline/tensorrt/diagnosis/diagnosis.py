@@ -61,14 +61,14 @@ class LogLine:
     text: str
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """Its text without the line prefix."""
         text = _compiled(_PREFIX).sub("", self.text.strip())
         return (flattened(text) or text).strip('"')[:_LONGEST]
 
     def __str__(self) -> str:
         """`file:line: text`, with the base name of the file."""
-        return f"{self.path.name}:{self.number}: {self.said}"
+        return f"{self.path.name}:{self.number}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class Diagnosis:
     def quoted(self, log: str) -> str:
         """The same, for a log of this name."""
         return (
-            f"{log} says: {self.line.said}"
+            f"{log} says: {self.line.message}"
             if self.certain
-            else f"the first error in {log}: {(self.words or self.line.said)[:_LONGEST]}"
+            else f"the first error in {log}: {(self.words or self.line.message)[:_LONGEST]}"
         )
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
@@ -138,11 +138,11 @@ class LogText:
         except OSError:
             data = b""
         text = _compiled(_ANSI).sub("", data.decode("utf-8", "replace"))
-        found = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-        noise = [_compiled(_NOISE).search(line) or (but is not None and but.match(line)) for line in found]
-        self._written = found
+        texts = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+        noise = [_compiled(_NOISE).search(line) or (but is not None and but.match(line)) for line in texts]
+        self._written = texts
         self._noise = frozenset(index for index, silent in enumerate(noise) if silent)
-        self.lines = ["" if index in self._noise else line for index, line in enumerate(found)]
+        self.lines = ["" if index in self._noise else line for index, line in enumerate(texts)]
 
     def _read(self, file: BinaryIO, since: int) -> bytes:
         left = file.seek(0, 2) - since
@@ -167,22 +167,22 @@ class LogText:
 
     def last(self, most: int) -> list[LogLine]:
         """The last lines that are not blank."""
-        there = [index for index, line in enumerate(self.lines) if line.strip()]
-        return [self.at(index) for index in there[-most:]]
+        filled = [index for index, line in enumerate(self.lines) if line.strip()]
+        return [self.at(index) for index in filled[-most:]]
 
 
 def _count_lines(file: BinaryIO, size: int) -> int:
     """Line ends in the next `size` bytes of a file."""
-    found = 0
+    total = 0
     while size > 0 and (block := file.read(min(size, TAIL_BYTES))):
-        found += block.count(b"\n")
+        total += block.count(b"\n")
         size -= len(block)
-    return found
+    return total
 
 
-def _best(found: Iterable[tuple[Weight, int, _T]]) -> tuple[Weight, int, _T] | None:
+def _best(meanings: Iterable[tuple[Weight, int, _T]]) -> tuple[Weight, int, _T] | None:
     """The most specific match. Of equal ones, the first line, and for one line, the first in the table."""
-    return min(found, key=lambda each: each[:2], default=None)
+    return min(meanings, key=lambda each: each[:2], default=None)
 
 
 def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None = None) -> Diagnosis | None:
@@ -192,16 +192,16 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     line is written as an error, and no other error has the words of a cause of another kind.
     """
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
-    told = first_statement(stated)
-    if told is None:
+    first = first_statement(stated)
+    if first is None:
         return None
-    log, statement = logs[told[0]], told[1]
+    log, statement = logs[first[0]], first[1]
     line = log.at(statement.index)
     known = shipped_signatures() if signatures is None else signatures
-    found = _best(_meanings(log, statement, known))
-    if found is None:
+    meanings = _best(_meanings(log, statement, known))
+    if meanings is None:
         return Diagnosis(None, line, certain=False, words=statement.text)
-    weight, place, (signature, match) = found
+    weight, place, (signature, match) = meanings
     groups = {name: value or "" for name, value in match.groupdict().items()}
     clear = statement.grade <= (Grade.FAINT if weight is Weight.CAUSE else Grade.BARE)
     others = [_best(_meanings(logs[place], each, known)) for place, each in stated if each.grade <= Grade.PASSED_ON]
@@ -223,9 +223,9 @@ def _meanings(
         if signature.weight is not Weight.SYMPTOM:
             matched = _compiled(signature.pattern).finditer(text)
             ends = [(statement.first + text.count("\n", 0, match.end()), match) for match in matched]
-            said = [end for end in ends if end[0] in statement.words]
-            if said:
-                index, match = next((end for end in said if end[0] in statement.own), said[0])
+            in_words = [end for end in ends if end[0] in statement.words]
+            if in_words:
+                index, match = next((end for end in in_words if end[0] in statement.own), in_words[0])
                 yield signature.weight, index, (signature, match)
 
 
@@ -251,9 +251,9 @@ def first_error(logs: Sequence[LogText]) -> LogLine | None:
 def _most_telling(logs: Sequence[LogText]) -> list[tuple[int, int]]:
     """Positions of lines about a failure, by log and index, the first cause first. Lines that differ only in numbers are one."""
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
-    told = first_statement(stated)
+    first = first_statement(stated)
     places: dict[str, tuple[int, int]] = {}
-    for place, each in sorted(stated, key=lambda one: (one != told, one[1].grade, one[0], one[1].index)):
+    for place, each in sorted(stated, key=lambda one: (one != first, one[1].grade, one[0], one[1].index)):
         places.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "0", each.text), (place, each.index))
     return list(places.values())
 

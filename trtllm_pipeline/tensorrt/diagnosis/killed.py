@@ -51,14 +51,14 @@ class Watch:
         if now < self._next:
             return None
         table = process_table(zombies=True)
-        found = {pid: table[pid] for pid in with_descendants({self._root}, table) if pid != self._root}
+        descendants = {pid: table[pid] for pid in with_descendants({self._root}, table) if pid != self._root}
         self._next = now + max(LOOK_EVERY_S, 10 * (time.monotonic() - now))
-        self._since = {pid: self._since.get(pid, now) for pid, process in found.items() if process.zombie}
-        for pid, process in found.items():
+        self._since = {pid: self._since.get(pid, now) for pid, process in descendants.items() if process.zombie}
+        for pid, process in descendants.items():
             if not process.zombie and (model := model_run_by(pid)):
                 self._models[pid] = model
         for pid, since in self._since.items():
-            signo = found[pid].exit_code & 0x7F
+            signo = descendants[pid].exit_code & 0x7F
             if signo and now - since >= _LEFT_S and (who := self._who(pid, signo)):
                 return who, signo
         return None

@@ -56,11 +56,11 @@ def counts() -> Counts:
 def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
     """For a failure by SIGKILL since `before`: its class, whether the kernel reports lack of memory, and a hint."""
     now = counts()
-    found = {**now.group, **now.machine}
-    if before is None or not found:
+    counters = {**now.group, **now.machine}
+    if before is None or not counters:
         words = "the kernel has no counter that shows whether it was killed for lack of memory"
         return FailureClass.BUG, words, HINTS[FailureClass.BUG]
-    ((path, count),) = found.items()
+    ((path, count),) = counters.items()
     earlier = {**before.group, **before.machine}.get(path, count)
     if count <= earlier:
         words = f"the kernel did not kill it for lack of memory (oom_kill in {path} stayed at {count})"
@@ -69,8 +69,8 @@ def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
     if now.machine:
         words = f"the kernel killed a process on this machine for lack of memory at that time ({counted})"
     else:
-        said = _said(before.at_s)
-        words = f"the kernel killed it for lack of memory ({counted}{f'; it says: {said}' if said else ''})"
+        kernel_message = _kernel_message(before.at_s)
+        words = f"the kernel killed it for lack of memory ({counted}{f'; it says: {kernel_message}' if kernel_message else ''})"
     return FailureClass.OUT_OF_MEMORY, words, HINTS[FailureClass.OUT_OF_MEMORY]
 
 
@@ -93,15 +93,15 @@ def _group_files(groups: str) -> tuple[str, ...]:
 def _count(path: str) -> int | None:
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - half the calls of pathlib, before every command
-            found = _COUNT.search(file.read())
+            match = _COUNT.search(file.read())
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
-def _said(since_s: float) -> str | None:
+def _kernel_message(since_s: float) -> str | None:
     """The kernel's last message about a process killed for lack of memory, if its messages are readable."""
-    found = None
+    message = None
     try:
         messages = os.open(_MESSAGES, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -115,8 +115,8 @@ def _said(since_s: float) -> str | None:
             head, _, text = record.partition(";")
             told_s = int(head.split(",")[2]) / 1e6
             if told_s >= since_s - 1.0 and "out of memory: Killed process" in text.replace("Out", "out"):
-                found = text.partition("\n")[0]
+                message = text.partition("\n")[0]
     except (OSError, ValueError, IndexError):
-        return found  # after the last message
+        return message  # after the last message
     finally:
         os.close(messages)

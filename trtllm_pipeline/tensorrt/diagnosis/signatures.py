@@ -70,16 +70,16 @@ def read_signatures(path: Path) -> tuple[Signature, ...]:
     import yaml
 
     data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    found: dict[str, Signature] = {}
+    by_key: dict[str, Signature] = {}
     for row in data["signatures"]:
         key = row.get("key")
-        if key in found:
+        if key in by_key:
             raise ValueError(f"{path.name}: {key}: the key is not unique")
         try:
-            found[key] = _signature(row, data["phrases"])
+            by_key[key] = _signature(row, data["phrases"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path.name}: {key}: {error}") from error
-    return tuple(found.values())
+    return tuple(by_key.values())
 
 
 def _signature(row: Mapping[str, Any], phrases: Mapping[str, str]) -> Signature:

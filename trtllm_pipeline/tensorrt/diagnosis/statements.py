@@ -109,7 +109,7 @@ class _Raised:
 
     first: int
     harmless: bool
-    said: list[tuple[int, str]] = field(default_factory=list)
+    raised: list[tuple[int, str]] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
     """Continuation of the last message."""
     words: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ class _Raised:
 
     def add(self, index: int, text: str) -> None:
         """The next exception."""
-        self.said.append((index, text))
+        self.raised.append((index, text))
         self.words.append(index)
         self.more.clear()
         self.last, self.linked, self.open = index, False, True
@@ -260,7 +260,7 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     """All statements of a log, in their order. Only the time is read from `noise`."""
     parsed = list(_parsed(lines, noise))
     chains, inside = _tracebacks(parsed)
-    found = [_of_chain(chain) for chain in chains]
+    collected = [_of_chain(chain) for chain in chains]
     heads = {chain.first: chain for chain in chains}
     below = {line.above: line for line in parsed}
     ruled = False
@@ -270,32 +270,32 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
             each = _of_help(each, parsed)
         ruled = line.body.startswith("--------------------")
         if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
-            found.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
-    return _led_up(sorted(found, key=lambda each: each.index), parsed)
+            collected.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
+    return _led_up(sorted(collected, key=lambda each: each.index), parsed)
 
 
-def _led_up(found: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
+def _led_up(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
     """Adds the lines right above an error to it. If a function reports a failure there, its line belongs to the error: libraries
     without a logger report an error from the innermost function outwards, one line each. If it quotes another program, the
     lines above are only consequences.
     """
-    places = {each.last: place for place, each in enumerate(found)}
-    for place in range(len(found) - 1, -1, -1):
-        line = lines[found[place].first]
+    places = {each.last: place for place, each in enumerate(collected)}
+    for place in range(len(collected) - 1, -1, -1):
+        line = lines[collected[place].first]
         above = places.get(line.above)
-        if above is None or found[place].grade > Grade.FAINT:
+        if above is None or collected[place].grade > Grade.FAINT:
             continue
         quoting = _compiled("quotes").search(lines[line.above].body) is not None
         while quoting and above is not None:
-            found[above] = replace(found[above], grade=Grade.FOLLOWS)
-            above = places.get(lines[found[above].first].above)
+            collected[above] = replace(collected[above], grade=Grade.FOLLOWS)
+            above = places.get(lines[collected[above].first].above)
         if above is None:
             continue
-        said = lines[line.above]
-        function = not (said.severity or line.severity) and _compiled("function").match(said.body)
-        if function and found[place].grade is Grade.OWN and found[above].grade is Grade.FAINT:
-            found[above] = replace(found[above], grade=Grade.OWN)
-    return found
+        before = lines[line.above]
+        function = not (before.severity or line.severity) and _compiled("function").match(before.body)
+        if function and collected[place].grade is Grade.OWN and collected[above].grade is Grade.FAINT:
+            collected[above] = replace(collected[above], grade=Grade.OWN)
+    return collected
 
 
 def _end(lines: Sequence[_Line], index: int, inside: set[int]) -> int:
@@ -312,38 +312,38 @@ def _end(lines: Sequence[_Line], index: int, inside: set[int]) -> int:
 def _announces(line: _Line, heads: Mapping[int, _Raised]) -> bool:
     """True if a line only announces the traceback below it."""
     below = next((heads[line.index + n] for n in (0, 1, 2) if line.index + n in heads), None)
-    if below is None or below.harmless or line.index >= below.said[0][0]:
+    if below is None or below.harmless or line.index >= below.raised[0][0]:
         return False
-    said = _compiled("head").sub("", unwrapped(line.body)).strip()
-    if any(said and said in text for _, text in below.said):
-        return all(said != text for _, text in below.said)
-    return _compiled("said").search(said) is None and len(said.split()) <= 12
+    title = _compiled("head").sub("", unwrapped(line.body)).strip()
+    if any(title and title in text for _, text in below.raised):
+        return all(title != text for _, text in below.raised)
+    return _compiled("said").search(title) is None and len(title.split()) <= 12
 
 
-def first_statement(found: Sequence[tuple[int, Statement]]) -> tuple[int, Statement] | None:
+def first_statement(stated: Sequence[tuple[int, Statement]]) -> tuple[int, Statement] | None:
     """The first cause of (log, statement) pairs: the most specific, then the earliest.
 
     None if all are warnings or consequences.
     """
-    told = [(log, each) for log, each in found if each.grade not in {Grade.WARNED, Grade.FOLLOWS}]
-    if not told:
+    causes = [(log, each) for log, each in stated if each.grade not in {Grade.WARNED, Grade.FOLLOWS}]
+    if not causes:
         return None
-    best = min(each.grade for _, each in told)
-    told = [(log, each) for log, each in told if each.grade is best]
+    best = min(each.grade for _, each in causes)
+    causes = [(log, each) for log, each in causes if each.grade is best]
     if best is Grade.FAINT:
-        told = _last_together(told)
+        causes = _last_together(causes)
     firsts: dict[int, Statement] = {}
-    for log, each in told:
+    for log, each in causes:
         if log not in firsts or each.index < firsts[log].index:
             firsts[log] = each
     timed = len({each.when[:1] for each in firsts.values()}) == 1
     return min(firsts.items(), key=lambda pair: (pair[1].when if timed else (), pair[0], pair[1].index))
 
 
-def _last_together(told: Sequence[tuple[int, Statement]]) -> list[tuple[int, Statement]]:
+def _last_together(causes: Sequence[tuple[int, Statement]]) -> list[tuple[int, Statement]]:
     """Of statements that may be harmless, the last ones at the same time: a program that ends reports the reason at its end."""
-    together = [told[-1]]
-    for log, each in reversed(told[:-1]):
+    together = [causes[-1]]
+    for log, each in reversed(causes[:-1]):
         if log != together[-1][0] or together[-1][1].index - each.last > 2:
             break
         together.append((log, each))
@@ -358,26 +358,26 @@ def _parsed(lines: Sequence[str], noise: Container[int]) -> Iterator[_Line]:
         stream = severity = ""
         place = 0
         shouted = False
-        while (found := prefix.match(text, place)) and found.end() > place:
-            place = found.end()
-            kind = found.lastgroup
+        while (match := prefix.match(text, place)) and match.end() > place:
+            place = match.end()
+            kind = match.lastgroup
             if kind in {"task", "tag", "rank", "actor", "pod"}:
-                stream += found[0].strip()
+                stream += match[0].strip()
             elif kind in {"torch", "tf"}:
-                severity = found[kind][0]
+                severity = match[kind][0]
             elif kind == "glog":
-                severity = found[0][0]
-                when = (kind, found[0][1:3], found[0][3:5], found["clocked"]) if found["clocked"] else when
+                severity = match[0][0]
+                when = (kind, match[0][1:3], match[0][3:5], match["clocked"]) if match["clocked"] else when
             elif kind == "iso":
-                when = (kind, found["iso"][5:7], found["iso"][8:10], found["iso"][11:].replace(",", "."))
+                when = (kind, match["iso"][5:7], match["iso"][8:10], match["iso"][11:].replace(",", "."))
             elif kind == "us":
-                when = (kind, found["us"][:2], found["us"][3:5], found["us"][11:])
+                when = (kind, match["us"][:2], match["us"][3:5], match["us"][11:])
             elif kind == "syslog":
-                severity = found["level1"][0]
-                when = (kind, found["day"][:2], found["day"][3:], found["clock"])
+                severity = match["level1"][0]
+                when = (kind, match["day"][:2], match["day"][3:], match["clock"])
             elif kind is not None and kind != "clock2":
-                shouted = found["level3"] == "ERROR" and found.start() == 0
-                severity = found[kind][0].upper()
+                shouted = match["level3"] == "ERROR" and match.start() == 0
+                severity = match[kind][0].upper()
             if kind in {"iso", "clock2"} and (level := _compiled("level").match(text, place)):
                 severity, place = level[1][0], level.end()
         body = "" if index in noise else flattened(text[place : place + _LONGEST].rstrip())
@@ -486,20 +486,20 @@ def _goes_on(line: _Line) -> bool:
 def _of_chain(chain: _Raised) -> Statement:
     """Of chained exceptions, the first informative one. The last, if all before were lookups."""
     graded = [
-        (_grade_raised(text), _compiled("terse").match(text) is not None, *said)
-        for said in chain.said
-        for text in said[1:]
+        (_grade_raised(text), _compiled("terse").match(text) is not None, index, text) for index, text in chain.raised
     ]
     grade, _, index, text = min(graded, key=lambda each: each[:3])
-    if len(chain.said) > 2 and all(_compiled("looked up").match(text) for _, text in chain.said[:-1]):
-        index, text = chain.said[-1]
+    if len(chain.raised) > 2 and all(_compiled("looked up").match(text) for _, text in chain.raised[:-1]):
+        index, text = chain.raised[-1]
         grade = _grade_raised(text)
     if chain.harmless:
         grade = max(grade, Grade.WARNED)
-    if (text.endswith(":") or "validation error" in text) and index == chain.said[-1][0]:
+    if (text.endswith(":") or "validation error" in text) and index == chain.raised[-1][0]:
         text = " ".join([text, *chain.more])
     until = max(
-        line for line in chain.words if line < min((said for said, _ in chain.said if said > index), default=line + 1)
+        line
+        for line in chain.words
+        if line < min((later for later, _ in chain.raised if later > index), default=line + 1)
     )
     return Statement(grade, index, chain.first, chain.last, unwrapped(text), chain.when, tuple(chain.words), until)
 
@@ -536,8 +536,8 @@ def _of_line(line: _Line, below: _Line | None) -> Statement | None:
     if grade is None:
         return None
     titled = below is not None and below.body.strip() and _compiled("titled").search(body)
-    said = below if below is not None and titled and not _compiled("head").search(below.body) else line
-    return Statement(grade, said.index, line.index, said.index, unwrapped(said.body.strip()), line.when)
+    speaker = below if below is not None and titled and not _compiled("head").search(below.body) else line
+    return Statement(grade, speaker.index, line.index, speaker.index, unwrapped(speaker.body.strip()), line.when)
 
 
 def _grade_line(body: str, line: _Line, *, went_on: bool) -> Grade | None:
@@ -568,6 +568,6 @@ def _grade_line(body: str, line: _Line, *, went_on: bool) -> Grade | None:
 def unwrapped(text: str) -> str:
     """The innermost words of a line: without the wrappers of loggers and other processes, and without its location."""
     wrapper = _compiled("wrapper")
-    while (found := wrapper.match(text)) and found.end():
-        text = text[found.end() :]
+    while (match := wrapper.match(text)) and match.end():
+        text = text[match.end() :]
     return _compiled("place").sub("", text).strip().rstrip('"')

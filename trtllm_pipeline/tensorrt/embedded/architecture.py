@@ -175,15 +175,15 @@ def _rope(path: Path, raw: Fields, architecture: str) -> tuple[float, float | Ll
     if kind == "linear":
         return theta, scaling.number("factor")
     if kind == "llama3" and architecture == "LlamaForCausalLM":
-        found = Llama3Scaling(
+        llama3 = Llama3Scaling(
             factor=scaling.number("factor"),
             low_freq_factor=scaling.number("low_freq_factor"),
             high_freq_factor=scaling.number("high_freq_factor"),
             original_context=scaling.integer("original_max_position_embeddings"),
         )
-        if found.low_freq_factor >= found.high_freq_factor:
+        if llama3.low_freq_factor >= llama3.high_freq_factor:
             raise refused(path, "its low_freq_factor is not below its high_freq_factor")
-        return theta, found
+        return theta, llama3
     raise refused(path, f"rope scaling {kind!r} is not supported (supported: default, linear, and llama3 for Llama)")
 
 

@@ -120,9 +120,9 @@ def _no_checkpoint(folder: Path, reason: str) -> StageError:
     )
 
 
-def _limits(asked: BuildEmbedded, context: int) -> Limits:
+def _limits(params: BuildEmbedded, context: int) -> Limits:
     limits = Limits(
-        asked.max_batch_size, asked.max_input_len, asked.max_seq_len, asked.max_num_tokens or USUAL_NUM_TOKENS
+        params.max_batch_size, params.max_input_len, params.max_seq_len, params.max_num_tokens or USUAL_NUM_TOKENS
     )
     if limits.max_seq_len <= limits.max_input_len:
         raise StageError(

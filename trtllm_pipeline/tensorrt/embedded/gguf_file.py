@@ -247,7 +247,7 @@ def _special_ids(folder: Path, number_of: Mapping[str, int], vocab_size: int) ->
     generation_config.json is left to servers: the tokens that end an answer do not change the weights.
     """
     config, settings = Fields.read(folder, "config.json"), Fields.read_optional(folder, "tokenizer_config.json")
-    found = {}
+    special = {}
     for name in ("bos", "eos", "pad"):
         key = f"{name}_token_id"
         ids = config.token_ids(key) if config.has(key) else None
@@ -258,8 +258,8 @@ def _special_ids(folder: Path, number_of: Mapping[str, int], vocab_size: int) ->
             raise refused(
                 folder / "config.json", f"its {key} is {beyond[0]}, but the model's embedding ends at {vocab_size - 1}"
             )
-        found[name] = ids
-    return found
+        special[name] = ids
+    return special
 
 
 def _merge(model: Fields, rule: object) -> str:

@@ -125,14 +125,14 @@ def _experts(
 
 def _silu(values: Array) -> Array:
     with np.errstate(over="ignore"):  # exp(-x) of a very negative x is inf, and the value is then correctly 0
-        found: Array = values / (1.0 + np.exp(-values))
-    return found
+        activated: Array = values / (1.0 + np.exp(-values))
+    return activated
 
 
 def _gelu_tanh(values: Array) -> Array:
     """Source: arXiv 1606.08415."""
-    found: Array = 0.5 * values * (1.0 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (values + 0.044715 * values**3)))
-    return found
+    activated: Array = 0.5 * values * (1.0 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (values + 0.044715 * values**3)))
+    return activated
 
 
 _ACTIVATIONS: Final = {"silu": _silu, "gelu_tanh": _gelu_tanh}
@@ -140,8 +140,8 @@ _ACTIVATIONS: Final = {"silu": _silu, "gelu_tanh": _gelu_tanh}
 
 def capped(values: Array, cap: float) -> Array:
     """Values between -cap and cap: cap tanh(x / cap)."""
-    found: Array = np.float32(cap) * np.tanh(values / np.float32(cap))
-    return found
+    limited: Array = np.float32(cap) * np.tanh(values / np.float32(cap))
+    return limited
 
 
 def normalized(values: Array, weights: Mapping[str, Array], name: str, eps: float) -> Array:

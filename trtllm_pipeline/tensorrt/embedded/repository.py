@@ -51,17 +51,17 @@ def run(context: StageContext[RepositoryEmbedded]) -> None:
     print(f"wrote {', '.join(MODELS)} for {engine}")  # noqa: T201  a stage's stdout is its log
 
 
-def write(folder: Path, engine: Path, model: Path, asked: RepositoryEmbedded) -> None:
+def write(folder: Path, engine: Path, model: Path, params: RepositoryEmbedded) -> None:
     """Write the five models for `engine`, with the tokenizer of `model`, into the empty `directory`. Raises StageError for one that takes fewer requests."""
     limit = Limits.read(engine).max_batch_size
-    if asked.max_batch_size > limit:
+    if params.max_batch_size > limit:
         raise StageError(
-            f"max_batch_size is {asked.max_batch_size}; expected 1 to {limit}, the engine's max_batch_size",
+            f"max_batch_size is {params.max_batch_size}; expected 1 to {limit}, the engine's max_batch_size",
             failure=FailureClass.INFEASIBLE,
         )
     for name in MODELS:
         (folder / name / "1").mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text(config_text(name, engine, model, asked), encoding="utf-8")
+        (folder / name / "config.pbtxt").write_text(config_text(name, engine, model, params), encoding="utf-8")
     for name in PYTHON_MODELS:
         (folder / name / "1" / "model.py").write_text(_MODEL_PY.format(name=name), encoding="utf-8")
     # Triton requires a version directory, and some ways of copying directories drop an empty one.

@@ -38,18 +38,18 @@ class Weights(Mapping[str, "NDArray[np.float32]"]):
         for shard in [SINGLE] if placed is None else sorted(set(placed.values())):
             if Path(shard).name != shard:
                 raise _damaged(folder / INDEX, f"shard {shard!r} is not a plain file name")
-            found = tensors(folder, shard)
-            here = found.tensors if placed is None else [name for name, file in placed.items() if file == shard]
-            if missing := sorted(name for name in here if name not in found.tensors):
+            in_shard = tensors(folder, shard)
+            here = in_shard.tensors if placed is None else [name for name, file in placed.items() if file == shard]
+            if missing := sorted(name for name in here if name not in in_shard.tensors):
                 raise _damaged(folder / shard, f"the index places {missing[0]} in it, but it does not have that tensor")
-            for name, tensor in found.tensors.items():
+            for name, tensor in in_shard.tensors.items():
                 if tensor.dtype not in DTYPES:
                     raise StageError(
                         f"tensor {name} in {folder / shard} has type {tensor.dtype}; expected {', '.join(DTYPES)}",
                         failure=FailureClass.INFEASIBLE,
                         hint="start from the unquantized model",
                     )
-                self._entries[name] = found.path, tensor
+                self._entries[name] = in_shard.path, tensor
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         return read(*self._entries[name])

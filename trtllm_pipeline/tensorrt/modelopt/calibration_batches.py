@@ -24,7 +24,7 @@ def tokenize(folder: Path, rows: Sequence[Row], selection: Selection) -> list[li
         tokenizer = _tokenizer(folder)
     chats = [row.messages or [{"role": "user", "content": row.text}] for row in rows if _is_chat(row, selection)]
     rendered = iter(_chats(folder, tokenizer, chats) if chats else ())
-    found = []
+    tokenized = []
     for row in rows:
         if row.tokens is not None:
             tokens = list(row.tokens)
@@ -33,10 +33,10 @@ def tokenize(folder: Path, rows: Sequence[Row], selection: Selection) -> list[li
         else:
             tokens = tokenizer(row.text, truncation=True, max_length=selection.max_length)["input_ids"]
         if tokens:
-            found.append(tokens[: selection.max_length])
-    if not found:
+            tokenized.append(tokens[: selection.max_length])
+    if not tokenized:
         raise StageError("the calibration set has no tokens", failure=FailureClass.USER)
-    return found
+    return tokenized
 
 
 def _tokenizer(folder: Path) -> Any:

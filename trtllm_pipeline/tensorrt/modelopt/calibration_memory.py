@@ -47,13 +47,13 @@ def expected_bytes(
     searches: bool,
     rows: int,
     longest: int,
-    asked: int | None,
+    requested_rows: int | None,
     free: int,
 ) -> tuple[int, int]:
     """GPU memory for quantization, in bytes without the CUDA context: as planned, and at least, with one row at a time.
 
     `weights` is the part of the 16-bit weights there and `free` its memory. `rows` of at most `longest` tokens are measured,
-    `asked` of them at a time, or as many as `fitting_rows` finds. `table` is the size of the embedding. For activations torch
+    `requested_rows` of them at a time, or as many as `fitting_rows` finds. `table` is the size of the embedding. For activations torch
     keeps a third more than is in use. Exporting needs two of the largest tensor. `experts` are those of one layer of a
     mixture, which are combined and quantized as a whole. If it is `rehearsed` (`kernel_warmup`), there is one more layer of
     random weights.
@@ -62,7 +62,7 @@ def expected_bytes(
     # With more tokens (`awq_search`), the outputs after the widest projection count, not the projection's own.
     token_of_many = bytes_per_token(wide, narrow, 2, searches=False) + searches * _searched(2) * narrow
     fitting = min(SATURATING_TOKENS, max(0, int(_USABLE * (free - weights))) // token) // longest
-    at_once = min(rows, asked or max(1, fitting))
+    at_once = min(rows, requested_rows or max(1, fitting))
     planned, least = (
         weights
         + max(
@@ -73,7 +73,7 @@ def expected_bytes(
         for each in (at_once, min(rows, 1))
     )
     # Without a requested number, the number that fits.
-    return planned if asked else max(least, min(planned, free)), least
+    return planned if requested_rows else max(least, min(planned, free)), least
 
 
 def expected_host_bytes(weights: int, leaves: int) -> int:

@@ -146,11 +146,11 @@ def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPre
         heads, given.integer("num_key_value_heads", heads), head, dense=given.integer("intermediate_size")
     )
     name = next(name for name, each in PRECISIONS.items() if each == precision)
-    said = tiles.uneven(heads, widths.kv_heads, layout.tp) or uneven_stages(layers, layout.pp)
-    if said is None and (tile := tiles.ENGINES.get(name)) is not None:
-        said = tiles.cut(tile, widths, layout.tp, precision=name)
-    if said is not None:
-        raise _infeasible(said)
+    uneven = tiles.uneven(heads, widths.kv_heads, layout.tp) or uneven_stages(layers, layout.pp)
+    if uneven is None and (tile := tiles.ENGINES.get(name)) is not None:
+        uneven = tiles.cut(tile, widths, layout.tp, precision=name)
+    if uneven is not None:
+        raise _infeasible(uneven)
 
 
 def write(
@@ -225,11 +225,11 @@ def write(
 
 def _renumbered(weights: Mapping[str, torch.Tensor], first: int) -> dict[str, torch.Tensor]:
     """Layers count from 0 in each rank's file: the layers of a later piece follow those of earlier ones."""
-    found = {}
+    renumbered = {}
     for name, tensor in weights.items():
         match = _LAYER.fullmatch(name)
-        found[f"{match[1]}{int(match[2]) + first}{match[3]}" if match else name] = tensor
-    return found
+        renumbered[f"{match[1]}{int(match[2]) + first}{match[3]}" if match else name] = tensor
+    return renumbered
 
 
 def _joined_cache_scales(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -268,18 +268,18 @@ def _from_source(config: Mapping[str, Any], family: EngineFamily) -> dict[str, A
     The rotary base matters most: without one, TensorRT-LLM uses 10000 and the engine generates nonsense. The keys are those
     that Model Optimizer 0.21 wrote.
     """
-    found: dict[str, Any] = {"decoder": family.decoder}
+    entries: dict[str, Any] = {"decoder": family.decoder}
     if family.kind is not None:
-        found["model_type"] = family.kind
+        entries["model_type"] = family.kind
     if family.decoder == "qwen":
         # TensorRT-LLM assumes biases, and needs this length even for models that do not use it.
-        found |= {
+        entries |= {
             "qwen_type": family.model_type,
             "attn_bias": family.model_type in {"qwen2", "qwen2_moe"},
             "seq_length": config.get("seq_length", 8192),
         }
     if family.model_type in {"qwen2_moe", "qwen3_moe"}:
-        found |= {
+        entries |= {
             "intermediate_size": config["intermediate_size"],
             "moe_intermediate_size": config["moe_intermediate_size"],
             "moe_shared_expert_intermediate_size": config.get("shared_expert_intermediate_size", 0),
@@ -290,30 +290,30 @@ def _from_source(config: Mapping[str, Any], family: EngineFamily) -> dict[str, A
             },
         }
     if family.model_type in _TIED:
-        found["share_embedding_table"] = True
+        entries["share_embedding_table"] = True
     if family.model_type == "gpt2":
         # It would use learned positions instead of rotary ones.
-        return {**found, "position_embedding_type": "learned_absolute"}
+        return {**entries, "position_embedding_type": "learned_absolute"}
     base, kind = rotary(config)
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope.pop("rope_theta", None)
-    found["rotary_base"] = 10000.0 if base is None else base
+    entries["rotary_base"] = 10000.0 if base is None else base
     part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if part is not None:
-        found["rotary_pct"] = found["partial_rotary_factor"] = part
+        entries["rotary_pct"] = entries["partial_rotary_factor"] = part
     # Releases differ in which of the two names they read.
-    found["rotary_scaling"] = None if kind is None else {**rope, "type": kind, "rope_type": kind}
+    entries["rotary_scaling"] = None if kind is None else {**rope, "type": kind, "rope_type": kind}
     if family.model_type == "gemma2":
-        found |= {name: config.get(name) for name in _GEMMA2_KEYS}
-        found["inter_layernorms"] = True
+        entries |= {name: config.get(name) for name in _GEMMA2_KEYS}
+        entries["inter_layernorms"] = True
     elif family.model_type == "phi3":
         # Gate and up are one matrix, whose rows Model Optimizer counts.
-        found["intermediate_size"] = config["intermediate_size"]
-        found["original_max_position_embeddings"] = config.get(
+        entries["intermediate_size"] = config["intermediate_size"]
+        entries["original_max_position_embeddings"] = config.get(
             "original_max_position_embeddings", config["max_position_embeddings"]
         )
         if kind in _LONG_ROPE:
-            found |= {
+            entries |= {
                 "position_embedding_type": "long_rope",
                 "rotary_scaling": None,
                 "longrope_scaling_short_factors": rope["short_factor"],
@@ -321,8 +321,8 @@ def _from_source(config: Mapping[str, Any], family: EngineFamily) -> dict[str, A
             }
     elif family.model_type == "mixtral":
         # Releases up to 0.10 read these. Later ones read `moe`, which Model Optimizer writes.
-        found |= {"moe_num_experts": config["num_local_experts"], "moe_top_k": config["num_experts_per_tok"]}
-    return found
+        entries |= {"moe_num_experts": config["num_local_experts"], "moe_top_k": config["num_experts_per_tok"]}
+    return entries
 
 
 def _infeasible(message: str, hint: str = "choose another tensor or pipeline parallelism") -> StageError:

@@ -44,8 +44,8 @@ class Expert(nn.Module):  # type: ignore[misc]
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Output for (tokens, hidden_size)."""
         gate, down, up = map(self.get_submodule, self.names)
-        found: torch.Tensor = down(self.act_fn(gate(states)) * up(states))
-        return found
+        outputs: torch.Tensor = down(self.act_fn(gate(states)) * up(states))
+        return outputs
 
 
 class SeparateSparseMoeBlock(nn.Module):  # type: ignore[misc]

@@ -87,12 +87,12 @@ def configuration(chosen: WeightPrecision, kv_cache: str | None, *, for_engines:
 
     from trtllm_pipeline.tensorrt.modelopt import maximum
 
-    found: dict[str, Any]
+    quantizers: dict[str, Any]
     if keeps_weights(chosen, for_engines=for_engines):
-        found = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
+        quantizers = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
     else:
-        found = copy.deepcopy(getattr(mtq, str(chosen.config)))
-    if not isinstance(found["quant_cfg"], list):
+        quantizers = copy.deepcopy(getattr(mtq, str(chosen.config)))
+    if not isinstance(quantizers["quant_cfg"], list):
         from importlib.metadata import version
 
         raise StageError(
@@ -102,11 +102,11 @@ def configuration(chosen: WeightPrecision, kv_cache: str | None, *, for_engines:
         )
     if kv_cache == "INT8":
         # Model Optimizer has no preset for it. The two quantizers are from its FP8 and NVFP4 presets.
-        found["quant_cfg"].append({"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}})
+        quantizers["quant_cfg"].append({"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}})
     elif kv_cache is not None:
-        found["quant_cfg"].extend(copy.deepcopy(getattr(mtq, f"{kv_cache}_KV_CFG")["quant_cfg"]))
-    maximum.use_in(found)
-    return found
+        quantizers["quant_cfg"].extend(copy.deepcopy(getattr(mtq, f"{kv_cache}_KV_CFG")["quant_cfg"]))
+    maximum.use_in(quantizers)
+    return quantizers
 
 
 def concerning(configuration: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:

@@ -190,8 +190,8 @@ def _short_rotation(decoder: Any) -> Iterator[None]:
     from transformers.models.llama import modeling_llama
 
     def code(file: ModuleType) -> list[bytes]:
-        found = [getattr(file, name, None) for name in ("rotate_half", _ROTATION)]
-        return [function.__code__.co_code for function in found if function is not None]
+        functions = [getattr(file, name, None) for name in ("rotate_half", _ROTATION)]
+        return [function.__code__.co_code for function in functions if function is not None]
 
     files = {sys.modules[kind.__module__] for module in decoder.modules() for kind in type(module).__mro__}
     kept = {file: getattr(file, _ROTATION) for file in files if code(file) == code(modeling_llama)}
@@ -214,10 +214,10 @@ def _rotated(
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim).chunk(2, -1)[0]
 
     def rotated(values: torch.Tensor) -> torch.Tensor:
-        found = values * cos
-        for part, other, sign in zip(found.chunk(2, -1), reversed(values.chunk(2, -1)), (-1, 1), strict=True):
+        product = values * cos
+        for part, other, sign in zip(product.chunk(2, -1), reversed(values.chunk(2, -1)), (-1, 1), strict=True):
             part.addcmul_(other, sin, value=sign)
-        return found
+        return product
 
     return rotated(q), rotated(k)
 

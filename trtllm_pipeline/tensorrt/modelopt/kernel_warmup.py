@@ -25,7 +25,7 @@ _WEIGHT_FILES: Final = ("*.safetensors", "*.bin")
 
 
 @contextmanager
-def beside(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[Any], None]) -> Iterator[None]:
+def during_load(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[Any], None]) -> Iterator[None]:
     """In this context, `rehearse` runs on one random layer of the model in `directory`, whose configuration is `config`.
 
     Leaving the context waits for it. Its errors are printed, without other effects. Not done without a GPU, with several (each
@@ -104,5 +104,5 @@ def _layer(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def _tell(error: Exception) -> None:
-    said = next(iter(str(error).splitlines()), type(error).__name__)
-    print(f"kernels were not loaded ahead, so the first batch will be slower: {said}", flush=True)  # noqa: T201 - the stage's log
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    print(f"kernels were not loaded ahead, so the first batch will be slower: {reason}", flush=True)  # noqa: T201 - the stage's log

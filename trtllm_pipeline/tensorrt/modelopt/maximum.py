@@ -25,12 +25,12 @@ class Maximum(MaxCalibrator):  # type: ignore[misc]
             return
         axis = self._axis
         if axis is None:
-            found = torch.linalg.vector_norm(x, float("inf"))
+            largest = torch.linalg.vector_norm(x, float("inf"))
         else:
             kept = {index % x.dim() for index in (axis if isinstance(axis, tuple) else (axis,))}
             others = tuple(index for index in range(x.dim()) if index not in kept)
-            found = torch.linalg.vector_norm(x, float("inf"), dim=others, keepdim=True)
-        self._calib_amax = found if self._calib_amax is None else torch.maximum(self._calib_amax, found)
+            largest = torch.linalg.vector_norm(x, float("inf"), dim=others, keepdim=True)
+        self._calib_amax = largest if self._calib_amax is None else torch.maximum(self._calib_amax, largest)
 
     def compute_amax(self) -> torch.Tensor | None:
         """The result. None before any tensor. Raises StageError (infeasible) if it is not a number."""

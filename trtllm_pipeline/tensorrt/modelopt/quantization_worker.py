@@ -61,8 +61,8 @@ def run(context: StageContext[Any]) -> None:
             hint="use more or larger GPUs",
         ) from error
     write_json(context.out / FACTS_FILE, facts)
-    asked, times = context.params, ", ".join(f"{name} {value:.1f} s" for name, value in work.times_s.items())
-    print(f"{asked.precision} checkpoint ({asked.checkpoint_format}): {times}", flush=True)  # noqa: T201 - the stage's log
+    params, times = context.params, ", ".join(f"{name} {value:.1f} s" for name, value in work.times_s.items())
+    print(f"{params.precision} checkpoint ({params.checkpoint_format}): {times}", flush=True)  # noqa: T201 - the stage's log
 
 
 @contextmanager
@@ -141,15 +141,15 @@ class Quantization:
         selection = replace(self.selection, max_length=longest)
         data = self.context.files.get("calibration_data") or default_set()
         chosen = choose(read_rows(data, selection.column), selection)
-        found = calibration_batches.tokenize(self.model, chosen, selection)
-        beyond = max(map(max, found))
+        tokenized = calibration_batches.tokenize(self.model, chosen, selection)
+        beyond = max(map(max, tokenized))
         if config.get("vocab_size") and beyond >= config["vocab_size"]:
             raise StageError(
                 f"the calibration rows have token {beyond}, but the model's embedding ends at {config['vocab_size'] - 1}",
                 failure=FailureClass.USER,
                 hint="the rows were tokenized for another model, or the tokenizer is another model's",
             )
-        return found
+        return tokenized
 
     def quantized(self, rows: Sequence[Tokens]) -> tuple[Any, int | None]:
         """The model with calibrated quantizers, and the rows of a batch at the end."""
@@ -202,7 +202,7 @@ class Quantization:
         return loop.batch_size
 
     def load(self, rehearse: Callable[[Any], None] | None) -> Any:
-        """The model, on the GPUs if there are any. Meanwhile `rehearse` is called as in `kernel_warmup.beside`.
+        """The model, on the GPUs if there are any. Meanwhile `rehearse` is called as in `kernel_warmup.during_load`.
 
         Raises StageError if it does not load or fit.
         """
@@ -217,7 +217,7 @@ class Quantization:
             config = AutoConfig.from_pretrained(self.model, trust_remote_code=False)
             dtype = _dtype(config, self.asked.precision)
             kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-            with nullcontext() if rehearse is None else kernel_warmup.beside(self.model, config, dtype, rehearse):
+            with nullcontext() if rehearse is None else kernel_warmup.during_load(self.model, config, dtype, rehearse):
                 model = kind.from_pretrained(
                     self.model,
                     config=config,

@@ -89,11 +89,11 @@ def template(cell: Cell) -> tuple[str, ...]:
 
     Raises ValueError for a text that is not a command line.
     """
-    told, known = settings(cell)["command"], known_of(cell)
+    command, known = settings(cell)["command"], known_of(cell)
     if known is not None:
         words = [*known.command, *(known.precisions or {}).get(cell.precision, ()), *known.reuse.get(_reuse(cell), ())]
-    elif told is not None:
-        words = [*(shlex.split(told) if isinstance(told, str) else told)]
+    elif command is not None:
+        words = [*(shlex.split(command) if isinstance(command, str) else command)]
     else:
         return ()
     return (*words, *options(settings(cell)["options"]))
@@ -133,7 +133,7 @@ def options(given: Mapping[str, Any]) -> list[str]:
 def values(cell: Cell) -> dict[str, str]:
     """The values of the placeholders that a cell fills."""
     longest = cell.isl + cell.osl
-    found: dict[str, Json] = {
+    filled: dict[str, Json] = {
         "name": cell.model,
         "precision": cell.precision,
         "dtype": _DTYPES.get(cell.precision, "auto"),
@@ -147,7 +147,7 @@ def values(cell: Cell) -> dict[str, str]:
         "max_seq_len": longest,
         "total_tokens": longest * cell.max_batch_size,
     }
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in filled.items()}
 
 
 def placeholders(words: Sequence[str]) -> set[str]:
@@ -194,16 +194,16 @@ def _version(program: str, module: str | None, asking: tuple[str, ...], _changed
         return _package(program, lambda each: module.partition(".")[0] in _modules(each))
     if first.startswith("#!") and "python" in first:
         python = _interpreter(first[2:].split())
-        found = _package(python, lambda each: any(entry.name == path.name for entry in each.entry_points))
-        if found is not None:
-            return found
+        package = _package(python, lambda each: any(entry.name == path.name for entry in each.entry_points))
+        if package is not None:
+            return package
     elif asking:
         try:
             done = subprocess.run([program, *asking], capture_output=True, text=True, timeout=_ASKING_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        said = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
-        return next((line for line in said if re.search(r"\bversion\b", line)), said[0] if said else None)
+        lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+        return next((line for line in lines if re.search(r"\bversion\b", line)), lines[0] if lines else None)
     return f"{path.name} {digest_file(path)[:12]}"
 
 
@@ -221,8 +221,8 @@ def _without_env(words: Sequence[str]) -> Sequence[str]:
 
 
 def _modules(distribution: Any) -> set[str]:
-    told = (distribution.read_text("top_level.txt") or "").split()
-    return {*told, str(distribution.metadata["Name"] or "").replace("-", "_")}
+    top_level = (distribution.read_text("top_level.txt") or "").split()
+    return {*top_level, str(distribution.metadata["Name"] or "").replace("-", "_")}
 
 
 def _package(python: str, is_it: Any) -> str | None:

@@ -58,18 +58,18 @@ _FEWER_BITS: Final = {"fp8": 8, "int8": 8, "int4": 4}
 
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
-    told = command.settings(cell)
+    openai = command.settings(cell)
     if (reason := foreign(cell, _OWN_SETTINGS)) is not None:
         return reason
     if (frontend := cell.settings["serve"]["frontend"]) != "triton":
         return f"settings.serve.frontend {frontend}: only the TensorRT-LLM toolchains have frontends"
-    if told["url"]:
-        if told["command"]:
+    if openai["url"]:
+        if openai["command"]:
             return "settings.openai.url and command are both set: use one of them"
         from trtllm_pipeline.measure import service_at  # a client, which most plans do not need
 
         try:
-            service_at(told["url"], "openai", cell.model)
+            service_at(openai["url"], "openai", cell.model)
         except ServerError as error:
             return f"settings.openai.url {error.message}"
         return None
@@ -79,18 +79,18 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
         return f"settings.openai.command: {error}"
     if not words:
         return f"toolchain {OPENAI} needs settings.openai.url, of a running server, or settings.openai.command"
-    found, known = command.placeholders(words), {*command.values(cell), *command.AT_START}
-    if unknown := sorted(found - known):
+    placeholders, known = command.placeholders(words), {*command.values(cell), *command.AT_START}
+    if unknown := sorted(placeholders - known):
         return f"settings.openai.command: unknown placeholder {{{unknown[0]}}}; known: {', '.join(sorted(known))}"
-    if "port" not in found:
+    if "port" not in placeholders:
         return "settings.openai.command: has no {port}, so the server's port is unknown"
-    return _of_known(cell, found) or _gpus_lacking(cell, machine) or _programs_lacking(cell, words, machine)
+    return _of_known(cell, placeholders) or _gpus_lacking(cell, machine) or _programs_lacking(cell, words, machine)
 
 
-def _of_known(cell: Cell, found: set[str]) -> str | None:
+def _of_known(cell: Cell, placeholders: set[str]) -> str | None:
     """The features of a cell that a known server, as it is started, does not support."""
     known = command.known_of(cell)
-    if GGUF in found and cell.precision not in GGUF_PRECISIONS:
+    if GGUF in placeholders and cell.precision not in GGUF_PRECISIONS:
         return f"precision {cell.precision}: GGUF files are converted to {', '.join(GGUF_PRECISIONS)}"
     if known is None:
         return None
@@ -100,7 +100,7 @@ def _of_known(cell: Cell, found: set[str]) -> str | None:
         return f"settings.perf.workload isl_osl: {cell.toolchain} does not support ignore_eos, so answers have no exact length"
     if known.precisions is not None and cell.precision not in known.precisions:
         return f"precision {cell.precision}: {cell.toolchain} supports {', '.join(known.precisions)}"
-    if cell.tp * cell.pp > 1 and "tp" not in found:
+    if cell.tp * cell.pp > 1 and "tp" not in placeholders:
         return f"tp{cell.tp}pp{cell.pp}: {cell.toolchain} has no option for several GPUs"
     if cell.ep > 1:
         return f"ep{cell.ep}: settings.openai.options has no option for expert parallelism"
@@ -143,10 +143,10 @@ def _programs_lacking(cell: Cell, words: Sequence[str], machine: Machine) -> str
 
 def gpus(cell: Cell, machine: Machine) -> int:
     """The GPUs of a cell's server."""
-    told = command.settings(cell)
-    if told["url"]:
+    openai = command.settings(cell)
+    if openai["url"]:
         return 0
-    return cell.tp * cell.pp if told["gpus"] is None and machine.gpus else int(told["gpus"] or 0)
+    return cell.tp * cell.pp if openai["gpus"] is None and machine.gpus else int(openai["gpus"] or 0)
 
 
 def _takes(cell: Cell, machine: Machine) -> Resources:
@@ -172,27 +172,27 @@ def _needs(cell: Cell, machine: Machine) -> Needs:
 
 def _read(cell: Cell) -> LaunchOpenAi:
     """The command line without directories and port, for the key."""
-    told, known = command.settings(cell), KNOWN.get(cell.toolchain)
+    openai, known = command.settings(cell), KNOWN.get(cell.toolchain)
     own: dict[str, Any] = {"restarts": 0, **rule(cell), "command": None, "options": {}}
-    if not told["url"]:
-        own["gpus"] = cell.tp * cell.pp if told["gpus"] is None else told["gpus"]
+    if not openai["url"]:
+        own["gpus"] = cell.tp * cell.pp if openai["gpus"] is None else openai["gpus"]
         own["command"] = shlex.join(command.fill(command.template(cell), command.values(cell)))
     if known is not None:
-        own["ready_path"] = told["ready_path"] or known.ready
-        own["served_name"] = told["served_name"] or (None if told["url"] else known.served_name)
+        own["ready_path"] = openai["ready_path"] or known.ready
+        own["served_name"] = openai["served_name"] or (None if openai["url"] else known.served_name)
         own["lists_models"] = known.lists_models
-    return load(LaunchOpenAi, own, told, cell.settings["serve"])
+    return load(LaunchOpenAi, own, openai, cell.settings["serve"])
 
 
 def _with_version(
-    asking: tuple[str, ...], asked: LaunchOpenAi, _files: Mapping[str, str], machine: Machine
+    asking: tuple[str, ...], params: LaunchOpenAi, _files: Mapping[str, str], machine: Machine
 ) -> LaunchOpenAi:
     """The parameters with the server's version, which is part of the key."""
     if machine.assumed:
-        return replace(asked, version=ASSUMED)
-    if asked.url is not None:
-        return replace(asked, version=_running(asked.url))
-    return replace(asked, version=command.version_of(shlex.split(asked.command or ""), asking))
+        return replace(params, version=ASSUMED)
+    if params.url is not None:
+        return replace(params, version=_running(params.url))
+    return replace(params, version=command.version_of(shlex.split(params.command or ""), asking))
 
 
 @lru_cache(maxsize=64)
@@ -216,10 +216,10 @@ def _running(url: str) -> str | None:
 def _starts(_cell: Cell, context: StageContext[LaunchOpenAi], _machine: Machine) -> Sequence[Sequence[str]]:
     from trtllm_pipeline.tensorrt.others.server import argv
 
-    asked = context.params
-    if asked.url is not None:
+    params = context.params
+    if params.url is not None:
         return ()
-    return (argv(asked, context.inputs, asked.host, planned_ports(asked)),)
+    return (argv(params, context.inputs, params.host, planned_ports(params)),)
 
 
 def _identity(machine: Machine) -> Mapping[str, Json]:
@@ -232,11 +232,11 @@ def _reads_weights(cell: Cell) -> bool:
 
 def _download(cell: Cell) -> DownloadParams:
     """The whole model, or only its tokenizer for a model on a hub whose weights no program reads here."""
-    asked: DownloadParams = DOWNLOAD.read(cell)
-    if _reads_weights(cell) or asked.content is None or asked.folder is not None:
-        return asked
-    content = {name: digest for name, digest in asked.content.items() if part_of(name) is not ModelPart.WEIGHTS}
-    return replace(asked, form="tokenizer", content=content, quantization=None)
+    params: DownloadParams = DOWNLOAD.read(cell)
+    if _reads_weights(cell) or params.content is None or params.folder is not None:
+        return params
+    content = {name: digest for name, digest in params.content.items() if part_of(name) is not ModelPart.WEIGHTS}
+    return replace(params, form="tokenizer", content=content, quantization=None)
 
 
 def _downloading(cell: Cell, machine: Machine) -> Needs:
@@ -251,17 +251,17 @@ def _download_s(cell: Cell, machine: Machine) -> float:
 
 def _smoke(cell: Cell) -> SmokeParams:
     """Like every cell's, with the limit of prompts if the server is known to reject longer ones."""
-    asked: SmokeParams = SMOKE.read(cell)
+    params: SmokeParams = SMOKE.read(cell)
     known = command.known_of(cell)
-    return asked if known is not None and known.refuses_longer else replace(asked, max_seq_len=None)
+    return params if known is not None and known.refuses_longer else replace(params, max_seq_len=None)
 
 
 def _perf(cell: Cell) -> PerfParams:
     """Like every cell's, but with only the server settings that it was started with."""
-    asked: PerfParams = PERF.read(cell)
-    declared = {name: asked.declared[name] for name in ("tp", "max_input_len", "max_seq_len")}
+    params: PerfParams = PERF.read(cell)
+    declared = {name: params.declared[name] for name in ("tp", "max_input_len", "max_seq_len")}
     bits = {} if (kept := _weight_bits(cell)) is None else {"weight_bits": kept}
-    return replace(asked, declared={**declared, **bits, "enable_kv_cache_reuse": command.reuses(cell)})
+    return replace(params, declared={**declared, **bits, "enable_kv_cache_reuse": command.reuses(cell)})
 
 
 def _weight_bits(cell: Cell) -> int | None:

@@ -88,17 +88,17 @@ def launcher(world_size: int, release: str, mpirun: str | None) -> str | None:
 
 def script_uses_mpirun(release: str) -> bool:
     """True if the release's own launch script starts even a single rank with mpirun."""
-    found = re.match(r"(\d+)\.(\d+)", release)
-    return found is None or (int(found[1]), int(found[2])) < _WITHOUT_MPIRUN
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return match is None or (int(match[1]), int(match[2])) < _WITHOUT_MPIRUN
 
 
 def nested() -> str | None:
     """Why mpirun cannot be started from this process, which is part of a parallel job; None if it is not."""
-    found = next((name for name in _NESTED if name in os.environ), None)
-    if found is None:
+    variable = next((name for name in _NESTED if name in os.environ), None)
+    if variable is None:
         return None
     return (
-        f"mpirun cannot start inside a parallel job ({found} is set): it would take that job's ranks for its own; "
+        f"mpirun cannot start inside a parallel job ({variable} is set): it would take that job's ranks for its own; "
         'see docs/multi-node.md, "In a Slurm allocation"'
     )
 

@@ -109,8 +109,8 @@ def check(engine: Path, machine: Machine) -> Requirements:
         raise _differs(engine, "world_size", f"{needs.world_size} ranks with a GPU each", f"{len(gpus)} GPUs", hint)
     for gpu in gpus:
         if needs.sm not in {None, gpu.sm}:
-            wanted, found = f"compute capability {needs.sm} ({needs.gpu})", f"{gpu.sm} ({gpu.name})"
-            raise _differs(engine, "sm", wanted, found, _REBUILD, FailureClass.INFEASIBLE)
+            wanted, present = f"compute capability {needs.sm} ({needs.gpu})", f"{gpu.sm} ({gpu.name})"
+            raise _differs(engine, "sm", wanted, present, _REBUILD, FailureClass.INFEASIBLE)
     for name, digest in (needs.digests or {}).items():
         _check_file(engine, name, digest)
     return needs
@@ -131,11 +131,11 @@ def _from_config(folder: Path) -> Requirements:
 
 def _check_ranks(engine: Path, world_size: int) -> None:
     """Raise ServerError unless there is one engine file for each rank."""
-    ranks = sorted(int(found[1]) for path in engine.iterdir() if (found := _ENGINE.fullmatch(path.name)))
+    ranks = sorted(int(match[1]) for path in engine.iterdir() if (match := _ENGINE.fullmatch(path.name)))
     if ranks != list(range(world_size)):
-        there = ", ".join(f"rank{rank}.engine" for rank in ranks) or "none"
+        present = ", ".join(f"rank{rank}.engine" for rank in ranks) or "none"
         wanted, hint = f"one file for each of {world_size} ranks", "build the engine again: it is incomplete"
-        raise _differs(engine, "rank files", wanted, there, hint)
+        raise _differs(engine, "rank files", wanted, present, hint)
 
 
 def _check_file(engine: Path, name: str, built: FileDigest) -> None:

@@ -68,15 +68,15 @@ def _with_plain_paths(path: Path) -> str | None:
     try:
         if path.name == model_config.FILE_NAME:
             config = model_config.read(path)
-            found = model_config.string_parameters(config)
-            named = _plain_values(found)
-            for key in found:
+            paths = model_config.string_parameters(config)
+            named = _plain_values(paths)
+            for key in paths:
                 config.parameters[key].string_value = named[key]
-            return None if named == found else model_config.to_text(config, as_utf8=False)
+            return None if named == paths else model_config.to_text(config, as_utf8=False)
         if path.name == "model.yaml":
-            found = decode_yaml(path.read_bytes())
-            named = _plain_values(found)
-            return None if named == found else str(yaml.safe_dump(named, sort_keys=False))
+            paths = decode_yaml(path.read_bytes())
+            named = _plain_values(paths)
+            return None if named == paths else str(yaml.safe_dump(named, sort_keys=False))
     except (OSError, ValueError, model_config.ModelConfigError):
         pass  # the server reports the error
     return None

@@ -69,32 +69,32 @@ class Ranks(Group):
 
     def dead(self) -> list[int]:
         """Ranks that were running and have ended."""
-        self.seen()
-        return [rank for rank, (pid, seen) in sorted(self.ranks.items()) if running_since(pid) != seen.start_time]
+        self.started()
+        return [rank for rank, (pid, known) in sorted(self.ranks.items()) if running_since(pid) != known.start_time]
 
     def interrupt(self) -> None:
         """Interrupt the ranks, but not mpirun, which would kill them a second later."""
-        self.seen()
-        for pid, seen in self.ranks.values():
-            if running_since(pid) == seen.start_time:
+        self.started()
+        for pid, known in self.ranks.values():
+            if running_since(pid) == known.start_time:
                 kill(pid, signal.SIGINT)
 
-    def seen(self) -> list[int]:
+    def started(self) -> list[int]:
         """Process ids of the ranks that have started, in order, including those that have ended."""
         if len(self.ranks) < self.world_size:
             if self.mpirun:
                 children = ((pid, each) for pid, each in process_table().items() if each.parent == self.pid)
-                found = {rank: child for child in children if (rank := _rank(child[0])) is not None}
+                new = {rank: child for child in children if (rank := _rank(child[0])) is not None}
             else:
-                found = {0: (self.pid, alone)} if (alone := look_up(self.pid)) else {}
-            self.ranks = {**found, **self.ranks}
+                new = {0: (self.pid, alone)} if (alone := look_up(self.pid)) else {}
+            self.ranks = {**new, **self.ranks}
         return [pid for _, (pid, _) in sorted(self.ranks.items())]
 
 
 def _rank(pid: int) -> int | None:
     """The rank that mpirun assigned to this process. None if it is still starting."""
-    found = _RANK.search(proc_file(pid, "environ"))
-    return int(found[1]) if found else None
+    match = _RANK.search(proc_file(pid, "environ"))
+    return int(match[1]) if match else None
 
 
 @dataclass(kw_only=True)
@@ -116,7 +116,7 @@ class World(triton_server.RunningTriton):
     @property
     def pids(self) -> list[int]:
         """Logs of the ranks that have one, in order."""
-        return self.process.seen()
+        return self.process.started()
 
     def rank_log(self, rank: int) -> Path:
         """The log of a rank."""
@@ -145,10 +145,10 @@ class World(triton_server.RunningTriton):
             dead = self.process.dead()
             alone = len(dead) == 1  # with several, only mpirun knows the first
             over = ended or time.monotonic() > begin + (_LAST_WORDS_S if alone else _ALL_WORDS_S)
-            said = self.output.read_text(encoding="utf-8", errors="replace")
+            output = self.output.read_text(encoding="utf-8", errors="replace")
             for pattern, sign in _ENDED:
-                if found := pattern.search(said):
-                    return int(found[1]), sign * int(found[2])
+                if match := pattern.search(output):
+                    return int(match[1]), sign * int(match[2])
             if over:
                 return (dead[0], None) if alone else (None, self.process.returncode)
 
@@ -217,16 +217,16 @@ def start(
         output=log,
         host=triton_server.reached_at(host),
         prefix=prefix,
-        models=_asked(loaded),
+        models=_client_models(loaded),
         loaded=loaded,
         started=started,
     )
 
 
-def _asked(loaded: tuple[str, ...]) -> tuple[str, ...]:
+def _client_models(loaded: tuple[str, ...]) -> tuple[str, ...]:
     """The models that clients use, the default first. Only one of them has help from a draft model."""
-    asked = (BLS_MODEL,) if DRAFT_MODEL in loaded else (ENSEMBLE, BLS_MODEL)
-    return tuple(model for model in asked if model in loaded) or (ENGINE_MODEL,)
+    models = (BLS_MODEL,) if DRAFT_MODEL in loaded else (ENSEMBLE, BLS_MODEL)
+    return tuple(model for model in models if model in loaded) or (ENGINE_MODEL,)
 
 
 def check_mpirun(mpirun: str) -> None:

@@ -91,8 +91,8 @@ class Server(ABC):
         while not (ended and ended.is_set()) and not self.ready():
             if self.process.poll() is not None:
                 raise self.died()
-            if found := watch.look():
-                who, signo = found
+            if death := watch.look():
+                who, signo = death
                 raise diagnose(f"{self.name} was loading when {who}", -signo, self.log, before=self.before)
             if time.monotonic() > deadline:
                 raise ServerError(
@@ -155,9 +155,9 @@ def diagnose(
             line=None if error is None else error.number,
             telling=tuple(map(str, telling_lines(logs))),
         )
-    said = "" if cause and _same(cause, known.line.said) else f"; {known.quoted(_whose(known.line, log))}"
+    quote = "" if cause and _same(cause, known.line.message) else f"; {known.quoted(_whose(known.line, log))}"
     return ServerError(
-        f"{who} {how}{said}",
+        f"{who} {how}{quote}",
         failure=known.failure,
         hint=known.hint,
         log=known.line.path,
@@ -167,9 +167,9 @@ def diagnose(
     )
 
 
-def _same(cause: str, said: str) -> bool:
+def _same(cause: str, line: str) -> bool:
     """True if a server's own message and the line with the first cause are the same."""
-    return cause.rpartition(": ")[2] in said
+    return cause.rpartition(": ")[2] in line
 
 
 def _whose(line: LogLine, log: Path) -> str:
@@ -205,5 +205,5 @@ def _last_words(logs: Sequence[LogText]) -> str:
     last = logs[0].last(1)
     error = first_error(logs[:1]) or (None if last else first_error(logs))
     if error is not None:
-        return f"; its log says: {error.said}"
-    return f"; its last line: {last[0].said}" if last else ""
+        return f"; its log says: {error.message}"
+    return f"; its last line: {last[0].message}" if last else ""

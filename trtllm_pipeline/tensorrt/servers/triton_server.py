@@ -76,9 +76,9 @@ def check(triton: TritonInstallation, python_models: int) -> None:
     if triton.stubs is not None:
         _check_wheel(triton.stubs, triton.source)
     for variable, folder, separators in _searched(triton):
-        if found := next((each for each in separators if each in str(folder)), None):
+        if separator := next((each for each in separators if each in str(folder)), None):
             raise _unusable(
-                f"{folder} contains {found!r}, which separates directories in {variable}: Triton's Python models would not find "
+                f"{folder} contains {separator!r}, which separates directories in {variable}: Triton's Python models would not find "
                 f"their libraries there",
                 "create the Python environment in a directory without it",
             )
@@ -138,8 +138,8 @@ def python_library() -> Path | None:
     own = Path(str(sysconfig.get_config_var("LIBDIR"))) / name
     if own.is_file():
         return own
-    found = ctypes.util.find_library(f"python{_python()}")
-    return None if found is None else Path(found)
+    library = ctypes.util.find_library(f"python{_python()}")
+    return None if library is None else Path(library)
 
 
 def environment(triton: TritonInstallation) -> dict[str, str]:
@@ -190,7 +190,7 @@ def unused_ports(wanted: int, host: str = LOOPBACK) -> list[int]:
     connections are avoided if possible, as are ports that another living process of ours has chosen.
     """
     with contextlib.ExitStack() as stack:
-        found: list[int] = []
+        chosen: list[int] = []
         for port in (*_not_given_away(), *[0] * _TRIED_PORTS):
             each = stack.enter_context(socket.socket())
             try:
@@ -200,10 +200,10 @@ def unused_ports(wanted: int, host: str = LOOPBACK) -> list[int]:
                     raise
                 continue
             if _choose(number := each.getsockname()[1]):
-                found.append(number)
-            if len(found) == wanted:
+                chosen.append(number)
+            if len(chosen) == wanted:
                 break
-        return found
+        return chosen
 
 
 def _choose(port: int) -> bool:
@@ -316,8 +316,8 @@ class RunningTriton(Server):
         mark_folders(self.prefix, self.started, self.pids)
 
     def _live_stubs(self) -> dict[int, str]:
-        found = (each for parent in self.pids[:1] for each in stub_processes(parent))
-        return {pid: model for pid, model in found if _is_stub(pid, self.prefix)}
+        stubs = (each for parent in self.pids[:1] for each in stub_processes(parent))
+        return {pid: model for pid, model in stubs if _is_stub(pid, self.prefix)}
 
 
 @dataclass(kw_only=True)
@@ -367,7 +367,7 @@ def closing_options(triton: TritonInstallation) -> tuple[list[str], list[str]]:
 def _help(triton: TritonInstallation) -> str:
     """The server's --help output; "" if it has none, which counts as having all options."""
     try:
-        asked = subprocess.run(
+        completed = subprocess.run(
             [triton.binary, "--help"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -377,7 +377,7 @@ def _help(triton: TritonInstallation) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return (asked.stdout + asked.stderr).decode(errors="replace")
+    return (completed.stdout + completed.stderr).decode(errors="replace")
 
 
 def new_prefix() -> str:
@@ -461,12 +461,12 @@ def diagnose(
     beside: Sequence[Path] = (),
 ) -> ServerError:
     """The error for the end of a server, with the first cause in its log and in the logs `beside`."""
-    found = re.search(
+    match = re.search(
         r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*(?:\\n|\"?$)",
         "\n".join(LogText(log).lines),
         re.MULTILINE,
     )
-    cause = f"could not load the model {found[1]}: {found[2]}" if found else None
+    cause = f"could not load the model {match[1]}: {match[2]}" if match else None
     return explained(who, status, log, cause, before=before, beside=beside)
 
 

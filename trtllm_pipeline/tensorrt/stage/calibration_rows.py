@@ -75,10 +75,10 @@ def _of_column(value: Any, column: str) -> dict[str, Any]:
         raise ValueError(
             f"has no {column!r}" + (f"; it has {', '.join(map(str, value))}" if isinstance(value, dict) else "")
         )
-    found = value[column]
-    if not isinstance(found, list):
-        return {"text": found}
-    return {"messages" if found and isinstance(found[0], dict) else "input_ids": found}
+    cell = value[column]
+    if not isinstance(cell, list):
+        return {"text": cell}
+    return {"messages" if cell and isinstance(cell[0], dict) else "input_ids": cell}
 
 
 def _columns(path: Path, names: Sequence[str], column: str | None) -> list[str]:
@@ -158,11 +158,11 @@ def _count(path: str) -> int:
 
 
 @lru_cache(maxsize=64)
-def _warn(path: str, asked: int, rows: int) -> None:
+def _warn(path: str, requested: int, rows: int) -> None:
     logger.warning(
         "settings.quantize.calibration.samples is %d, but %s has %d rows: the model is calibrated on %d. "
         "Name a larger set in settings.quantize.calibration.data, or omit samples to use all rows.",
-        asked,
+        requested,
         path,
         rows,
         rows,

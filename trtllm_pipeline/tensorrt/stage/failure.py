@@ -27,16 +27,16 @@ def write(attempt: Path, error: StageError) -> None:
 
 def read(attempt: Path, default_log: Path) -> StageError | None:
     """The recorded failure of an attempt. None without a readable one. `default_log` is used if the record names no log."""
-    told = read_object(attempt / FAILURE_FILE)
+    record = read_object(attempt / FAILURE_FILE)
     try:
-        if told is None:
+        if record is None:
             return None
-        log, line, setting = told.get("log"), told.get("line"), told.get("setting")
-        telling = told.get("telling")
+        log, line, setting = record.get("log"), record.get("line"), record.get("setting")
+        telling = record.get("telling")
         return StageError(
-            str(told["message"]),
-            failure=FailureClass(told["failure"]),
-            hint=None if told["hint"] is None else str(told["hint"]),
+            str(record["message"]),
+            failure=FailureClass(record["failure"]),
+            hint=None if record["hint"] is None else str(record["hint"]),
             log=attempt / log if isinstance(log, str) else default_log,
             line=line if isinstance(line, int) else None,
             setting=setting if isinstance(setting, str) else None,

@@ -47,31 +47,31 @@ REPAIRS: Final = 3
 LOOK_EVERY_S: Final = 0.5
 
 
-def ports(asked: LaunchParams) -> Ports:
+def ports(params: LaunchParams) -> Ports:
     """The requested ports, with free ones for the rest. Raises ServerError for a port or host that cannot be used."""
-    host = asked.host
-    fixed = {name: port for name in Ports._fields if (port := getattr(asked, f"{name}_port"))}
+    host = params.host
+    fixed = {name: port for name in Ports._fields if (port := getattr(params, f"{name}_port"))}
     if len(set(fixed.values())) < len(fixed):
-        told = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
-        raise ServerError(f"the ports must differ: {told}", failure=FailureClass.USER)
+        listing = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
+        raise ServerError(f"the ports must differ: {listing}", failure=FailureClass.USER)
     try:
-        found = triton_server.free_ports(host)
-        while set(found) & set(fixed.values()):
-            found = triton_server.free_ports(host)
+        chosen = triton_server.free_ports(host)
+        while set(chosen) & set(fixed.values()):
+            chosen = triton_server.free_ports(host)
     except OSError as error:
         raise ServerError(
             f"host {host!r} cannot be listened on: {error.strerror or error}",
             failure=FailureClass.USER,
             hint="127.0.0.1 for this machine alone, 0.0.0.0 for every machine that can reach it",
         ) from error
-    found = found._replace(**fixed)
-    if busy := sorted(set(triton_server.busy_ports(found, host)) & set(fixed.values())):
+    chosen = chosen._replace(**fixed)
+    if busy := sorted(set(triton_server.busy_ports(chosen, host)) & set(fixed.values())):
         raise ServerError(
             f"port {', '.join(map(str, busy))} of {host} is used by another program",
             failure=FailureClass.TRANSIENT,
             hint="choose another, or 0 for a free one",
         )
-    return found
+    return chosen
 
 
 Begin = Callable[[LaunchParams], Server]
@@ -86,7 +86,7 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
     referenced_paths.check(repository)
     installed = _triton(repository)
 
-    def begin(asked: LaunchParams) -> Server:
+    def begin(params: LaunchParams) -> Server:
         threads = str(context.params.threads)
         return triton_server.start(
             installed,
@@ -94,8 +94,8 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
             (ENSEMBLE, BLS_MODEL),
             folder=context.attempt / "links",
             log=context.attempt / LOG_FILE,
-            ports=ports(asked),
-            host=asked.host,
+            ports=ports(params),
+            host=params.host,
             variables={THREADS_VARIABLE: threads, **({} if threads == "0" else {"OMP_NUM_THREADS": threads})},
         )
 
@@ -166,16 +166,16 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
     if warning := reachable(settings.host):
         print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
     repair = context.attempt / REPAIR_FILE
-    with told_to_end() as ended, removed_after(repair), removed_after(context.attempt / SERVICE_FILE):
+    with stop_requested() as ended, removed_after(repair), removed_after(context.attempt / SERVICE_FILE):
         while True:
             server = start(begin, settings, ended)
             try:
                 if ended.is_set():
                     return
-                said = {"schema": 1, "log": LOG_FILE, **server.service()}
-                write_json(context.attempt / SERVICE_FILE, said)
+                service = {"schema": 1, "log": LOG_FILE, **server.service()}
+                write_json(context.attempt / SERVICE_FILE, service)
                 repair.unlink(missing_ok=True)
-                where = (f"{name} {said[name]}" for name in Ports._fields if said[name])
+                where = (f"{name} {service[name]}" for name in Ports._fields if service[name])
                 print("ready:", ", ".join(where), flush=True)  # noqa: T201
                 dead = watch(server, ended, parent)
                 if not dead:
@@ -210,15 +210,15 @@ def _repaired(server: Server, dead: set[str], times: int) -> list[str]:
     """The message before a restart for dead models. Raises ServerError after too many deaths."""
     names = ", ".join(sorted(dead))
     failure, words, _ = out_of_memory.verdict(server.before)
-    said = f"; {words}" if failure is FailureClass.OUT_OF_MEMORY else ""
+    reason = f"; {words}" if failure is FailureClass.OUT_OF_MEMORY else ""
     if times > REPAIRS:
         raise ServerError(
-            f"the process of model {names} died, death number {times}; no more restarts{said}",
+            f"the process of model {names} died, death number {times}; no more restarts{reason}",
             failure=failure,
             hint=f"see {server.log} for the cause",
             log=server.log,
         )
-    lines = (f"the process of model {names} died{said}", quoted(server.log), "starting the server again")
+    lines = (f"the process of model {names} died{reason}", quoted(server.log), "starting the server again")
     return list(filter(None, lines))
 
 
@@ -253,7 +253,7 @@ def watch(server: Server, ended: threading.Event, parent: int) -> set[str]:
 
 
 @contextmanager
-def told_to_end() -> Iterator[threading.Event]:
+def stop_requested() -> Iterator[threading.Event]:
     """An event that SIGTERM, SIGINT and a hangup that is not ignored set. The old handlers are restored afterwards."""
     event = threading.Event()
     numbers = [signal.SIGTERM, signal.SIGINT]

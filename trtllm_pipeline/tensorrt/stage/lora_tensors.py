@@ -102,7 +102,7 @@ def scale_of(configuration: Mapping[str, Any], module: str, rank: int) -> float:
 
 def _pairs(adapter: Path) -> dict[_Row, tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """A [r, in] and B [out, r] of each layer."""
-    found: dict[_Row, dict[str, NDArray[np.float32]]] = {}
+    pairs: dict[_Row, dict[str, NDArray[np.float32]]] = {}
     for name, path, entry in tensors_of(adapter):
         match = _NAME.fullmatch(name)
         if match is None or match["module"] not in MODULES:
@@ -111,11 +111,11 @@ def _pairs(adapter: Path) -> dict[_Row, tuple[NDArray[np.float32], NDArray[np.fl
             raise _wrong(
                 adapter, f"its tensor {name} is {entry.dtype} {list(entry.shape)}; expected a matrix of floats"
             )
-        found.setdefault(_Row(match["module"], int(match["layer"])), {})[match["part"]] = read(path, entry)
-    for row, parts in found.items():
+        pairs.setdefault(_Row(match["module"], int(match["layer"])), {})[match["part"]] = read(path, entry)
+    for row, parts in pairs.items():
         if lacking := {"A", "B"} - parts.keys():
             raise _wrong(adapter, f"layer {row.layer}, {row.module} has no lora_{min(lacking)}")
-    return {row: (parts["A"], parts["B"]) for row, parts in found.items()}
+    return {row: (parts["A"], parts["B"]) for row, parts in pairs.items()}
 
 
 def _as(weights: NDArray[np.float32], dtype: str, adapter: Path) -> NDArray[Any]:

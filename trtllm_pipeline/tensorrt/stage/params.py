@@ -100,15 +100,15 @@ class ParamField(NamedTuple):
 @cache
 def table(cls: Any) -> tuple[ParamField, ...]:
     """The parameters of a class, in their order."""
-    found = []
+    rows = []
     for each in fields(cls):
         kind, about = get_args(each.type)
         optional = get_origin(kind) in {Union, types.UnionType} and type(None) in get_args(kind)
         if optional:
             (kind,) = (part for part in get_args(kind) if part is not type(None))
         default = each.default if each.default_factory is MISSING else each.default_factory()
-        found.append(ParamField(each.name, kind, optional, default, about))
-    return tuple(found)
+        rows.append(ParamField(each.name, kind, optional, default, about))
+    return tuple(rows)
 
 
 @cache
@@ -116,14 +116,14 @@ def _special(cls: Any) -> tuple[tuple[str, str, tuple[Any, ...], str, bool, bool
     """For each parameter that is not always written: name; the field it is written with, and that field's unset values; the
     field it is written without; whether runtime; whether nested.
     """
-    found = []
+    rows = []
     for each in table(cls):
         about = each.about
         key_with = each.name if about.later or about.key_with == ITSELF else about.key_with
         unset: tuple[Any, ...] = (each.default,) if about.later else (None, (), {})
         nested = is_dataclass(each.type) or get_origin(each.type) is tuple
-        found.append((each.name, key_with, unset, about.key_without, about.runtime, nested))
-    return tuple(each for each in found if each[1] or any(each[3:]))
+        rows.append((each.name, key_with, unset, about.key_without, about.runtime, nested))
+    return tuple(each for each in rows if each[1] or any(each[3:]))
 
 
 def key(given: Any) -> dict[str, Json]:
@@ -138,15 +138,15 @@ def to_json(given: Any) -> dict[str, Json]:
 
 def _json(given: Any, *, runtime: bool) -> dict[str, Json]:
     values: dict[str, Any] = vars(given)
-    found = values.copy()
+    copied = values.copy()
     for name, key_with, unset, key_without, is_runtime, nested in _special(given.__class__):
         left_out = is_runtime or (key_without and values[key_without] is not None)
         if (left_out and not runtime) or (key_with and values[key_with] in unset):
-            del found[name]
+            del copied[name]
         elif nested and values[name] is not None:
             value = values[name]
-            found[name] = list(value) if isinstance(value, tuple) else _json(value, runtime=runtime)
-    return found
+            copied[name] = list(value) if isinstance(value, tuple) else _json(value, runtime=runtime)
+    return copied
 
 
 def class_name(given: Any) -> str:
@@ -160,13 +160,13 @@ def load(cls: Callable[..., T], *sources: Mapping[str, Any]) -> T:
     Other keys are ignored. Raises TypeError if a parameter without a default is missing.
     """
     names, converters = _read(cls)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for source in reversed(sources):
-        found.update({name: source[name] for name in names if name in source})
+        values.update({name: source[name] for name in names if name in source})
     for name, convert in converters:
-        if found.get(name) is not None:
-            found[name] = convert(found[name])
-    return cls(**found)
+        if values.get(name) is not None:
+            values[name] = convert(values[name])
+    return cls(**values)
 
 
 @cache

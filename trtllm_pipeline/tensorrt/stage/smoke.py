@@ -30,11 +30,11 @@ from trtllm_pipeline.measure import (
     with_images,
 )
 from trtllm_pipeline.models import Engine, model_config, read_tokenizer
-from trtllm_pipeline.tensorrt.stage.asking import adapter_options, chosen_adapters, draft_options, protocol_for
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
 from trtllm_pipeline.tensorrt.stage.model_inputs import model_folder
 from trtllm_pipeline.tensorrt.stage.params import SmokeParams
+from trtllm_pipeline.tensorrt.stage.server_requests import adapter_options, chosen_adapters, draft_options, protocol_for
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -105,7 +105,7 @@ class _Smoke:
 
     def __init__(self, context: StageContext[SmokeParams]) -> None:
         self.context = context
-        self.asked = context.params
+        self.params = context.params
         self.service = Service.read(context.inputs["service"])
         self.tokenizer = read_tokenizer(model_folder(context.inputs))
         # Completions answer a bare prompt, as Triton does; chat wraps it into the model's template.
@@ -115,12 +115,12 @@ class _Smoke:
             self.protocols[0],
             self.service,
             self.service.model,
-            self.asked.request_timeout_s,
-            self.asked.max_tokens,
+            self.params.request_timeout_s,
+            self.params.max_tokens,
             options=draft_options(self.service.model, context.inputs["engine"]),
         )
-        of_triton = self.asked.images is not None and self.service.kind != "openai"
-        self.pictures = ImagesAsked.parse(str(self.asked.images)).make(0) if of_triton else ()
+        of_triton = self.params.images is not None and self.service.kind != "openai"
+        self.pictures = ImagesAsked.parse(str(self.params.images)).make(0) if of_triton else ()
         """Inputs of every prompt: an ensemble with a visual engine rejects prompts without an image."""
         self.checks: list[SmokeCheck] = []
         self.skipped: list[dict[str, str]] = []
@@ -144,9 +144,9 @@ class _Smoke:
         for model in models:
             for protocol in self.protocols:
                 await self._answers(model, protocol)
-        if self.asked.images is not None and self.service.kind == "openai":
-            await self._check("images", IMAGES_PROTOCOL, service.model, self._images(self.asked.images))
-        if self.answer is not None and self.asked.expected is not None:
+        if self.params.images is not None and self.service.kind == "openai":
+            await self._check("images", IMAGES_PROTOCOL, service.model, self._images(self.params.images))
+        if self.answer is not None and self.params.expected is not None:
             await self._check("expected", first, service.model, self._expected(self.answer))
         async with self._client(service.model, first) as client:
             if self.answer:
@@ -171,16 +171,16 @@ class _Smoke:
 
     async def _adapters(self) -> str:
         """Each adapter answers. Later requests use the wanted one."""
-        limit, plain, said = self.asked.request_timeout_s, self.target, []
+        limit, plain, answers = self.params.request_timeout_s, self.target, []
         async with self._client(self.service.model, self.protocols[0]) as client:
-            said.append(f"{(await self._ask(client)).text!r} without")
-            found = await adapter_options(self.service, self.context.inputs, limit, self.asked.lora_names)
-            for name, options in found.items():
+            answers.append(f"{(await self._ask(client)).text!r} without")
+            options_by_name = await adapter_options(self.service, self.context.inputs, limit, self.params.lora_names)
+            for name, options in options_by_name.items():
                 self.target = replace(plain, options={**plain.options, **options})
-                said.insert(-1, f"{(await self._ask(client)).text!r} with {name}")
-        wanted = chosen_adapters(found, self.asked.lora)
+                answers.insert(-1, f"{(await self._ask(client)).text!r} with {name}")
+        wanted = chosen_adapters(options_by_name, self.params.lora)
         self.target = replace(plain, options={**plain.options, **(wanted[0] if wanted else {})})
-        return ", ".join(said)
+        return ", ".join(answers)
 
     async def _answers(self, model: str, protocol: str) -> None:
         async with self._client(model, protocol) as client:
@@ -207,11 +207,11 @@ class _Smoke:
         served, metadata = await client.config(path.parent.name), await client.metadata(path.parent.name)
         _same(_described(written, path.parent.name), _described(served, path.parent.name))
         batch = [-1] if written.max_batch_size else []
-        for told, tensors in ((metadata.inputs, written.input), (metadata.outputs, written.output)):
+        for reported, tensors in ((metadata.inputs, written.input), (metadata.outputs, written.output)):
             types = {name: kind.removeprefix("TYPE_") for name, kind in data_types(tensors).items()}
             types |= {name: "BYTES" for name, kind in types.items() if kind == "STRING"}
             promised = {t.name: (types[t.name], [*batch, *t.dims]) for t in tensors}
-            _same(promised, {t.name: (t.datatype, list(t.shape)) for t in told})
+            _same(promised, {t.name: (t.datatype, list(t.shape)) for t in reported})
         return f"{len(written.input)} inputs and {len(written.output)} outputs match config.pbtxt"
 
     async def _tokens(self, client: Client) -> str:
@@ -219,24 +219,24 @@ class _Smoke:
         trained on.
         """
         added = await client.adds_special_tokens()
-        expected: list[int] = self.tokenizer.encode(self.asked.prompt, add_special_tokens=added).ids
+        expected: list[int] = self.tokenizer.encode(self.params.prompt, add_special_tokens=added).ids
         try:
-            found = await client.input_ids(self.asked.prompt)
+            tokens = await client.input_ids(self.params.prompt)
         except (ServerError, HttpError, OSError) as error:
             raise _CheckError(f"{PREPROCESSING} returns no tokens: {error}") from None
-        if found != expected:
+        if tokens != expected:
             raise _CheckError(
-                f"{PREPROCESSING} converts {self.asked.prompt!r} to {found}; expected {expected} from the model's tokenizer, "
+                f"{PREPROCESSING} converts {self.params.prompt!r} to {tokens}; expected {expected} from the model's tokenizer, "
                 f"{'with' if added else 'without'} its special tokens"
             )
-        return f"{len(found)} tokens match the tokenizer, {'with' if added else 'without'} its special tokens"
+        return f"{len(tokens)} tokens match the tokenizer, {'with' if added else 'without'} its special tokens"
 
     async def _answer(self, client: AnyClient) -> str:
         answer = await self._ask(client)
         text = answer.text
         if not text.strip():
-            raise _CheckError(f"the answer to {self.asked.prompt!r} is empty")
-        if text.lstrip().startswith(self.asked.prompt.strip()):
+            raise _CheckError(f"the answer to {self.params.prompt!r} is empty")
+        if text.lstrip().startswith(self.params.prompt.strip()):
             raise _CheckError(f"the answer starts with the prompt itself: {text!r}; expected new text only")
         if self.answer is None:
             self.answer = text
@@ -244,13 +244,13 @@ class _Smoke:
             raise _CheckError(f"the greedy answer should be {self.answer!r} as over the first protocol, got {text!r}")
         return f"{text!r} in {len(answer.events)} parts"
 
-    async def _images(self, asked: str) -> str:
+    async def _images(self, spec: str) -> str:
         """A prompt with images is answered, and has more input tokens than the same prompt without them."""
         bare = Prompt("text", _ABOUT_IMAGES)
         bare = replace(bare, messages=({"role": "user", "content": bare.text},))
         tokens = []
         async with self._client(self.service.model, IMAGES_PROTOCOL) as client:
-            for prompt in (bare, with_images(bare, ImagesAsked.parse(asked).make(0))):
+            for prompt in (bare, with_images(bare, ImagesAsked.parse(spec).make(0))):
                 answer = await client.session().generate(self.target.generation(prompt, 0))
                 if answer.error is not None:
                     raise _CheckError(f"{_REQUEST_FAILED}: {answer.error}")
@@ -259,17 +259,19 @@ class _Smoke:
                 tokens.append(answer.input_tokens or 0)
         if tokens[1] <= tokens[0]:
             raise _CheckError(
-                f"the server counts {tokens[1]} input tokens with an image of {asked.partition('@')[2]} and {tokens[0]} "
+                f"the server counts {tokens[1]} input tokens with an image of {spec.partition('@')[2]} and {tokens[0]} "
                 "without: it ignores the image"
             )
-        return f"{answer.text!r} to {asked.partition('@')[2]} pixels, {tokens[1] - tokens[0]} input tokens more"
+        return f"{answer.text!r} to {spec.partition('@')[2]} pixels, {tokens[1] - tokens[0]} input tokens more"
 
     async def _expected(self, answer: str) -> str:
         """All protocols gave the same answer, so this is checked once."""
-        expected = self.asked.expected
+        expected = self.params.expected
         assert expected is not None
         if expected not in answer:
-            raise _CheckError(f"the greedy answer to {self.asked.prompt!r} should contain {expected!r}, got {answer!r}")
+            raise _CheckError(
+                f"the greedy answer to {self.params.prompt!r} should contain {expected!r}, got {answer!r}"
+            )
         return f"the answer contains {expected!r}"
 
     async def _stop_words(self, client: AnyClient) -> str:
@@ -287,7 +289,7 @@ class _Smoke:
 
     async def _limits(self, client: AnyClient) -> str:
         """A prompt longer than the engine's limit must be rejected with a message."""
-        limits = Engine.read(self.context.inputs["engine"], max_seq_len=self.asked.max_seq_len)
+        limits = Engine.read(self.context.inputs["engine"], max_seq_len=self.params.max_seq_len)
         longest = limits.max_input_len or limits.max_seq_len
         if longest is None:
             return "not tested: the engine specifies no limit"
@@ -314,15 +316,15 @@ class _Smoke:
         return "same process, ready, same answer"
 
     async def _ask(self, client: AnyClient, stop: str | None = None) -> Answer:
-        prompt = Prompt("smoke", self.asked.prompt, stop_words=() if stop is None else (stop,))
+        prompt = Prompt("smoke", self.params.prompt, stop_words=() if stop is None else (stop,))
         answer = await self._generate(client, prompt)
         if answer.error is not None:
             raise _CheckError(f"{_REQUEST_FAILED}: {answer.error}")
         return answer
 
     async def _generate(self, client: AnyClient, prompt: Prompt) -> Answer:
-        asked = with_images(prompt, self.pictures) if self.pictures else prompt
-        return await client.session().generate(self.target.generation(asked, 0))
+        sent = with_images(prompt, self.pictures) if self.pictures else prompt
+        return await client.session().generate(self.target.generation(sent, 0))
 
 
 def stop_word(answer: str, tokenizer: Tokenizer) -> str | None:

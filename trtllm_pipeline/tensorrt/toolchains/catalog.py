@@ -81,8 +81,8 @@ def load(name: str) -> Toolchain:
         return servers[name]
     if name not in _TABLE:
         raise UsageError(f"unknown toolchain {name!r}", hint=f"known: {', '.join(every_name())}")
-    found: Toolchain = importlib.import_module(_TABLE[name]).TOOLCHAIN
-    return found
+    toolchain: Toolchain = importlib.import_module(_TABLE[name]).TOOLCHAIN
+    return toolchain
 
 
 def detect(machine: Machine) -> Toolchain:
@@ -115,6 +115,6 @@ def caveats(cells: Iterable[Cell]) -> list[str]:
     """The caveats of the servers of `cells`, each once, after the models' names."""
     models: dict[str, dict[str, None]] = {}
     for cell in cells:
-        if (said := load(cell.toolchain).caveat(cell)) is not None:
-            models.setdefault(said, {})[cell.model] = None
-    return [f"{', '.join(names)}: {said}" for said, names in models.items()]
+        if (caveat := load(cell.toolchain).caveat(cell)) is not None:
+            models.setdefault(caveat, {})[cell.model] = None
+    return [f"{', '.join(names)}: {caveat}" for caveat, names in models.items()]

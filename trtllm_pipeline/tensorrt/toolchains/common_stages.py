@@ -58,18 +58,18 @@ def _contents(cell: Cell) -> dict[str, str] | None:
     source, files = cell.recipe["source"], cell.recipe.get("files")
     assert isinstance(source, dict)
     code = source.get("code")
-    found = {**files, **(code if isinstance(code, dict) else {})} if isinstance(files, dict) else None
-    return None if found is None else {name: str(digest) for name, digest in found.items()}
+    digests = {**files, **(code if isinstance(code, dict) else {})} if isinstance(files, dict) else None
+    return None if digests is None else {name: str(digest) for name, digest in digests.items()}
 
 
 def _download(cell: Cell) -> DownloadParams:
     """The model's source and contents."""
     source = cell.recipe["source"]
     places = {name: cell.recipe.get(name) for name in ("folder", "copies")}
-    found: dict[str, Any] = {"source": source, "content": _contents(cell), **places}
+    values: dict[str, Any] = {"source": source, "content": _contents(cell), **places}
     if cell.precision == AS_IS:
-        found["quantization"] = cell.recipe.get("quantization")
-    return load(DownloadParams, found, cell.settings["download"])
+        values["quantization"] = cell.recipe.get("quantization")
+    return load(DownloadParams, values, cell.settings["download"])
 
 
 def _downloading(cell: Cell, _machine: Machine) -> Needs:
@@ -101,25 +101,25 @@ DOWNLOAD = Stage(
 )
 
 
-def planned_ports(asked: LaunchParams) -> Ports:
+def planned_ports(params: LaunchParams) -> Ports:
     """The requested ports, and placeholders for those that are chosen when a server starts."""
-    words: Any = (getattr(asked, f"{name}_port") or f"{{{name}_port}}" for name in Ports._fields)
+    words: Any = (getattr(params, f"{name}_port") or f"{{{name}_port}}" for name in Ports._fields)
     return Ports(*words)
 
 
 def planned_server(context: StageContext[Any], machine: Machine) -> list[str]:
     """The command line of one Triton for a plan, without the options that close its interfaces."""
-    asked = context.params
+    params = context.params
     return [
         "tritonserver" if machine.triton is None else machine.triton.path,
         f"--model-repository={context.inputs['repository']}",
-        *address_options(asked.host, planned_ports(asked)),
+        *address_options(params.host, planned_ports(params)),
     ]
 
 
-def listening(command: Sequence[str], asked: LaunchParams, ways: OpenAiWays = TRTLLM_SERVE) -> list[str]:
+def listening(command: Sequence[str], params: LaunchParams, ways: OpenAiWays = TRTLLM_SERVE) -> list[str]:
     """The command line of an OpenAI server for a plan."""
-    return openai_argv(command, asked.host, planned_ports(asked), ways)
+    return openai_argv(command, params.host, planned_ports(params), ways)
 
 
 def planned_world(
@@ -143,9 +143,9 @@ def planned_world(
 
 def exclusive(cell: Cell) -> Exclusive:
     """The resources that a cell's measurement needs exclusively. A cell without GPUs needs the whole machine."""
-    asked = Exclusive(str(cell.settings["perf"]["exclusive"]))
+    configured = Exclusive(str(cell.settings["perf"]["exclusive"]))
     without = cell.toolchain == EMBEDDED or cell.settings["openai"]["url"] is not None
-    return Exclusive.MACHINE if asked is Exclusive.GPU and without else asked
+    return Exclusive.MACHINE if configured is Exclusive.GPU and without else configured
 
 
 def rule(cell: Cell) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def foreign(cell: Cell, own: Mapping[str, Collection[str]]) -> str | None:
                 return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
     if cell.settings["perf"]["trtllm_bench"]:
         return "settings.perf.trtllm_bench: only the TensorRT-LLM toolchains support it"
-    if (asked := images_asked(cell)) is not None:
-        return f"{asked}: only the TensorRT-LLM toolchains support images"
+    if (images := image_setting(cell)) is not None:
+        return f"{images}: only the TensorRT-LLM toolchains support images"
     if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
         return "settings.lora.adapter: only the TensorRT-LLM toolchains support LoRA adapters"
     if (drafts := companions.speculation(cell)) is not None:
@@ -324,31 +324,33 @@ def _perf(cell: Cell) -> PerfParams:
 
 def _perf_s(cell: Cell, machine: Machine) -> float:
     """Seconds for all levels, each answer at its maximum length."""
-    asked = _perf(cell)
-    builtin = str(cell.settings["perf"]["input_data"]).startswith("builtin:") and asked.workload == "prompts"
-    prompt, answer = min(cell.isl, _PROMPT_TOKENS if builtin else cell.isl), asked.max_tokens or cell.osl
+    params = _perf(cell)
+    builtin = str(cell.settings["perf"]["input_data"]).startswith("builtin:") and params.workload == "prompts"
+    prompt, answer = min(cell.isl, _PROMPT_TOKENS if builtin else cell.isl), params.max_tokens or cell.osl
 
     def answering_s(requests: float, at_once: int) -> float:
         return time_estimates.answering_s(cell, machine, requests, at_once, prompt=prompt, answer=answer)
 
     def warm_up(usually: int) -> int:
-        return usually if asked.warmup_requests is None else asked.warmup_requests
+        return usually if params.warmup_requests is None else params.warmup_requests
 
-    interval_s = None if asked.measurement_interval_ms is None else asked.measurement_interval_ms / 1e3
+    interval_s = None if params.measurement_interval_ms is None else params.measurement_interval_ms / 1e3
 
     def closed_s(level: int) -> float:
         warm = warm_up(2 * level)
-        requests = max(asked.requests, least_requests(level, warm, asked.turns))
+        requests = max(params.requests, least_requests(level, warm, params.turns))
         return answering_s(warm, level) + (interval_s or answering_s(requests, level))
 
-    closed = sum(map(closed_s, asked.concurrency))
-    opened = sum((interval_s or asked.requests / rate) + answering_s(1 + warm_up(4), 1) for rate in asked.request_rate)
-    repeats = asked.max_repeats if asked.stop_when else asked.repeats
+    closed = sum(map(closed_s, params.concurrency))
+    opened = sum(
+        (interval_s or params.requests / rate) + answering_s(1 + warm_up(4), 1) for rate in params.request_rate
+    )
+    repeats = params.max_repeats if params.stop_when else params.repeats
     searched = 0.0
-    if asked.find_rate is not None:
-        fewest = LEAST_SEARCHED if interval_s else asked.requests
+    if params.find_rate is not None:
+        fewest = LEAST_SEARCHED if interval_s else params.requests
         searched = _RATES_TRIED * max(interval_s or 0.0, answering_s(fewest, cell.max_batch_size))
-    return min(asked.budget_s or math.inf, repeats * (closed + opened) + searched)
+    return min(params.budget_s or math.inf, repeats * (closed + opened) + searched)
 
 
 def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P:
@@ -417,7 +419,7 @@ def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
     return {"input_data": data, **{f"image {name}": os.path.join(os.path.dirname(data), name) for name in named}}
 
 
-def images_asked(cell: Cell) -> str | None:
+def image_setting(cell: Cell) -> str | None:
     """The first setting through which a cell sends images, in words. None without images."""
     if (made := cell.settings["perf"]["images"]) is not None:
         return f"settings.perf.images {made}"
@@ -458,9 +460,9 @@ def _accuracy(cell: Cell) -> AccuracyParams:
 
 def _accuracy_s(cell: Cell, machine: Machine) -> float:
     """Seconds for the built-in questions, whose answers are short."""
-    asked = _accuracy(cell)
-    prompt, answer = min(_PROMPT_TOKENS, cell.isl), min(asked.max_tokens, _ANSWER_TOKENS)
-    return time_estimates.answering_s(cell, machine, _QUESTIONS, asked.concurrency, prompt=prompt, answer=answer)
+    params = _accuracy(cell)
+    prompt, answer = min(_PROMPT_TOKENS, cell.isl), min(params.max_tokens, _ANSWER_TOKENS)
+    return time_estimates.answering_s(cell, machine, _QUESTIONS, params.concurrency, prompt=prompt, answer=answer)
 
 
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:

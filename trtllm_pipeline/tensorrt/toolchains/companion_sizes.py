@@ -16,14 +16,14 @@ _INPUTS: Final[Mapping[str, tuple[str, ...]]] = {"attn_dense": ("heads", "hidden
 _OUTPUTS: Final[Mapping[str, str]] = {"attn_q": "heads", "attn_k": "kv", "attn_v": "kv"}
 
 
-def adapter_bytes(found: Mapping[str, Json], cell: Cell) -> int:
+def adapter_bytes(companion: Mapping[str, Json], cell: Cell) -> int:
     """Size of a LoRA adapter in 16 bits: `2 * r * (in + out)` for each matrix that it changes, with the rank `r`.
 
     Source: the paper on LoRA, 4.1. From its files if it is a directory. 0 if neither is known.
     """
-    rank, modules = found.get("max_lora_rank"), found.get("lora_target_modules")
+    rank, modules = companion.get("max_lora_rank"), companion.get("lora_target_modules")
     if not isinstance(rank, int) or not isinstance(modules, list):
-        return _weights_bytes(str(found["folder"])) if found.get("folder") else 0
+        return _weights_bytes(str(companion["folder"])) if companion.get("folder") else 0
     shape = Shape.of(cell.recipe)
     width = {
         "hidden": shape.hidden_size,
@@ -35,21 +35,21 @@ def adapter_bytes(found: Mapping[str, Json], cell: Cell) -> int:
     return 2 * rank * shape.num_hidden_layers * sum(width[into] + width[out] for into, out in ends)
 
 
-def draft_bytes(found: Mapping[str, Json], cell: Cell) -> int:
+def draft_bytes(companion: Mapping[str, Json], cell: Cell) -> int:
     """Size of a draft model: from its files, from its recipe, or for an EAGLE-3 head from the cell's model.
 
     0 if unknown.
     """
-    if found.get("folder"):
-        return _weights_bytes(str(found["folder"]))
-    if (known := _shape(found)) is not None:
+    if companion.get("folder"):
+        return _weights_bytes(str(companion["folder"]))
+    if (known := _shape(companion)) is not None:
         return 2 * known.weights
     return 2 * _head_weights(Shape.of(cell.recipe)) if cell.settings["speculative"]["method"] == "eagle3" else 0
 
 
-def draft_kv_bytes_per_token(found: Mapping[str, Json], cell: Cell) -> int:
+def draft_kv_bytes_per_token(companion: Mapping[str, Json], cell: Cell) -> int:
     """KV cache of one token of the drafter, in bytes on each GPU: all layers of a draft model, one layer of a head."""
-    if (known := _shape(found)) is not None:
+    if (known := _shape(companion)) is not None:
         return kv_bytes_per_token(known, 2.0, cell.tp, 1)
     shape = Shape.of(cell.recipe)
     return kv_bytes_per_token(shape, 2.0, cell.tp, 1) // shape.num_hidden_layers
@@ -66,9 +66,9 @@ def _head_weights(shape: Shape) -> int:
     return 3 * hidden**2 + attention + 3 * hidden * shape.intermediate_size + _DRAFT_VOCABULARY * hidden
 
 
-def _shape(found: Mapping[str, Json]) -> Shape | None:
+def _shape(companion: Mapping[str, Json]) -> Shape | None:
     """The shape of a draft model, if its numbers are known."""
-    numbers = found.get("numbers", found.get("recipe"))
+    numbers = companion.get("numbers", companion.get("recipe"))
     return Shape.of(numbers) if isinstance(numbers, dict) else None
 
 

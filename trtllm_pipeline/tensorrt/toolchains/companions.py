@@ -38,8 +38,8 @@ _ALL_LINEAR: Final = "all-linear"
 
 def speculation(cell: Cell) -> Mapping[str, Json] | None:
     """The settings of speculative decoding. None if a cell does not use it."""
-    found = cell.settings.get("speculative")
-    return None if found is None or found["method"] == "none" else found
+    settings = cell.settings.get("speculative")
+    return None if settings is None or settings["method"] == "none" else settings
 
 
 def longest_prompt(cell: Cell) -> int:
@@ -72,18 +72,18 @@ def known_heads(cell: Cell) -> dict[str, list[str]]:
     return {method: [*names] for method, names in listed.items()}
 
 
-def asked_for(cell: Cell) -> dict[str, str]:
+def named_models(cell: Cell) -> dict[str, str]:
     """Companion -> the model that a cell's settings name for it."""
-    settings, found = speculation(cell), {place: model for place, (_, model) in adapters(cell).items()}
+    settings, models = speculation(cell), {place: model for place, (_, model) in adapters(cell).items()}
     if settings is not None and settings["method"] in WITH_DRAFT_MODEL and settings["model"] is not None:
-        found[DRAFT] = str(settings["model"])
-    return found
+        models[DRAFT] = str(settings["model"])
+    return models
 
 
 def adapters(cell: Cell) -> dict[str, tuple[str, str]]:
     """The LoRA adapters in a cell's settings: place among `ADAPTERS` -> name, and the adapter's model."""
-    found = cell.settings.get("lora", {}).get("adapter")
-    named = found if isinstance(found, dict) else {} if found is None else {ADAPTER: found}
+    configured = cell.settings.get("lora", {}).get("adapter")
+    named = configured if isinstance(configured, dict) else {} if configured is None else {ADAPTER: configured}
     return {place: (name, str(model)) for place, (name, model) in zip(ADAPTERS, named.items(), strict=False)}
 
 
@@ -155,8 +155,8 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     has a separate vocabulary. Layers for more tokens are part of the model's weights.
     """
     for place, (_, name) in adapters(cell).items():
-        if place in of and (said := _unfit_adapter(cell, of[place])) is not None:
-            return f"settings.lora.adapter {name}: {said}"
+        if place in of and (reason := _unfit_adapter(cell, of[place])) is not None:
+            return f"settings.lora.adapter {name}: {reason}"
     settings = speculation(cell)
     method = "" if settings is None else str(settings["method"])
     if method in {"medusa", "eagle"}:
@@ -165,7 +165,7 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     if method == "draft":
         return None if drafter is None else unlike(cell, drafter)
     if drafter is not None:
-        name = asked_for(cell)[DRAFT]
+        name = named_models(cell)[DRAFT]
         if not _is_eagle3(drafter):
             return (
                 f"settings.speculative.model {name} is not an EAGLE-3 head: its config.json has no draft_vocab_size, and no "
@@ -194,16 +194,16 @@ def lora_build(cell: Cell) -> tuple[int | None, tuple[str, ...]]:
     known = [cell.companions.get(place, {}) for place in adapters(cell)]
     if not known:
         return None, ()
-    rank, modules = (_said(cell.settings["build"], name) for name in LORA_BUILD)
+    rank, modules = (_option(cell.settings["build"], name) for name in LORA_BUILD)
     ranks = [each["max_lora_rank"] for each in known if "max_lora_rank" in each] if rank is None else [rank]
-    told = [name for each in known for name in _names(each.get("lora_target_modules"))]
-    names = list(dict.fromkeys(told if modules is None else _names(modules)))
+    targets = [name for each in known for name in _names(each.get("lora_target_modules"))]
+    names = list(dict.fromkeys(targets if modules is None else _names(modules)))
     if not _ATTENTION.isdisjoint(names):
         names += sorted(_ATTENTION.difference(names))
     return max((int(str(each)) for each in ranks if str(each).strip().isdecimal()), default=None), tuple(names)
 
 
-def _said(build: Mapping[str, Json], name: str) -> Json:
+def _option(build: Mapping[str, Json], name: str) -> Json:
     """A matrix's value of an option of trtllm-build, which may be written with dashes."""
     return build.get(name, build.get(f"--{name}"))
 
@@ -213,22 +213,22 @@ def _names(given: Json) -> list[str]:
     return given.split() if isinstance(given, str) else [*map(str, given)] if isinstance(given, list | tuple) else []
 
 
-def described(found: Mapping[str, Mapping[str, Json]], of: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+def described(pinned: Mapping[str, Mapping[str, Json]], of: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     """The pinned companions `found`, with the values of their configurations that stages need: an adapter's rank and layers."""
-    described: dict[str, Any] = dict(found)
-    for place in found.keys() & {*ADAPTERS}:
+    described: dict[str, Any] = dict(pinned)
+    for place in pinned.keys() & {*ADAPTERS}:
         if (known := of.get(place)) is None:
             continue
         with suppress(ValueError):  # `unfit` reports it
-            said = {"max_lora_rank": rank_of(known), "lora_target_modules": modules_of(known)}
-            described[place] = {**found[place], **said}
+            known_values = {"max_lora_rank": rank_of(known), "lora_target_modules": modules_of(known)}
+            described[place] = {**pinned[place], **known_values}
     return described
 
 
 def has_own_engine(cell: Cell) -> bool:
     """True if a cell's draft model becomes a separate engine, built by the stages of the cell's engine."""
-    found = speculation(cell)
-    return cell.toolchain == ENGINES and found is not None and found["method"] == "draft"
+    settings = speculation(cell)
+    return cell.toolchain == ENGINES and settings is not None and settings["method"] == "draft"
 
 
 def unlike(cell: Cell, draft: Mapping[str, Any]) -> str | None:
@@ -239,7 +239,7 @@ def unlike(cell: Cell, draft: Mapping[str, Any]) -> str | None:
     ours, theirs = int(str(cell.recipe["vocab_size"])), draft.get("vocab_size")
     if not isinstance(theirs, int) or abs(ours - theirs) < (1 if cell.toolchain == ENGINES else _PADDING):
         return None
-    return f"settings.speculative.model {asked_for(cell)[DRAFT]} has {theirs} words in its vocabulary, {cell.model} has {ours}"
+    return f"settings.speculative.model {named_models(cell)[DRAFT]} has {theirs} words in its vocabulary, {cell.model} has {ours}"
 
 
 def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
@@ -249,26 +249,26 @@ def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | N
     model, head = of.get("model"), of.get(DRAFT) or {}
     if _is_eagle3(head):
         return (
-            f"settings.speculative.model {asked_for(cell)[DRAFT]} is an EAGLE-3 head by its config.json, and {method} needs "
+            f"settings.speculative.model {named_models(cell)[DRAFT]} is an EAGLE-3 head by its config.json, and {method} needs "
             "another kind; the toolchain tensorrt_llm_pytorch supports it with settings.speculative.method: eagle3"
         )
-    said = f"settings.speculative.method {method}: {cell.model}"
+    start = f"settings.speculative.method {method}: {cell.model}"
     where, base, scaling = "recipe", cell.recipe.get("rope_theta"), cell.recipe.get("rope_scaling")
     if model is not None:
         where, (base, scaling) = "config.json", rotary(model)
     if scaling is not None:
-        return f"{said} scales its rotary embeddings (rope_scaling of its {where}), which the converter of heads drops"
+        return f"{start} scales its rotary embeddings (rope_scaling of its {where}), which the converter of heads drops"
     options = cell.settings["quantize"].get("options")
-    told = isinstance(options, dict) and not {"rotary_base", "--rotary_base"}.isdisjoint(options)
-    if isinstance(base, int | float) and base != _ROTARY_BASE and not told:
+    base_set = isinstance(options, dict) and not {"rotary_base", "--rotary_base"}.isdisjoint(options)
+    if isinstance(base, int | float) and base != _ROTARY_BASE and not base_set:
         return (
-            f"{said} has rope_theta {base:g} in its {where}, and the converter of heads uses {_ROTARY_BASE}; "
+            f"{start} has rope_theta {base:g} in its {where}, and the converter of heads uses {_ROTARY_BASE}; "
             f"set settings.quantize.options: {{rotary_base: {base:g}}}"
         )
     size = head.get("hidden_size")
     if isinstance(size, int) and size != cell.recipe["hidden_size"]:
         return (
-            f"settings.speculative.model {asked_for(cell)[DRAFT]} is for models with a hidden size of {size}; {cell.model} "
+            f"settings.speculative.model {named_models(cell)[DRAFT]} is for models with a hidden size of {size}; {cell.model} "
             f"has {cell.recipe['hidden_size']}"
         )
     return None
@@ -282,7 +282,7 @@ def _is_eagle3(head: Mapping[str, Any]) -> bool:
 def _unfit_adapter(cell: Cell, configuration: Mapping[str, Any] | None) -> str | None:
     engine, build = cell.toolchain == ENGINES, cell.settings["build"]
     if configuration is None:
-        if not engine or all(_said(build, name) is not None for name in LORA_BUILD):
+        if not engine or all(_option(build, name) is not None for name in LORA_BUILD):
             return None
         return (
             "its rank and layers are unknown because its hub cannot be reached; set settings.build.max_lora_rank and "
@@ -339,14 +339,14 @@ def _unfit_engine(cell: Cell, configuration: Mapping[str, Any], rank: int, modul
 
 def weights_bytes(cell: Cell, name: str) -> int:
     """Size of a cell's companion. 0 without one and if unknown."""
-    found = cell.companions.get(name)
-    return 0 if found is None else (draft_bytes if name == DRAFT else adapter_bytes)(found, cell)
+    companion = cell.companions.get(name)
+    return 0 if companion is None else (draft_bytes if name == DRAFT else adapter_bytes)(companion, cell)
 
 
 def _params(name: str, cell: Cell) -> DownloadParams:
-    found = cell.companions[name]
-    content: Any = found.get("files")
-    given = {"source": found["source"], "content": content, "folder": found.get("folder"), "form": form(name)}
+    companion = cell.companions[name]
+    content: Any = companion.get("files")
+    given = {"source": companion["source"], "content": content, "folder": companion.get("folder"), "form": form(name)}
     return load(DownloadParams, given, cell.settings["download"])
 
 

@@ -121,7 +121,7 @@ def calibration(cell: Cell) -> Mapping[str, Json]:
 def quantizes_by_script(cell: Cell, machine: Machine) -> bool:
     """True if the release's quantize.py makes the checkpoint, and not our worker."""
     present = cell.toolchain == ENGINES and script(machine, QUANTIZE_SCRIPT) is not None
-    return present and commands.calibrates_as_told(installed(machine).release)
+    return present and commands.has_calibration_option(installed(machine).release)
 
 
 def quantizing_takes(cell: Cell, machine: Machine) -> Resources:
@@ -168,7 +168,7 @@ def identity(machine: Machine) -> dict[str, Json]:
 def _checkpoint_makers(machine: Machine) -> str:
     """The makers of engines' checkpoints: the release's scripts, Model Optimizer, or both."""
     scripts = machine.tensorrt_llm is not None and machine.tensorrt_llm.examples is not None
-    if machine.tensorrt_llm and scripts and commands.calibrates_as_told(machine.tensorrt_llm.release):
+    if machine.tensorrt_llm and scripts and commands.has_calibration_option(machine.tensorrt_llm.release):
         return "scripts"
     return f"{'scripts, ' * scripts}model_optimizer {machine.model_optimizer}, form {FORM}"
 

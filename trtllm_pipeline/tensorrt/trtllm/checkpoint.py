@@ -146,8 +146,8 @@ def check_precision(
             raise StageError(f"{path}: {name} is {value}, expected {expected} for {what}")
 
 
-def _agree(found: Any, expected: str | None) -> bool:
+def _agree(algorithm: Any, expected: str | None) -> bool:
     if expected is None:
-        return found in _UNQUANTIZED
+        return algorithm in _UNQUANTIZED
     # Scripts add how activations are scaled: W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN, FP8_PER_CHANNEL_PER_TOKEN.
-    return found in {expected, _MIXED} or str(found).startswith(f"{expected}_PER_")
+    return algorithm in {expected, _MIXED} or str(algorithm).startswith(f"{expected}_PER_")

@@ -219,7 +219,7 @@ def takes_dataset(release: str) -> bool:
     return program_options.exists(_QUANTIZE, release, "--calib_dataset")
 
 
-def calibrates_as_told(release: str) -> bool:
+def has_calibration_option(release: str) -> bool:
     """Whether `quantize.py` does all that can be asked of it: 0.10 has the option, and takes no directory for it."""
     return not takes_dataset(release) or at_least(release, "0.11")
 

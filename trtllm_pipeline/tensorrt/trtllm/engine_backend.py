@@ -89,7 +89,7 @@ def _route(cell: Cell, machine: Machine) -> str:
 def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Sequence[str]]:
     script = installation.script(machine, releases.QUANTIZE_SCRIPT)
     release, params = installed(machine).release, context.params
-    if script is None or not commands.calibrates_as_told(release):
+    if script is None or not commands.has_calibration_option(release):
         return (job.command(context, backends.quantizing_python(machine)),)
     data = {"calibration_data": str(context.files.get("calibration_data", default_set()))}  # by hand none need be named
     own_rows = commands.takes_dataset(release)

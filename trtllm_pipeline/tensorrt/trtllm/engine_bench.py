@@ -14,7 +14,7 @@ from trtllm_pipeline.base import Cell, FailureClass, Machine, MatrixError, Stage
 from trtllm_pipeline.measure import engine_report
 from trtllm_pipeline.tensorrt.stage.base import JOB, Stage, StageContext
 from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.common_stages import images_asked
+from trtllm_pipeline.tensorrt.toolchains.common_stages import image_setting
 from trtllm_pipeline.tensorrt.trtllm import backends, case, commands, durations, llmapi, needs
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import EngineBench, EngineRepository, WeightsRepository
@@ -64,7 +64,7 @@ def unfit(cell: Cell, machine: Machine) -> str | None:
         return f"{_ASKED}: TensorRT-LLM {installation.release} here has no trtllm-bench"
     if not perf["concurrency"]:
         return f"{_ASKED}: it keeps a number of requests in flight, and settings.perf.concurrency has none"
-    if images_asked(cell) or companions.adapters(cell) or companions.speculation(cell) or cell.recipe.get("images"):
+    if image_setting(cell) or companions.adapters(cell) or companions.speculation(cell) or cell.recipe.get("images"):
         return f"{_ASKED}: not for images, LoRA adapters and drafted tokens, which it takes in other ways"
     return None
 

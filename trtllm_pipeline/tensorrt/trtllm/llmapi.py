@@ -253,19 +253,21 @@ def of_settings(params: EngineRepository | WeightsRepository) -> dict[str, Any]:
 def serve_line(
     params: EngineRepository | WeightsRepository,
     inputs: Mapping[str, Path],
-    found: TensorRTLLM,
+    installation: TensorRTLLM,
     folder: Path | None = None,
 ) -> list[str]:
     """The command line of trtllm-serve without its address. `directory` has the settings file; None leaves its name alone."""
     config = None
     weights = isinstance(params, WeightsRepository)
-    if (ADAPTER in inputs and weights) or serve_settings(params, found.release, inputs.get(DRAFT)):
+    if (ADAPTER in inputs and weights) or serve_settings(params, installation.release, inputs.get(DRAFT)):
         config = SETTINGS_FILE if folder is None else str(folder / SETTINGS_FILE)
-    model, program = str(inputs["model"]), found.serve or "trtllm-serve"
+    model, program = str(inputs["model"]), installation.serve or "trtllm-serve"
     if isinstance(params, WeightsRepository):
-        return commands.serve_pytorch(found.release, params, model=model, config=config, program=program)
+        return commands.serve_pytorch(installation.release, params, model=model, config=config, program=program)
     engine = str(inputs["engine"])
-    return commands.serve_engine(found.release, params, engine=engine, tokenizer=model, config=config, program=program)
+    return commands.serve_engine(
+        installation.release, params, engine=engine, tokenizer=model, config=config, program=program
+    )
 
 
 def arguments(params: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:

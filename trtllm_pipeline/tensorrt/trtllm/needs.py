@@ -403,7 +403,7 @@ def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
         searches=made.searches,
         longest=rows["max_length"],
         rows=rows["samples"] if measured else 0,
-        asked=setting if isinstance(setting, int) else None,
+        requested_rows=setting if isinstance(setting, int) else None,
         free=free,
     )
     return Needs(

@@ -31,7 +31,7 @@ from trtllm_pipeline.measure.load.target import Target
 from trtllm_pipeline.models.hub.hub_errors import UnavailableError
 from trtllm_pipeline.orchestrate.matrix.recipe_files import numbers_of
 from trtllm_pipeline.orchestrate.plan.pins import Pins
-from trtllm_pipeline.tensorrt.stage.asking import adapter_options, chosen_adapters
+from trtllm_pipeline.tensorrt.stage.server_requests import adapter_options, chosen_adapters
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.trtllm import needs
 
@@ -103,7 +103,7 @@ def test_a_method_without_a_model_of_its_own_has_none(model: Path) -> None:
     [
         ({**HEAD, "hidden_size": 2048}, "is for models with a hidden size of 2048; model has 4096"),
         ({**HEAD, "hidden_size": 1024, "target_hidden_size": 4096}, None),
-        ({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}, "is no EAGLE-3 head"),
+        ({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}, "is not an EAGLE-3 head"),
     ],
 )
 def test_a_head_of_another_model_is_refused_before_anything_is_fetched(
@@ -118,7 +118,7 @@ def test_a_head_of_another_model_is_refused_before_anything_is_fetched(
 def test_a_head_of_another_kind_is_refused_before_anything_is_fetched(model: Path, method: str) -> None:
     write(model.parent / "head", HEAD)
     reason = pinned(asked(model, lane=ENGINES, method=method, model="./head")).reason
-    assert f"./head is an EAGLE-3 head by its config.json, and {method} takes others" in str(reason)
+    assert f"./head is an EAGLE-3 head by its config.json, and {method} needs another kind" in str(reason)
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,7 @@ def test_where_its_hub_is_not_reached_a_recipe_tells_the_vocabulary_of_a_draft_m
     [
         ({}, {}, {}, None),
         ({"rope_theta": 10000.0}, {"hidden_size": 4096}, {}, None),
-        ({"rope_theta": 500000.0}, {}, {}, "settings.quantize.options: {rotary_base: 500000} says it"),
+        ({"rope_theta": 500000.0}, {}, {}, "settings.quantize.options: {rotary_base: 500000}"),
         ({"rope_theta": 500000.0}, {}, {"rotary_base": 500000}, None),
         ({"rope_scaling": {"rope_type": "llama3"}}, {}, {}, "scales its rotary embeddings"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, {}, {}, "scales its rotary embeddings"),

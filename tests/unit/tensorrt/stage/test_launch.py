@@ -71,7 +71,7 @@ def test_it_ends_when_its_parent_has_gone(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_signals_set_the_event_and_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with launch.told_to_end() as ended:
+    with launch.stop_requested() as ended:
         assert not ended.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         assert ended.wait(5)
@@ -234,11 +234,11 @@ def test_a_hangup_ends_it_in_order_unless_ignored() -> None:
     before = signal.getsignal(signal.SIGHUP)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with launch.told_to_end() as ended:
+        with launch.stop_requested() as ended:
             os.kill(os.getpid(), signal.SIGHUP)
             assert ended.wait(5)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with launch.told_to_end() as ended:
+        with launch.stop_requested() as ended:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not ended.is_set()
     finally:

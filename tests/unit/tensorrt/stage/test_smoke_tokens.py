@@ -27,7 +27,7 @@ def looked(made: list[int] | Exception, *, adds: bool) -> str:
         return made
 
     client: Any = SimpleNamespace(adds_special_tokens=adds_special_tokens, input_ids=input_ids)
-    checks: Any = SimpleNamespace(tokenizer=Tokenizer(), asked=SimpleNamespace(prompt="A"))
+    checks: Any = SimpleNamespace(tokenizer=Tokenizer(), params=SimpleNamespace(prompt="A"))
     return asyncio.run(smoke._Smoke._tokens(checks, client))
 
 

@@ -74,7 +74,7 @@ def tensor(name: str, values: object, dtype: Any) -> Any:
     return pb.Tensor(name, np.array(values, dtype=dtype))
 
 
-def asked_for(request: Any) -> frozenset[str]:
+def requested_outputs(request: Any) -> frozenset[str]:
     """Names of the outputs that the client requested. All outputs of the model if it named none."""
     return frozenset(request.requested_output_names())
 
@@ -93,7 +93,7 @@ def answered(requests: Sequence[Any], answer: Callable[[Any], Sequence[Any]]) ->
     responses = []
     for request in requests:
         try:
-            responses.append(response(answer(request), asked_for(request)))
+            responses.append(response(answer(request), requested_outputs(request)))
         except Exception as error:  # noqa: BLE001  the client must get every error
             responses.append(failed(error))
     return responses

@@ -74,7 +74,7 @@ class TritonPythonModel:
         assert lengths is not None
         batch = len(lengths)
         if any(messages.rows(request, "stop", batch)):
-            self._stop(name, sender, messages.asked_for(request))
+            self._stop(name, sender, messages.requested_outputs(request))
             return
         messages.refuse(
             request, ((each.name, each) for each in (*tensors.UNSUPPORTED, *tensors.UNSUPPORTED_ENGINE_ONLY))
@@ -107,7 +107,7 @@ class TritonPythonModel:
             ],
             streaming,
             counts,
-            messages.asked_for(request),
+            messages.requested_outputs(request),
             self._forget,
         )
         with self._lock:

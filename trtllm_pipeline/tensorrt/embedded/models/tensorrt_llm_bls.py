@@ -63,7 +63,7 @@ class TritonPythonModel:
         """The responses to one request, in order."""
         messages.refuse_parameters(request)
         given = {each.name(): each for each in request.inputs()}
-        wanted = messages.asked_for(request)
+        wanted = messages.requested_outputs(request)
         encoded = self._call(
             "preprocessing",
             [_renamed(name, given[client]) for name, client in tensors.PREPROCESSING_STEP.items() if client in given],

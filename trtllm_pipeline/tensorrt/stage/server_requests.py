@@ -30,7 +30,7 @@ def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False
     return "openai_chat" if images else f"openai_{service.endpoint}"
 
 
-def special_tokens_asked(service: Service, protocol: str, timeout_s: float) -> Callable[[], bool]:
+def special_tokens_check(service: Service, protocol: str, timeout_s: float) -> Callable[[], bool]:
     """When called, checks whether `service` adds special tokens to prompts. Imports a client no sooner."""
 
     def ask() -> bool:
@@ -41,11 +41,11 @@ def special_tokens_asked(service: Service, protocol: str, timeout_s: float) -> C
     return ask
 
 
-def each_with_an_image(prompts: Sequence[Prompt], asked: str | None, service: Service) -> tuple[Prompt, ...]:
+def each_with_an_image(prompts: Sequence[Prompt], spec: str | None, service: Service) -> tuple[Prompt, ...]:
     """`prompts` with synthetic images as `asked`. Triton accepts one image, so prompts that have one stay as they are."""
-    if asked is None:
+    if spec is None:
         return tuple(prompts)
-    made = ImagesAsked.parse(asked)
+    made = ImagesAsked.parse(spec)
     return tuple(
         prompt if prompt.images and service.kind != "openai" else with_images(prompt, made.make(number))
         for number, prompt in enumerate(prompts)
@@ -68,7 +68,7 @@ AdapterOptions: TypeAlias = "Mapping[str, Mapping[str, Option]]"
 """Name of an adapter -> the request inputs that select it."""
 
 
-def adapters_asked(
+def adapter_options_now(
     service: Service, inputs: Mapping[str, Path], timeout_s: float, names: Sequence[str] = ()
 ) -> AdapterOptions:
     """Like `adapter_options`, for callers without an event loop. Starts none if there are no adapters."""
@@ -100,10 +100,10 @@ def number_of(folder: Path) -> int:
     """
     from hashlib import blake2b
 
-    told: list[object] = [str(folder.absolute())]
+    identity: list[object] = [str(folder.absolute())]
     with suppress(OSError):  # the server may have the files if this machine does not
-        told += [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
-    return int.from_bytes(blake2b(repr(told).encode(), digest_size=4).digest(), "big") // 2 + 1
+        identity += [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
+    return int.from_bytes(blake2b(repr(identity).encode(), digest_size=4).digest(), "big") // 2 + 1
 
 
 def lora_request(name: str, number: int, folder: Path) -> Mapping[str, Option]:
@@ -144,15 +144,15 @@ async def load_adapter(
     )
 
 
-def chosen_adapters(found: AdapterOptions, wanted: str | None) -> tuple[Mapping[str, Option], ...]:
+def chosen_adapters(options: AdapterOptions, wanted: str | None) -> tuple[Mapping[str, Option], ...]:
     """The request inputs used in turn: for the `wanted` adapter, for none, or for all. Raises StageError for an unknown name."""
-    if wanted is None or not found:
-        return tuple(found.values())
+    if wanted is None or not options:
+        return tuple(options.values())
     if wanted == NO_ADAPTER:
         return ()
-    if wanted not in found:
-        raise StageError(f"unknown LoRA adapter {wanted}; known: {', '.join(found)}", failure=FailureClass.USER)
-    return (found[wanted],)
+    if wanted not in options:
+        raise StageError(f"unknown LoRA adapter {wanted}; known: {', '.join(options)}", failure=FailureClass.USER)
+    return (options[wanted],)
 
 
 def _data_type(engine: Path | None, model: ServedModel) -> str:
