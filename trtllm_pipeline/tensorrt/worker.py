@@ -41,7 +41,7 @@ def run_program(program: str, stage: str, context: StageContext[Any]) -> None:
 
 
 def write_job(stage: str, program: str | None, context: StageContext[Any]) -> Path:
-    """Write the part of a job file that `main` reads; returns its path."""
+    """Write the part of a job file that `main` reads. Returns its path."""
     job: dict[str, Json] = {"stage": stage, "program": program, "params_class": params.class_name(context.params)}
     job["params"] = params.to_json(context.params)
     for name, paths in (("inputs", context.inputs), ("files", context.files)):

@@ -181,7 +181,7 @@ def _count_lines(file: BinaryIO, size: int) -> int:
 
 
 def _best(meanings: Iterable[tuple[Weight, int, _T]]) -> tuple[Weight, int, _T] | None:
-    """The most specific match. Of equal ones, the first line, and for one line, the first in the table."""
+    """The most specific match. Ties go to the first line, and then to the first signature in the table."""
     return min(meanings, key=lambda each: each[:2], default=None)
 
 
@@ -230,7 +230,7 @@ def _meanings(
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:
-    """The most informative lines, in order. Of equal ones, the first, with the lines above it if there are few.
+    """The most informative lines, in order. Of equal lines, the first, with the lines above it if there are few.
 
     Without any, the last lines.
     """

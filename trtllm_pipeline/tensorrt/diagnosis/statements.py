@@ -341,7 +341,7 @@ def first_statement(stated: Sequence[tuple[int, Statement]]) -> tuple[int, State
 
 
 def _last_together(causes: Sequence[tuple[int, Statement]]) -> list[tuple[int, Statement]]:
-    """Of statements that may be harmless, the last ones at the same time: a program that ends reports the reason at its end."""
+    """The last of possibly harmless statements, at the same time: a program that ends reports the reason at its end."""
     together = [causes[-1]]
     for log, each in reversed(causes[:-1]):
         if log != together[-1][0] or together[-1][1].index - each.last > 2:
@@ -390,7 +390,7 @@ def _parsed(lines: Sequence[str], noise: Container[int]) -> Iterator[_Line]:
 
 
 def flattened(text: str) -> str:
-    """Of several lines that were written as one, with escaped line ends, the informative one."""
+    """The informative one of several lines that were written as one, with escaped line ends."""
     if r"\n" not in text:
         return text
     parts = [part for part in text.split(r"\n") if part.strip()]
@@ -484,7 +484,7 @@ def _goes_on(line: _Line) -> bool:
 
 
 def _of_chain(chain: _Raised) -> Statement:
-    """Of chained exceptions, the first informative one. The last, if all before were lookups."""
+    """The first informative one of chained exceptions. The last, if all before were lookups."""
     graded = [
         (_grade_raised(text), _compiled("terse").match(text) is not None, index, text) for index, text in chain.raised
     ]

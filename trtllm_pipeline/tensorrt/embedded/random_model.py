@@ -131,7 +131,7 @@ def weight(name: str, shape: tuple[int, ...], random: np.random.Generator, *, co
 
 
 def _write_tokenizer(out: Path) -> Tokenizer:
-    """A byte-level BPE trained on the calibration texts of this package; its alphabet is all 256 bytes."""
+    """A byte-level BPE trained on the calibration texts of this package. Its alphabet is all 256 bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     from trtllm_pipeline.tensorrt.stage.calibration_rows import default_set, read_rows

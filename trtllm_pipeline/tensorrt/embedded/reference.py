@@ -200,7 +200,7 @@ class Reference:
         return Cache([None] * self.config.num_layers)
 
     def hidden_states(self, tokens: NDArray[np.int64], cache: Cache | None = None) -> Array:
-        """States after the final norm, (batch, tokens, hidden_size); `tokens` is (batch, tokens), all of one length."""
+        """States after the final norm, (batch, tokens, hidden_size). `tokens` is (batch, tokens), all of one length."""
         cache = cache or self.new_cache()
         states = self.weights[EMBEDDING][tokens] * np.float32(self.config.embedding_scale)
         if (learned := self.weights.get(POSITIONS)) is not None:

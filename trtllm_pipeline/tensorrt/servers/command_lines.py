@@ -121,13 +121,13 @@ def argv(
     """The command line that starts `world_size` ranks of the Triton at `server` by `mpirun`, the result of `launcher`.
     With `images`, the repository has a visual engine.
 
-    `run_prefix` is the name prefix of all shared memory of this run; each rank appends its number. mpirun writes the output
+    `run_prefix` is the name prefix of all shared memory of this run. Each rank appends its number. mpirun writes the output
     of rank N to `log`/*/rank.N/stdout, or forwards all if that is None. `options` go to every rank. `root` allows
     mpirun to run as root.
     """
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
     # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never
-    # finishes loading there; a rank that did would accept requests it cannot answer.
+    # finishes loading there. A rank that did would accept requests it cannot answer.
     first = (*address_options(host, ports), *([f"--cuda-memory-pool-byte-size=0:{IMAGE_POOL}"] if images else []))
     other = (
         "--model-control-mode=explicit",

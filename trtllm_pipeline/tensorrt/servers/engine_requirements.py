@@ -1,10 +1,10 @@
 """Compares an engine's requirements with the machine that will serve it.
 
 An engine only runs with exactly the release, the compute capability and the number of ranks it was built for. TensorRT-LLM
-reports a difference after minutes of loading, or crashes; this module reports it before.
+reports a difference after minutes of loading, or crashes. This module reports it before.
 
 TensorRT-LLM writes `config.json` with the release and tp * pp. The build stage writes `engine.json` with the GPU of the
-build and the digests of every rank's files. Engines from elsewhere have no engine.json; then only config.json is compared.
+build and the digests of every rank's files. Engines from elsewhere have no engine.json, and only their config.json is compared.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Requirements:
 
 
 def write(engine: Path, gpu: Gpu) -> Requirements:
-    """Write engine.json into a directory that `trtllm-build` has filled on `gpu`; returns its content.
+    """Write engine.json into a directory that `trtllm-build` has filled on `gpu`. Returns its content.
 
     Reads every rank's files once. Raises ServerError if the engine is incomplete.
     """

@@ -59,7 +59,7 @@ _MARK: Final = "trtllm-pipeline"
 _TICK_S: Final = 0.05
 """Maximum lag of a file system's clock."""
 SHARED_MEMORY_BYTES: Final = 2 << 20
-"""Required for each Python model; measurements show about half of it."""
+"""Required for each Python model. Measurements show about half of it."""
 EXIT_TIMEOUT_S: Final = 1
 """Time that Triton waits for requests in flight when it is told to exit."""
 _HELP_S: Final = 30.0
@@ -165,7 +165,7 @@ def link(triton: TritonInstallation, repository: Path, folder: Path) -> tuple[Pa
 
 
 def _link_backends(triton: TritonInstallation, folder: Path) -> Path:
-    """The backend directory; for the wheel, links in `directory` with the right stub."""
+    """The backend directory. For the wheel, links in `directory` with the right stub."""
     if triton.stubs is None:
         return triton.backends
     python = folder / "python"
@@ -396,7 +396,7 @@ def start(
     host: str = LOOPBACK,
     variables: Mapping[str, str] | None = None,
 ) -> TritonProcess:
-    """Start `triton` on `repository` in this process's session and group; `models` are those in the repository.
+    """Start `triton` on `repository` in this process's session and group. `models` are those in the repository.
 
     The server works on links in `directory`. `variables` are added to its environment. Its output is appended to `log`.
     """

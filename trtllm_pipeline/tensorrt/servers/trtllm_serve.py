@@ -20,7 +20,7 @@ from trtllm_pipeline.tensorrt.servers.triton_server import reached_at
 
 @dataclass(kw_only=True)
 class OpenAiServer(Server):
-    """A running server. Its workers have sessions of their own, but end with it all the same."""
+    """A running server. Its workers have separate sessions, but end with it all the same."""
 
     process: Group
     ways: OpenAiWays = TRTLLM_SERVE

@@ -42,9 +42,9 @@ class StageContext(Generic[P]):
     params: P
     """An instance of the class that the stage names, see `tensorrt/stage/params.py`."""
     inputs: Mapping[str, Path]
-    """Directory of each upstream artifact by input name; for a stage inside a service also `service`, a JSON file."""
+    """Directory of each upstream artifact by input name. A stage inside a service also has `service`, a JSON file."""
     files: Mapping[str, Path]
-    """Files of the user (prompts, calibration rows) by name; their content is in the fingerprint."""
+    """Files of the user (prompts, calibration rows) by name. Their content is in the fingerprint."""
     out: Path
     """An empty directory of this attempt alone. It becomes the artifact if the program succeeds."""
     attempt: Path

@@ -42,7 +42,7 @@ def special_tokens_check(service: Service, protocol: str, timeout_s: float) -> C
 
 
 def each_with_an_image(prompts: Sequence[Prompt], spec: str | None, service: Service) -> tuple[Prompt, ...]:
-    """`prompts` with synthetic images as `asked`. Triton accepts one image, so prompts that have one stay as they are."""
+    """`prompts` with synthetic images as in `spec`. Triton accepts one image, so prompts that have one stay as they are."""
     if spec is None:
         return tuple(prompts)
     made = ImagesAsked.parse(spec)

@@ -108,7 +108,7 @@ class _Smoke:
         self.params = context.params
         self.service = Service.read(context.inputs["service"])
         self.tokenizer = read_tokenizer(model_folder(context.inputs))
-        # Completions answer a bare prompt, as Triton does; chat wraps it into the model's template.
+        # Completions answer a bare prompt, as Triton does. Chat wraps it into the model's template.
         streamed = protocol_for(self.service)
         self.protocols = (streamed, f"{streamed}_unary") if self.service.kind == "openai" else PROTOCOLS
         self.target = Target(

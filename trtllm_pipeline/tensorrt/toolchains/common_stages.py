@@ -1,6 +1,6 @@
 """The stages that all toolchains share: the download of a model, and the stages that talk to a running server.
 
-Only declarations; each stage's program is a module of its own, imported in the process that runs it.
+Only declarations. Each stage's program is a separate module, imported in the process that runs it.
 """
 
 from __future__ import annotations

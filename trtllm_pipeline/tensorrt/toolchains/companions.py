@@ -312,7 +312,7 @@ def _unfit_pytorch(cell: Cell, configuration: Mapping[str, Any]) -> str | None:
         return f"it has whole layers ({', '.join(others)}), which would be ignored; merge it into the model"
     if len(adapters(cell)) > 1:
         return (
-            f"it has whole layers of its own ({', '.join(saved)}), which all requests would get, or none; serve it alone, or "
+            f"it has whole layers ({', '.join(saved)}), which all requests would get, or none; serve it alone, or "
             "merge it into the model"
         )
     return None

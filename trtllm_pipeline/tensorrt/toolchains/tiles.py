@@ -52,7 +52,7 @@ ENGINES: Final[Mapping[str, Tile]] = {
 PYTORCH: Final[Mapping[str, Tile]] = {
     "int4_awq": replace(_WEIGHT_ONLY_GROUPS, experts=False),
     "w4a8_awq": replace(_WEIGHT_ONLY_GROUPS, experts=False),
-    # `NVFP4LinearMethod` of linear.py asserts it; kernels of experts pad.
+    # `NVFP4LinearMethod` of linear.py asserts it. Kernels of experts pad.
     "nvfp4": Tile(inputs=16, experts=False),
     # `load_weight_shard` cuts the scales into equal numbers of blocks, and `create_weights` of the FP8 block methods
     # counts the blocks of the part. These differ for parts of blocks.

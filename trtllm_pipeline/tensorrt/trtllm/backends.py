@@ -62,7 +62,7 @@ def launching(
     takes: Callable[[Cell, Machine], float],
     optional: frozenset[str] = frozenset(),
 ) -> Stage:
-    """The stage that serves a cell with the frontend it asks for, by a function of `launching`."""
+    """The stage that serves a cell with its frontend, by a function of `launching`."""
     return launch(
         LaunchFrontend,
         f"trtllm_pipeline.tensorrt.trtllm.launching:{program}",
@@ -226,7 +226,7 @@ def serving_takes(cell: Cell, machine: Machine) -> Resources:
 
 
 def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]]) -> str | None:
-    """Why the frontend that a cell asks for cannot serve it on a machine that could otherwise make it, or None.
+    """Why a cell's frontend cannot serve it on a machine that could otherwise make it, or None.
 
     `read` has the repository settings that have an effect with each frontend; any other with a value is a mistake.
     """
@@ -236,7 +236,7 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
     for name, value in cell.settings["repository"].items():
         # A default is left out.
         if name not in read[frontend] and name not in _OF_EVERY_STAGE and value not in (None, {}, DEFAULTS.get(name)):
-            return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
+            return f"settings.repository.{name}: {cell.toolchain} does not read it with the frontend {frontend}"
     if cell.toolchain == ENGINES and (reason := _without_mpirun(cell, machine)):
         return reason
     if not in_triton(cell):

@@ -1,4 +1,4 @@
-"""A cell on a machine with TensorRT-LLM, with what follows of it: the question that rules are asked."""
+"""A cell on a machine with TensorRT-LLM, with derived values: the input of rules."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Case:
 def kv_cache(cell: Cell) -> str | None:
     """How the KV cache of a cell is quantized, None for not at all.
 
-    With weights used as they are, files of Model Optimizer mostly ask the PyTorch runtime for an FP8 cache; engines of
+    With weights used as they are, files of Model Optimizer mostly make the PyTorch runtime use an FP8 cache. Engines of
     them have the model's own.
     """
     precision = cell.precision

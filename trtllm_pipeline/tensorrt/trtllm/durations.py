@@ -53,7 +53,7 @@ def converting(cell: Cell, _machine: Machine) -> float:
 
 
 def building(cell: Cell, machine: Machine) -> float:
-    """trtllm-build, by the size of one rank's engine: each rank has a worker of its own."""
+    """trtllm-build, by the size of one rank's engine: each rank has a separate worker."""
     engine = needs.engine_bytes(Shape.of(cell.recipe), needs.weights_of(cell), cell.tp, cell.pp) / _GB
     quick = at_least(installed(machine).release, _QUICK_BUILDER)
     return engine * _BUILD_PER_GB + (0.0 if quick else _TUNING_S)

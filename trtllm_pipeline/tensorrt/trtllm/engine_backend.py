@@ -1,6 +1,6 @@
 """The engine backend of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves them.
 
-download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy -> trtllm_bench, if asked for
+download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy -> trtllm_bench, if requested
          -> visual, of models that take images, instead of check
 """
 
@@ -129,7 +129,7 @@ def _draft(context: StageContext[Checkpoint]) -> str | None:
     folder = context.inputs.get(companions.DRAFT)
     if context.params.heads is not None and folder is None:
         raise StageError(
-            f"{context.params.heads} heads are a model of their own, and none was given", failure=FailureClass.USER
+            f"{context.params.heads} heads are a separate model, but no model was given", failure=FailureClass.USER
         )
     return None if folder is None else str(folder)
 
@@ -238,7 +238,7 @@ def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
 
 def _is_known(cell: Cell) -> bool:
     """True if the files that a cell's script reads are known. Options of a matrix may let it read more, and heads that
-    draft have scripts of their own.
+    draft have separate scripts.
     """
     if cell.settings["quantize"]["options"] or companions.DRAFT in cell.companions:
         return False
@@ -301,7 +301,7 @@ def _repository(cell: Cell) -> EngineRepository:
         own["decoding_mode"] = draft.method
     if draft is not None and draft.method == "draft":
         own["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
-    if (share := case.kv_share(cell)) != USUAL_KV_SHARE:  # what Triton's backend takes by itself is not written
+    if (share := case.kv_share(cell)) != USUAL_KV_SHARE:  # defaults of Triton's backend are not written
         own["kv_cache_free_gpu_mem_fraction"] = share
     return load(EngineRepository, own, settings)
 
@@ -398,7 +398,7 @@ CHECK: Final = Stage(
     inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
     optional=frozenset({ADAPTER}),
     parts=lambda _cell: {"model": _READ_BY_RUN},
-    applies=lambda cell, _machine: not vision.sees(cell),  # run.py asks with text alone
+    applies=lambda cell, _machine: not vision.sees(cell),  # run.py sends only text
     params=EngineCheck,
     read=lambda cell: load(
         EngineCheck,

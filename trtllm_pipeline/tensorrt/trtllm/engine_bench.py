@@ -1,4 +1,4 @@
-"""trtllm-bench as a second number: the prompts that perf has sent, asked of the engine in the program's own process.
+"""trtllm-bench as a second number: perf's prompts, sent to the engine in the program's own process.
 
 It loads the engine itself, so it runs when the server has let go of the GPUs. What is between its numbers and those of perf is
 the server.
@@ -105,11 +105,11 @@ def run(context: StageContext[EngineBench]) -> None:
 
 
 def stage(read: Any, inputs: Mapping[str, str | tuple[str, ...]]) -> Stage:
-    """The stage of a backend. `read` gives the parameters of a cell, `inputs` what is asked."""
+    """The stage of a backend. `read` gives the parameters of a cell, `inputs` the served artifacts."""
     return Stage(
         name="trtllm_bench",
         version=1,
-        summary="ask the engine in the process of trtllm-bench what perf has asked the server",
+        summary="run perf's prompts with trtllm-bench, on the engine in the program's process",
         program=f"{__name__}:run",
         commands=_commands,
         inputs={"perf": "perf", **inputs},

@@ -127,7 +127,7 @@ def speculation(params: WeightsRepository, release: str, draft: Path | None) -> 
     if method is None:
         return {}
     if method in WITH_DRAFT_MODEL and draft is None:
-        raise StageError(f"{method} drafts with a model of its own, and none was given", failure=FailureClass.USER)
+        raise StageError(f"{method} needs a draft model, but no model was given", failure=FailureClass.USER)
     value: dict[str, Any] = {"decoding_type": decoding_type(method, release)}
     length = params.max_draft_len or DRAFT_LENGTHS[method]
     value[_length_key(method, release)] = length
@@ -206,7 +206,7 @@ def serve_settings(
 ) -> dict[str, Any]:
     """The settings that trtllm-serve reads from a file.
 
-    For weights, all but the limits: none of them is an option, since releases differ in which wins. For an engine, which records
+    For weights, all except the limits, which are not options, since releases differ in which wins. For an engine, which records
     all others, those of the cache, if the release reads a file. Raises StageError for a setting that the release
     does not have.
     """

@@ -317,7 +317,7 @@ def build_host_bytes(engine: int) -> int:
 def building(cell: Cell, machine: Machine) -> Needs:
     """trtllm-build. Host: `workers * (5 GiB + 2 * engine)`, GPU: the engine and the context.
 
-    Every rank has a worker of its own. Logs of three builds from 0.8 on are within 10% of it (docs/memory.md). No log is known of
+    Every rank has a separate worker. Logs of three builds from 0.8 on are within 10% of it (docs/memory.md). No log is known of
     an engine that streams weights, whose GPU is smaller than they are.
     """
     ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)
@@ -348,7 +348,7 @@ def building_visual(cell: Cell, machine: Machine) -> Needs:
 
 
 def checkpoint_bytes(cell: Cell) -> int:
-    """A checkpoint, in bytes: quantized layers, and embedding and head in 16 bits; for engines a head of its own."""
+    """A checkpoint, in bytes: quantized layers, and embedding and head in 16 bits, for engines a separate head."""
     shape = Shape.of(cell.recipe)
     if cell.toolchain == ENGINES:
         return engine_bytes(shape, weights_of(cell), 1, 1)

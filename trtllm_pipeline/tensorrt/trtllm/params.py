@@ -246,7 +246,7 @@ class EngineBench(Parameters):
 
     name: Annotated[str, Param("name of the model")]
     concurrency: Annotated[int, Param("requests in flight", ge=1)]
-    backend: Annotated[Literal["engine", "pytorch"], Param("what is asked")] = "engine"
+    backend: Annotated[Literal["engine", "pytorch"], Param("endpoint")] = "engine"
     tp: TensorParallel = 1
     pp: PipelineParallel = 1
     ep: ExpertParallel = None

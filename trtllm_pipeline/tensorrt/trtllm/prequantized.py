@@ -60,7 +60,7 @@ def form_of(cell: Cell) -> str | None:
 
 
 def unreadable(cell: Cell, release: str, sm: int | None) -> str | None:
-    """Why a release does not take the weights of a cell as they are, or None. Nothing is said of unknown forms."""
+    """Why a release does not take the weights of a cell as they are, or None. Unknown forms are not checked."""
     name = form_of(cell)
     if name is None:
         return None

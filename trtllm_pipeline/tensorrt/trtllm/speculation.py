@@ -24,7 +24,7 @@ MODES: Final = {
 }
 """Method of an engine -> `--speculative_decoding_mode` of trtllm-build."""
 CONVERTED: Final = frozenset(HEADS)
-"""Methods whose heads are part of the model's own checkpoint, by a converter of their own."""
+"""Methods whose heads are part of the model's own checkpoint, by a separate converter."""
 DECODING_MODES: Final = frozenset(("medusa", "lookahead", "eagle"))
 """Methods that the repository's `decoding_mode` names."""
 UNCHECKED: Final = frozenset(("medusa",))
@@ -110,7 +110,7 @@ def build_params(cell: Cell) -> dict[str, Any]:
 
 
 def drafter(cell: Cell) -> Cell | None:
-    """The cell of the draft model that becomes an engine of its own: like the cell's, for all that it is asked.
+    """The cell of the draft model that becomes a separate engine: like the cell's, with the lengths of its requests.
 
     None without one, and where its numbers are not known.
     """

@@ -2,7 +2,7 @@
 
 Values come from three places: settings of the user (`tensorrt/stage/repository_settings.py`), facts of the engine, and
 paths. Parameters without a value are removed, as the C++ backend has a default for each. The few
-parameters that a model reads without asking whether they are there become empty texts. Sources:
+parameters that a model reads without a check become empty texts. Sources:
 tensorrtllm_backend `inflight_batcher_llm/src/model_instance_state.cc` (0.16 to 0.19) and the models' Python code.
 
 The result is parsed, so that what is written is always a valid `ModelConfig`.

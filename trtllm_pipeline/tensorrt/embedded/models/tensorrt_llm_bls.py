@@ -155,7 +155,7 @@ def _renamed(name: str, given: Any) -> Any:
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One response with the tokens of all; streamed requests have one row."""
+    """One response with the tokens of all. Streamed requests have one row."""
     joined = dict(parts[-1])
     for name in ("output_ids", "output_log_probs"):
         if name in joined:
