@@ -14,7 +14,7 @@ OF_EACH_TOOLCHAIN = {"toolchain", "params", "needs", "durations"}
 
 def test_the_base_name_of_a_module_stands_once() -> None:
     modules = [path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if not path.stem.startswith("__")]
-    roles = {path for path in modules if path.stem in OF_EACH_TOOLCHAIN and path.parts[0] in {"toolchains", "stages"}}
+    roles = {path for path in modules if path.stem in OF_EACH_TOOLCHAIN and path.parts[0] == "tensorrt"}
     names = Counter(path.stem for path in modules if path not in roles)
     assert [name for name, times in names.items() if times > 1] == []
 
