@@ -9,11 +9,6 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 pyenv_root=$(pyenv root 2>/dev/null || true)
-command -v uv >/dev/null || {
-  echo "needs uv: pip install uv" >&2
-  exit 1
-}
-
 # python VERSION: the path of that Python.
 python() {
   local candidate
@@ -25,6 +20,13 @@ python() {
   done
   echo "needs Python $1" >&2
   return 1
+}
+
+# uv is in an environment of this run if the machine has none.
+command -v uv >/dev/null || {
+  "$(python 3.11)" -m venv "$work/uv"
+  "$work/uv/bin/pip" install --quiet uv
+  PATH=$work/uv/bin:$PATH
 }
 
 # environment NAME VERSION REQUIREMENT...: a new virtual environment with these installed.

@@ -1,9 +1,9 @@
-"""Writes the tables of the documentation that the code knows better: axes, settings, recipes, options of commands.
+"""Writes the parts of the documentation that follow from the code: commands, settings, JSON keys, rules.
 
-    python docs/generate.py            bring docs/*.md up to date
-    python docs/generate.py --check    exit code 1 if they are not
+    python docs/generate.py            bring the pages up to date
+    python docs/generate.py --check    exit code 1 if a page is out of date
 
-A table stands between `<!-- generated: KIND NAME -->` and `<!-- end -->`; everything else in a page is written by hand.
+`PAGES` are generated whole. In other pages, a table is between `<!-- generated: KIND NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +31,7 @@ from trtllm_pipeline.orchestrate.matrix.matrices import summary
 from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS, Recipe, Settings, json_schema
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, matrices_folder, recipes_folder
 from trtllm_pipeline.show.cli import app
+from trtllm_pipeline.show.cli.app import COMMANDS, Command
 from trtllm_pipeline.show.cli.command_signatures import MATRIX_WORD
 from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
 from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
@@ -43,7 +44,7 @@ from trtllm_pipeline.tensorrt.trtllm.templates import FIXED, PLACEHOLDERS
 FOLDER: Final = Path(__file__).parent
 BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w -]*?) ?-->\n).*?(<!-- end -->)", re.DOTALL)
 SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--workspace", "--assume", "--format")
-"""Options explained once, at the top of commands.md."""
+"""Options that the head of commands.md explains."""
 _EVERYWHERE: Final = ("timeout_s", "retries")
 _NOWHERE: Final = "—"
 _BACKENDS: Final = {"tensorrt_llm": "engines", "tensorrt_llm_pytorch": "PyTorch"}
@@ -104,7 +105,8 @@ def options(name: str) -> Iterator[str]:
         if param.hidden or param.name == MATRIX_WORD:
             continue
         is_option = param.param_type_name == "option"
-        flags = [*param.opts, *param.secondary_opts] if is_option else [param.metavar or param.name.upper()]
+        negated = param.secondary_opts if is_option and param.default is not False else []
+        flags = [*param.opts, *negated] if is_option else [param.metavar or param.name.upper()]
         if param.opts[-1] in SHARED:
             shared.append(f"`{param.opts[-1]}`")
             continue
@@ -122,7 +124,7 @@ def options(name: str) -> Iterator[str]:
 
 
 def _default(param: Any, context: Any) -> str:
-    """The default as people type it."""
+    """The default as a user types it."""
     if param.default is None or param.default is False or param.default == "" or not param.show_default:
         return ""
     shown = param._get_default_string(ctx=context, show_default_is_str=False, default_value=param.default)  # noqa: SLF001
@@ -141,8 +143,15 @@ class _Read(dict[str, Any]):
         return super().__getitem__(key)
 
 
-def read_by(toolchain: str) -> set[str]:
-    """`SECTION.KEY` of each setting that some stage of a toolchain reads, found by asking its stages."""
+@cache
+def _schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema of matrices or recipes."""
+    return json_schema(kind)
+
+
+@cache
+def read_by(toolchain: str) -> frozenset[str]:
+    """`SECTION.KEY` of each setting that some stage of a toolchain reads, found by reading its stages."""
     sections = {name: _Read(values) for name, values in Settings().model_dump(mode="json").items()}
     recipe: dict[str, Any] = {"source": {"generated": "llama"}}
     found = toolchains.load(toolchain)
@@ -155,12 +164,12 @@ def read_by(toolchain: str) -> set[str]:
                 ask(cell)
             stage.applies(cell, machine)
             stage.resources(cell, machine)
-    return {f"{name}.{key}" for name, section in sections.items() for key in (*section.read, *_EVERYWHERE)}
+    return frozenset(f"{name}.{key}" for name, section in sections.items() for key in (*section.read, *_EVERYWHERE))
 
 
 def settings(name: str) -> Iterator[str]:
     """The table of one settings section, or of a mapping in one."""
-    schema = json_schema("matrix")
+    schema = _schema("matrix")
     definition = schema["$defs"][name]
     section = name.lower()
     used = read_by("embedded")
@@ -170,16 +179,16 @@ def settings(name: str) -> Iterator[str]:
         if "$ref" in field and field["$ref"].endswith("/Calibration"):
             continue  # a table of its own
         what = field.get("description", "")
-        if section not in {"calibration", "gateway", "openai"} and f"{section}.{key}" not in used:
+        if section not in {"calibration", "gateway", "openai", "oncluster", "retry"} and f"{section}.{key}" not in used:
             what += " The embedded toolchain does not read it."
         default = json.dumps(field.get("default"), ensure_ascii=False)
         yield f"| `{key}` | {values(field)} | `{default}` | {_line(what)} |"
 
 
 def fields(name: str) -> Iterator[str]:
-    """The table of an object of the schemas: its keys, which must be there, and what they mean."""
+    """The table of an object of the schemas: its keys, whether they are required, and their meaning."""
     kind = "recipe" if name in {"Recipe", "RecipeSmoke"} or name.endswith("Source") else "matrix"
-    schema = json_schema("recipe" if kind == "recipe" else "matrix")
+    schema = _schema("recipe" if kind == "recipe" else "matrix")
     definition = schema if name in {"Recipe", "Matrix"} else schema["$defs"][name]
     required = definition.get("required", ())
     yield "| key | values | default | meaning |"
@@ -193,14 +202,14 @@ def fields(name: str) -> Iterator[str]:
 
 def gates(_name: str) -> Iterator[str]:
     """The table of the validity gate."""
-    yield "| gate | looks at | does not pass | because |"
+    yield "| check | looks at | fails if | because |"
     yield "|---|---|---|---|"
     for gate in GATES:
         yield f"| `{gate.id}` | {_line(gate.what)} | {_line(gate.limit)} | {_line(gate.why)} |"
 
 
 def values(field: Mapping[str, Any]) -> str:
-    """What a field of a JSON Schema takes, in words."""
+    """The accepted values of a field of a JSON Schema."""
     if "enum" in field:
         return ", ".join(f"`{each}`" for each in field["enum"])
     if "const" in field:
@@ -216,7 +225,7 @@ def values(field: Mapping[str, Any]) -> str:
         case "integer" | "number" as number:
             least, above = field.get("minimum"), field.get("exclusiveMinimum")
             most = field.get("maximum")
-            words = "whole number" if number == "integer" else "number"
+            words: str = number
             words += f" from {least:g}" if least is not None else f" above {above:g}" if above is not None else ""
             return words + (f" to {most:.10g}" if most is not None and most <= MOST_TOKENS else "")
         case "boolean":
@@ -244,7 +253,7 @@ def rules(_name: str) -> Iterator[str]:
 
 
 def precisions(_name: str) -> Iterator[str]:
-    """On which GPUs each precision works, by backend and release: the answers of the toolchains themselves.
+    """The GPUs on which each precision works, by backend and release, from the toolchains' own checks.
 
     Neighbouring releases with the same answers share a column.
     """
@@ -269,7 +278,7 @@ def precisions(_name: str) -> Iterator[str]:
 
 
 def gpus(_name: str) -> Iterator[str]:
-    """What each generation of GPUs can compute with a release that has both backends: the toolchains' own answers.
+    """The precisions of each GPU generation with a release that has both backends, from the toolchains' own checks.
 
     Neighbouring generations with the same answers share a column.
     """
@@ -285,7 +294,7 @@ def gpus(_name: str) -> Iterator[str]:
 
 
 def _backends_for(sm: int, precision: str, kv: str | None) -> str:
-    """Which backends take this on a GPU, in words."""
+    """The backends that accept this on a GPU, in words."""
     works = [name for backend, name in _BACKENDS.items() if _works(backend, _BOTH_BACKENDS, sm, precision, kv)]
     return "both" if len(works) == len(_BACKENDS) else ", ".join(works) or _NOWHERE
 
@@ -317,7 +326,7 @@ def output(name: str) -> Iterator[str]:
 
 
 def _keys(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Path, schema and whether it is always there, of every key below a schema."""
+    """Path, schema and whether it is required, for every key below a schema."""
     if "items" in schema:
         yield from _keys(schema["items"], f"{path}[]")
     for name, part in schema.get("properties", {}).items():
@@ -327,7 +336,7 @@ def _keys(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapp
 
 
 def _type(schema: Mapping[str, Any]) -> str:
-    """What a key of an output holds, in words."""
+    """The type of an output key, in words."""
     if "const" in schema:
         return f"`{schema['const']}`"
     if "anyOf" in schema:
@@ -342,15 +351,13 @@ def _type(schema: Mapping[str, Any]) -> str:
         elif kind == "array" and "type" in schema.get("items", {}) and "properties" not in schema["items"]:
             words.append(f"list of: {_type(schema['items'])}")
         else:
-            words.append(
-                {"array": "list", "string": "text", "integer": "whole number", "null": "`null`"}.get(kind, kind)
-            )
+            words.append({"array": "list", "string": "text", "null": "`null`"}.get(kind, kind))
     return " or ".join(words)
 
 
 def recipes(_name: str) -> Iterator[str]:
     """The table of shipped recipes."""
-    yield "| recipe | model | parameters | engines | PyTorch | licence |"
+    yield "| recipe | model | parameters | engines | PyTorch | license |"
     yield "|---|---|---:|---|---|---|"
     for path in sorted(recipes_folder().glob("*.yaml")):
         recipe = load_recipe(path)
@@ -360,7 +367,7 @@ def recipes(_name: str) -> Iterator[str]:
 
 
 def _releases(recipe: Recipe, backend: str) -> str:
-    """The releases of a backend that have a recipe's model, where the recipe says so."""
+    """The releases of a backend that have a recipe's model, if the recipe lists them."""
     precisions = recipe.precisions
     if isinstance(precisions, Mapping) and not precisions.get(backend, ("unknown",)):
         return _NOWHERE
@@ -372,11 +379,11 @@ def matrices(_name: str) -> Iterator[str]:
     yield "| matrix | what it measures |"
     yield "|---|---|"
     for path in sorted(matrices_folder().glob("*.yaml")):
-        yield f"| [`{path.stem}`](../matrices/{path.name}) | {_line(summary(path))} |"
+        yield f"| [`{path.stem}`](../../matrices/{path.name}) | {_line(summary(path))} |"
 
 
 def placeholders(_name: str) -> Iterator[str]:
-    """The placeholders of Triton's templates that are called otherwise in a matrix, or that nobody sets."""
+    """The placeholders of Triton's templates that have another name in a matrix, or that users do not set."""
     yield "| placeholder | here |"
     yield "|---|---|"
     for setting, placeholder in PLACEHOLDERS.items():
@@ -387,14 +394,14 @@ def placeholders(_name: str) -> Iterator[str]:
 
 
 def _works_on(backend: str, release: str, precision: str, kv: str | None) -> str:
-    """The compute capabilities on which a toolchain does not refuse this, in words."""
+    """The compute capabilities on which a toolchain accepts this, in words."""
     works = [_works(backend, release, sm, precision, kv) for sm in _COMPUTE_CAPABILITIES]
     runs = itertools.groupby(zip(works, _COMPUTE_CAPABILITIES, strict=True), lambda pair: pair[0])
     return ", ".join(_span([sm for _, sm in run]) for works_here, run in runs if works_here) or _NOWHERE
 
 
 def _works(backend: str, release: str, sm: int, precision: str, kv: str | None) -> bool:
-    """Whether a toolchain takes this on one GPU."""
+    """True if a toolchain accepts this on one GPU."""
     sections = Settings().model_dump(mode="json")
     sections["quantize"]["kv_cache_precision"] = kv
     cell = Cell(CellId("x"), "x", backend, precision, 1, 1, 1, 128, 128, _ONE_GPU, sections)
@@ -408,8 +415,8 @@ def _span(values: Sequence[object]) -> str:
 
 
 def refusals(_name: str) -> Iterator[str]:
-    """The table of what TensorRT-LLM refuses after its options are parsed."""
-    yield "| rule | name | backend | releases | severity | finds | says who | what to do |"
+    """The table of combinations that TensorRT-LLM refuses after its options are parsed."""
+    yield "| rule | name | backend | releases | severity | finds | source | what to do |"
     yield "|---|---|---|---|---|---|---|---|"
     for rule in REFUSALS:
         backend = ", ".join(_BACKENDS[each] for each in rule.toolchains)
@@ -421,14 +428,14 @@ def refusals(_name: str) -> Iterator[str]:
             rule.severity,
             rule.what,
             rule.source,
-            rule.hint or "as it says",
+            rule.hint or "see the finding",
         )
         yield f"| `{rule.id}` | {' | '.join(map(_line, cells))} |"
 
 
 def families(_name: str) -> Iterator[str]:
     """The table of architecture families that become engines."""
-    yield "| family | script | engines | over GPUs (tp) | in stages (pp) | whole experts (ep) |"
+    yield "| family | script | engines | tensor parallel | pipeline stages | whole experts |"
     yield "|---|---|---|---|---|---|"
     for name, family in FAMILIES.items():
         since = [family.since, max(family.since, family.tensor_parallel, key=_numbers)]
@@ -442,23 +449,24 @@ def _numbers(release: str) -> list[int]:
 
 
 @cache
-def _screens() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("screens", FOLDER / "screens.py")
+def _module(name: str) -> ModuleType:
+    """A script next to this one."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
-    screens = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(screens)
-    return screens
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def screen(name: str) -> Iterator[str]:
-    """What a terminal shows while a run continues."""
-    yield from _screens().screen(name)
+    """A terminal during a run."""
+    yield from _module("screens").screen(name)
 
 
 def failures(_name: str) -> Iterator[str]:
-    """The table of words in logs that say what failed."""
-    yield "| words in a log | what | class | what to do |"
+    """The table of messages in logs that name a cause."""
+    yield "| message in a log | cause | class | what to do |"
     yield "|---|---|---|---|"
     for signature in signatures():
         words = ", ".join(f"`{_line(each)}`" for each in signature.met)
@@ -473,18 +481,12 @@ def failures(_name: str) -> Iterator[str]:
 
 
 _KINDS: Final = {
-    "options": options,
-    "settings": settings,
-    "fields": fields,
     "gates": gates,
     "rules": rules,
     "precisions": precisions,
     "gpus": gpus,
     "memory": weights,
-    "matrices": matrices,
     "placeholders": placeholders,
-    "recipes": recipes,
-    "output": output,
     "refusals": refusals,
     "families": families,
     "failures": failures,
@@ -502,18 +504,160 @@ def rendered(text: str) -> str:
     return BLOCK.sub(table, text)
 
 
+def commands_page() -> Iterator[str]:
+    """Every command with its help, examples and options."""
+    yield _COMMANDS_HEAD
+    for row in documented():
+        command = command_of(row.path)
+        help_text = re.sub(r"(?<![\w./-])docs/([a-z/-]+\.md)", _page_link, command.help or row.help)
+        yield f"## pipeline {row.path}\n\n{help_text}"
+        yield _examples(command)
+        yield "\n".join(options(row.path))
+
+
+def _page_link(match: re.Match[str]) -> str:
+    return f"[{match[1]}](../{match[1]})" if (FOLDER / match[1]).is_file() else match[0]
+
+
+def documented() -> list[Command]:
+    """The commands, without groups."""
+    return [row for row in COMMANDS if row.target]
+
+
+def _examples(command: Any) -> str:
+    lines = (command.epilog or "").partition("Examples:\n")[2].splitlines()
+    return "\n".join(["```sh", *(line.removeprefix("  ") for line in lines), "```"]) if lines else ""
+
+
+_COMMANDS_HEAD: Final = """\
+# Commands
+
+`pipeline --help` lists the commands, and `pipeline COMMAND --help` shows what this page shows. `trtllm-pipeline` and
+`python -m trtllm_pipeline` are other names of `pipeline`.
+
+Data goes to stdout, progress and messages go to stderr. `--format json` prints one JSON object with `"schema": 1`
+([keys](json.md)). [Exit codes](../running.md#exit-codes). Escape sequences in text from models, servers or files are
+never printed.
+
+| option | meaning |
+|---|---|
+| `-m, --matrix FILE` | the matrix: a file, or the name of a shipped one. It may also be the first argument: `pipeline run my.yaml` |
+| `--cells PATTERN` | only cells that match. `'!PATTERN'` excludes cells. Repeatable ([patterns](../matrix.md#cells)) |
+| `--set KEY=VALUE` | change a setting, axis or recipe. Repeatable ([keys](../matrix.md#change-one-thing-from-the-command-line)) |
+| `--toolchain NAME` | toolchain of cells whose matrix names none |
+| `--assume MACHINE` | plan for another machine ([keys](machines.md#another-machine---assume)) |
+| `-w, --workspace DIR` | the directory of all results. Default: `.pipeline` |
+| `--format FORMAT` | output format. Default: `text` or `table` |
+
+`PIPELINE_WORKSPACE`, `PIPELINE_TOOLCHAIN` and `PIPELINE_PROGRESS` replace the options of these names if they are not
+given. `--debug` before a command shows tracebacks of expected errors. `pipeline --install-completion` sets up
+completion for bash, zsh and fish."""
+
+
+def settings_page() -> Iterator[str]:
+    """Every key of matrices and recipes."""
+    definitions = _schema("matrix")["$defs"]
+    yield _SETTINGS_HEAD
+    yield "\n".join(fields("Matrix"))
+    yield "### Axes\n\n" + "\n".join(fields("Axes"))
+    yield "## Settings\n\n`timeout_s` limits one attempt of a stage. `retries` counts retries after a transient failure."
+    for section, field in definitions["Settings"]["properties"].items():
+        name = field["$ref"].rpartition("/")[2]
+        yield _section(f"settings.{section}", name, definitions[name])
+        for key, inner in definitions[name]["properties"].items():
+            nested = _nested(inner)
+            if nested:
+                yield _section(f"settings.{section}.{key}", nested, definitions[nested])
+    yield "## Recipes\n\n[Matrix](../matrix.md#recipes) shows how to write one.\n\n" + "\n".join(fields("Recipe"))
+    for name, source in _schema("recipe")["$defs"].items():
+        if name.endswith("Source"):
+            yield f"### {name}\n\n{_words(source)}\n\n" + "\n".join(fields(name))
+    yield _RECIPES_HEAD + "\n".join(recipes(""))
+    yield "## Shipped matrices\n\n" + "\n".join(matrices(""))
+
+
+def _section(title: str, name: str, definition: Mapping[str, Any]) -> str:
+    return f"### {title}\n\n{_words(definition)}\n\n" + "\n".join(settings(name))
+
+
+def _nested(field: Mapping[str, Any]) -> str | None:
+    """The definition that a field refers to, directly or next to null."""
+    parts = [field, *field.get("anyOf", ()), *field.get("allOf", ())]
+    names = [part["$ref"].rpartition("/")[2] for part in parts if "$ref" in part]
+    return names[0] if names and names[0] != "JsonValue" else None
+
+
+def _words(schema: Mapping[str, Any]) -> str:
+    return " ".join(schema.get("description", "").split())
+
+
+_SETTINGS_HEAD: Final = """\
+# Settings
+
+Every key of matrices and recipes, with values and default. [Matrix](../matrix.md) explains how they work together.
+`pipeline matrix schema` prints the same as a JSON Schema.
+
+## Matrix"""
+_RECIPES_HEAD: Final = """\
+## Shipped recipes
+
+Releases are of TensorRT-LLM, by backend. A dash means that the backend does not have the model, an empty cell that nothing
+is known. `pipeline models show NAME` has the precisions and the source of each statement.
+
+"""
+
+
+def json_page() -> Iterator[str]:
+    """Every key of the JSON that commands print and artifacts hold."""
+    recorded = _module("json_schemas")
+    yield _JSON_HEAD
+    for path in sorted((FOLDER / "schemas").glob("*.json")):
+        name = path.stem
+        printed = [f"`pipeline {words}`" for words in recorded.OUTPUTS.get(name, ())[:1]]
+        files = [f"`{recorded.FILES[name]}` of a workspace"] if name in recorded.FILES else []
+        head = f"## {name.replace('-', ' ').capitalize()}\n\nRecorded from {' and '.join([*printed, *files])}."
+        yield f"{head} Schema: [{path.name}](../schemas/{path.name}).\n\n" + "\n".join(output(name))
+
+
+_JSON_HEAD: Final = """\
+# JSON
+
+Every key of the JSON that commands print and that artifacts hold, with its type. [Files and formats](formats.md) says what
+the keys mean. The tables come from JSON Schemas that are recorded from real runs (`python docs/json_schemas.py`), and a
+test validates another run by them.
+
+"Statistics" are objects of numbers: `n`, `min`, `mean`, `p50`, `p75`, `p90`, `p95`, `p99`, `max`. Later releases may add
+keys: ignore what you do not know."""
+PAGES: Final[Mapping[str, Callable[[], Iterator[str]]]] = {
+    "reference/commands.md": commands_page,
+    "reference/settings.md": settings_page,
+    "reference/json.md": json_page,
+}
+"""Pages that are generated whole."""
+
+
+def pages() -> dict[Path, str]:
+    """Every page of the documentation as it must be."""
+    written = {
+        page: rendered(page.read_text(encoding="utf-8"))
+        for page in sorted(FOLDER.rglob("*.md"))
+        if str(page.relative_to(FOLDER)) not in PAGES
+    }
+    whole = {FOLDER / name: "\n\n".join(filter(None, make())) + "\n" for name, make in PAGES.items()}
+    return {**written, **whole}
+
+
 def main() -> int:
-    """Write the pages, or say which are out of date."""
+    """Write the pages, or report which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is out of date")
     check = parser.parse_args().check
     stale = []
-    for page in sorted(FOLDER.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        if rendered(text) != text:
-            stale.append(page.name)
+    for page, text in pages().items():
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            stale.append(str(page.relative_to(FOLDER)))
             if not check:
-                page.write_text(rendered(text), encoding="utf-8")
+                page.write_text(text, encoding="utf-8")
     sys.stdout.write(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'nothing'}\n")
     return 1 if check and stale else 0
 

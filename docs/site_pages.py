@@ -1,8 +1,7 @@
-"""What MkDocs needs beyond `docs/`: the pages at the root of the repository, and the files that pages link to.
+"""Adds to the site the pages outside `docs/` and the files that pages link to.
 
-The pages are written for GitHub, where a link is a path in the repository. In the site, README.md, CONTRIBUTING.md and
-CHANGELOG.md are pages as well, and any other file outside `docs/` that a page links to is copied into `repository/`.
-`mkdocs.yml` names this module under `hooks`.
+The pages are written for GitHub, where a link is a path in the repository. The site also has README.md, CONTRIBUTING.md and
+CHANGELOG.md, and copies other linked files outside `docs/` into `repository/`. `mkdocs.yml` names this module under `hooks`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """A page whose links are paths in the site."""
+    """Rewrite the links of a page to paths in the site."""
     source = page.file.src_uri
     folder = posixpath.dirname(_REPOSITORY_PATHS.get(source, f"docs/{source}"))
 
@@ -48,7 +47,7 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
 
 
 def _in_site(path: str, config: Any, files: Files) -> str:
-    """Where a path of the repository is in the site."""
+    """The place of a repository path in the site."""
     if path in ROOT_PAGES:
         return ROOT_PAGES[path]
     if path.startswith("docs/") and not path.endswith(".py"):

@@ -1,10 +1,10 @@
-"""Performs the commands of a page from top to bottom, as its reader would, and writes what they print into the page.
+"""Runs the commands of a page from top to bottom, as a reader would, and writes their output into the page.
 
     python docs/walk.py docs/first-hour.md
 
-A block of commands (`sh`) may be followed by a block of what they print (`text`); long output is cut in the middle. Commands
-that install are left out. The directory they run in is a new one that has the matrices and recipes of this checkout.
-`tests/integration/test_first_hour.py` performs the same steps.
+A block of commands (`sh`) may be followed by a block with their output (`text`). Long output is cut in the middle. Commands that
+install are skipped. They run in a new directory with the matrices and recipes of this checkout.
+`tests/integration/test_first_hour.py` runs the same steps.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _LIMIT_S: Final = 600
 
 @dataclass(frozen=True)
 class Step:
-    """A block of commands, and what the page says that they print: None where it shows nothing."""
+    """A block of commands, and the output that the page shows, or None."""
 
     commands: str
     output: str | None
     span: tuple[int, int]
-    """Where the text of the output stands in the page."""
+    """Start and end of the output in the page."""
 
 
 def steps(text: str) -> Iterator[Step]:
-    """The blocks of commands of a page, but those that install."""
+    """The blocks of commands of a page, without those that install."""
     for match in _STEP.finditer(text):
         if not _INSTALLS.search(match["commands"]):
             yield Step(match["commands"], match["output"], match.span("output"))
@@ -56,7 +56,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def perform(commands: str, folder: Path) -> str:
-    """What a block of commands prints on stdout. Raises CalledProcessError, with both streams, if the last of them fails."""
+    """Run a block of commands and return stdout. Raises CalledProcessError, with both streams, if the last of them fails."""
     done = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", commands],
         cwd=folder,
@@ -70,7 +70,7 @@ def perform(commands: str, folder: Path) -> str:
 
 
 def shown(output: str) -> str:
-    """Output as the page shows it: no blanks at the ends of lines, and not too long."""
+    """Output as the page shows it: no trailing blanks, and not too long."""
     lines = [line.rstrip() for line in output.rstrip().splitlines()]
     if len(lines) > _MOST_LINES:
         lines = [*lines[: _MOST_LINES - _LAST_LINES], "...", *lines[-_LAST_LINES:]]
@@ -78,13 +78,13 @@ def shown(output: str) -> str:
 
 
 def prepare(folder: Path) -> None:
-    """Lay out what the commands of a page find in a clone."""
+    """Copy the directories of a clone that the commands of a page use."""
     for name in ("matrices", "recipes", "examples"):
         shutil.copytree(ROOT / name, folder / name)
 
 
 def main() -> int:
-    """Perform a page and write it."""
+    """Run a page and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path, help="a page of docs/")
     page: Path = parser.parse_args().page

@@ -6,6 +6,8 @@ import ast
 from collections import Counter, defaultdict
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path(__file__).resolve().parents[2] / "trtllm_pipeline"
 TRITON_DECIDES = {"TritonPythonModel"}
 OF_EACH_TOOLCHAIN = {"toolchain", "params", "needs", "durations"}
@@ -19,6 +21,7 @@ def test_the_base_name_of_a_module_stands_once() -> None:
     assert [name for name, times in names.items() if times > 1] == []
 
 
+@pytest.mark.thorough
 def test_each_class_name_stands_once() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in PACKAGE.rglob("*.py"):

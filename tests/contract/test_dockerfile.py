@@ -24,7 +24,7 @@ else:
     tomllib = pytest.importorskip("tomli")
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "images.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "images.md").read_text(encoding="utf-8")
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 TRITON = "nvcr.io/nvidia/tritonserver"
 ROW = re.compile(

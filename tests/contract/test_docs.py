@@ -1,4 +1,4 @@
-"""The documentation says what is: its commands exist and run, its tables are the code's, its links lead somewhere."""
+"""The documentation is true: its commands exist and run, its tables are the code's, its links lead somewhere."""
 
 from __future__ import annotations
 
@@ -25,29 +25,18 @@ import yaml
 from trtllm_pipeline.orchestrate.matrix.models import Settings, json_schema
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder, recipes_folder
 from trtllm_pipeline.show.cli import bench
-from trtllm_pipeline.show.cli.app import COMMANDS, main
+from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.trtllm import program_options as tensorrt_llm_options
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+COMMANDS_PAGE = DOCS / "reference" / "commands.md"
+SETTINGS_PAGE = DOCS / "reference" / "settings.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 PAGES_WITH_COMMANDS = [
     ROOT / "README.md",
-    *(
-        ROOT / "docs" / f"{page}.md"
-        for page in (
-            "choosing",
-            "commands",
-            "doctor",
-            "engines-to-pytorch",
-            "guide",
-            "json",
-            "matrix",
-            "models",
-            "openai-servers",
-            "tensorrt-llm",
-            "troubleshooting",
-        )
-    ),
+    *(DOCS / f"{page}.md" for page in ("running", "matrix", "models", "nightly", "tensorrt-llm")),
+    DOCS / "reference" / "machines.md",
 ]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]+")
@@ -55,6 +44,7 @@ SCRIPTS = (
     "benchmarks/agreement.py",
     "benchmarks/client.py",
     "benchmarks/fuzz_wire.py",
+    "benchmarks/gateway.py",
     "benchmarks/kill_resume.py",
     "benchmarks/makespan.py",
     "benchmarks/needs.py",
@@ -70,13 +60,58 @@ SCRIPTS = (
     "maintenance/record_release.py",
 )
 NEED_A_SERVER = ("launch", "smoke", "perf", "accuracy", "score")
-"""Stages whose commands are parsed only; the others are quick with a little model, and run."""
-NEED_TENSORRT_LLM = ("adapter", "quantize", "check", "visual")
+"""Stages whose commands are only parsed. The others are quick with a tiny model, and run."""
+NEED_TENSORRT_LLM = ("adapter", "quantize", "check", "visual", "repository")
 NEED_MEASUREMENTS = ("compare", "recommend", "search")
-NEED_MORE = ("bench", "eval", "repository", "serve", "chat", "lint", "export")
-"""Commands about servers and repositories that are not there."""
-LOOKING = ("status", "explain", "logs", "report", "store", "replay")
-"""Commands that are about the latest run: the one of everything, whatever the page's other commands did."""
+NEED_MORE = ("bench", "eval", "serve", "chat", "export")
+"""Commands that need servers."""
+LOOKING = ("status", "explain", "logs", "report", "store")
+"""Commands about the latest run. They run where it is the one of the whole matrix, whatever the page's other commands did."""
+WRITTEN_BY_MATRIX_INIT = "my-matrix.yaml"
+_TRTLLM_PAGES = ("coming-from-other-tools.md", "gpu-machine.md", "tensorrt-llm.md", "troubleshooting.md", "clusters.md")
+_OTHER_FLAGS = {
+    "README.md": ("--build-arg", "--gpus", "--init", "--rm", "--shm-size", "--ulimit"),  # docker
+    "clusters.md": ("--head", "--port", "--address", "--bind-to", "--partition", "--account", "--time"),  # ray, sbatch
+    "coming-from-other-tools.md": (
+        *(
+            "--gpus",
+            "--shm-size",
+            "--service-kind",
+            "--world_size",
+            "--model_repo",
+            "--measurement-interval",
+            "--max_tokens",
+        ),
+        *(
+            "--random-input-len",
+            "--random-output-len",
+            "--max-concurrency",
+            "--max-num-batched-tokens",
+            "--enforce-eager",
+        ),
+        "--no-",
+    ),
+    "commands.md": ("--config", "--web", "--homepath"),  # Prometheus, Grafana
+    "deploying.md": (  # docker, kubectl, tar, sha256sum
+        *("--build-arg", "--detach", "--wait", "--label-columns", "--from-literal", "--for", "--timeout", "--quiet"),
+        *("--rm", "--restart", "--labels", "--image"),
+    ),
+    "failures.md": ("--shm-size", "--pids-limit", "--gpus", "--ipc", "--ulimit", "--extra-index-url", "--mpi"),
+    "gpu-machine.md": ("--build-arg", "--format", "--gpus", "--init", "--rm", "--runtime", "--shm-size", "--ulimit"),
+    "images.md": ("--build-arg", "--format", "--require-hashes"),
+    "performance.md": ("--backend", "--dataset", "--engine_dir", "--report_json"),  # trtllm-bench
+    "provenance.md": (  # cosign, sha256sum
+        *("--bundle", "--key", "--type", "--digest", "--new-bundle-format", "--insecure-ignore-tlog", "--quiet"),
+        "--strict",
+    ),
+    "security.md": (
+        *("--model-control-mode", "--http-restricted-api", "--grpc-restricted-protocol", "--allow-vertex-ai"),
+    ),
+    "serving.md": ("--config", "--web", "--homepath"),  # Prometheus, Grafana
+    "troubleshooting.md": ("--ulimit",),
+    "verified.md": ("--require-hashes",),
+}
+"""Page -> options of other programs in it."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +147,8 @@ def commands(page: Path) -> Iterator[Command]:
                     yield Command(page.name, part.strip(), tuple(words[:end]), tuple(words[end:]))
 
 
-ALL = [command for page in PAGES for command in commands(page)]
+ALL = [command for page in PAGES if page != COMMANDS_PAGE for command in commands(page)]
+"""Without those of the generated page, which `tests/unit/cli` reads where they come from."""
 
 
 @lru_cache
@@ -127,8 +163,8 @@ def generate() -> ModuleType:
 
 
 def names() -> list[str]:
-    """Every command."""
-    return [row.path for row in COMMANDS if row.target]
+    """Every command, each under one name."""
+    return [row.path for row in generate().documented()]
 
 
 def parse(words: tuple[str, ...]) -> dict[str, object]:
@@ -137,6 +173,8 @@ def parse(words: tuple[str, ...]) -> dict[str, object]:
     while rest and rest[0] in getattr(command, "commands", {}):
         path = f"{path} {rest.pop(0)}".strip()
         command = generate().command_of(path)
+    if hasattr(command, "commands"):
+        raise typer.BadParameter(f"there is no command {' '.join(words)!r}")
     return dict(command.make_context(path, rest).params)
 
 
@@ -155,7 +193,7 @@ def test_commands_parse(command: Command, capsys: pytest.CaptureFixture[str]) ->
         pytest.fail(f"{command.page}: {command.text}\n{error}\n{capsys.readouterr().err}")
     named = [args.get("matrix"), *(args.get("files") or ()), args.get("file")]
     missing = [file for file in map(str, filter(None, named)) if not (ROOT / file).exists()]
-    assert set(missing) <= {"my-matrix.yaml"}, "an example may name the matrix that `matrix init` writes"
+    assert set(missing) <= {WRITTEN_BY_MATRIX_INIT}
 
 
 @pytest.mark.parametrize(
@@ -203,23 +241,21 @@ def test_other_programs_are_known() -> None:
 
 
 @pytest.mark.parametrize("full", names())
-def test_every_command_is_documented_with_an_example(full: str) -> None:
-    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    head = re.search(rf"^#+ pipeline {full}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
-    assert head is not None, f"docs/commands.md has no section `pipeline {full}`"
-    examples = "".join(body for language, body in FENCE.findall(head[1]) if language == "sh")
-    assert f"pipeline {full} " in examples.replace("\n", " ")
-    assert f"<!-- generated: options {full} -->" in head[1]
+def test_every_command_has_an_example(full: str) -> None:
+    text = COMMANDS_PAGE.read_text(encoding="utf-8")
+    section = re.search(rf"^## pipeline {full}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section is not None, "python docs/generate.py"
+    examples = "".join(body for language, body in FENCE.findall(section[1]) if language == "sh")
+    assert f"pipeline {full} " in f"{examples} ".replace("\n", " ")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_generated_tables_are_up_to_date(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert generate().rendered(text) == text, "python docs/generate.py"
+def test_generated_pages_and_tables_are_up_to_date() -> None:
+    stale = {page.name for page, text in generate().pages().items() if page.read_text(encoding="utf-8") != text}
+    assert stale == set(), "python docs/generate.py"
 
 
 def test_every_setting_axis_and_recipe_field_is_documented() -> None:
-    text = (ROOT / "docs" / "matrix.md").read_text(encoding="utf-8")
+    text = SETTINGS_PAGE.read_text(encoding="utf-8")
     for section, values in Settings().model_dump().items():
         part = re.search(
             rf"^### settings\.{section}\n(.*?)(?=^### (?!settings\.{section}\.)|^## )", text, re.MULTILINE | re.DOTALL
@@ -234,20 +270,20 @@ def test_every_code_of_the_gateway_s_errors_is_documented() -> None:
     sources = (ROOT / "trtllm_pipeline" / "serve" / "gateway").glob("*.py")
     codes = {code for path in sources for code in re.findall(r'\bcode(?:: str)? ?= ?"(\w+)"', path.read_text("utf-8"))}
     assert {"invalid_value", "server_unavailable", "internal_error"} <= codes
-    documented = (ROOT / "docs" / "gateway.md").read_text(encoding="utf-8")
-    nobody_reads = {"incomplete_body"}  # the client has left
-    assert {code for code in codes if f"`{code}`" not in documented} == nobody_reads
+    documented = (DOCS / "reference" / "gateway.md").read_text(encoding="utf-8")
+    never_received = {"incomplete_body"}  # the client has left
+    assert {code for code in codes if f"`{code}`" not in documented} <= never_received
 
 
 def test_other_tools_names_of_options_are_documented() -> None:
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    text = (DOCS / "performance.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`--[^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
-    told = {other: own for own, others in rows for other in FLAG.findall(others)}
+    meant = {other: own for own, others in rows for other in FLAG.findall(others)}
     for other, own in bench.OTHER_NAMES.items():
-        assert f"`--{own}`" in told[f"--{other}"]
+        assert f"`--{own}`" in meant[f"--{other}"]
 
 
-def test_a_setting_that_nothing_reads_is_said_to_be_so() -> None:
+def test_settings_that_the_embedded_toolchain_reads() -> None:
     read = generate().read_by("embedded")
     assert {"perf.concurrency", "build.max_num_tokens", "serve.threads"} <= read
     assert "quantize.calibration" not in read, "it does not calibrate"
@@ -269,43 +305,15 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
     known |= {f"--{name}" for name in bench.OTHER_NAMES}
     for script in SCRIPTS:
         known |= set(FLAG.findall((ROOT / script).read_text(encoding="utf-8")))
+    known |= set(_OTHER_FLAGS.get(page.name, ()))
     text = page.read_text(encoding="utf-8")
-    if page.name == "tensorrt-llm.md":  # it has options of TensorRT-LLM's programs and of docker, too
-        programs = tensorrt_llm_options.load().values()
-        known |= {
-            *("--shm-size", "--pids-limit", "--gpus", "--ipc", "--ulimit"),
-            *("--extra-index-url", "--mpi"),  # pip, srun
-            *(
-                "--dist-init-addr",
-                "--dist-timeout",
-                "--watchdog-timeout",
-                "--distributed-timeout-seconds",
-            ),  # SGLang, vLLM
-            *FLAG.findall(" ".join(name for program in programs for name in program.options)),
-        }
-    if page.name in {"coming-from-scripts.md", "gpu-machine.md", "troubleshooting.md"}:  # what people type today
+    if page.name in _TRTLLM_PAGES or page.parent.name == "reference":
         programs = tensorrt_llm_options.load().values()
         known |= {option for program in programs for option in program.options}
-        known |= {"--gpus", "--shm-size", "--ulimit", "--init", "--rm", "--runtime"}  # docker
-        known |= {"--service-kind", "--for"}  # genai-perf, kubectl
-        known |= {"--world_size", "--model_repo", "--measurement-interval", "--max_tokens"}  # its scripts
-    if page.name in {"gpu-machine.md", "images.md", "tensorrt-llm.md"}:  # they have options of docker and pip
-        known |= {"--build-arg", "--format", "--require-hashes"}
-    if page.name == "openai-servers.md":  # it has options of those servers
-        known |= {"--enforce-eager", "--max-num-batched-tokens", "--no-", "--served-model-name"}
-    if page.name == "performance.md":  # it has options of trtllm-bench
-        known |= {"--backend", "--dataset", "--engine_dir", "--report_json"}
-    if page.name == "security.md":  # it has options of tritonserver
-        known |= {"--model-control-mode", "--http-restricted-api", "--grpc-restricted-protocol", "--allow-vertex-ai"}
-    if page.name == "observing.md":  # it has options of Prometheus and Grafana
-        known |= {"--config", "--web", "--homepath"}
-    if page.name == "provenance.md":  # it has options of cosign and sha256sum
-        known |= {"--bundle", "--key", "--type", "--digest", "--new-bundle-format", "--insecure-ignore-tlog"}
-        known |= {"--quiet", "--signature"}
-    if page.name == "deploying.md":  # it has options of docker, kubectl, tar and sha256sum
-        known |= {"--build-arg", "--detach", "--wait", "--label-columns", "--from-literal", "--for", "--timeout"}
-        known |= {"--exclude", "--no-same-owner", "--quiet", "--selector", "--rm", "--restart", "--labels", "--image"}
-    if page.name in ("multi-node.md", "cluster.md"):  # it has options of srun, mpirun and tritonserver too
+        known |= {*FLAG.findall(" ".join(name for program in programs for name in program.options))}
+    if page.name == "failures.md":  # SGLang, vLLM
+        known |= {"--dist-init-addr", "--dist-timeout", "--watchdog-timeout", "--distributed-timeout-seconds"}
+    if page.name == "clusters.md":  # srun, mpirun and tritonserver
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))
     assert sorted(set(FLAG.findall(text)) - known) == []
 
@@ -371,9 +379,8 @@ def texts_in_source() -> str:
 
 def quoted_messages(page: str) -> list[str]:
     """The first column of a page's tables whose head is `message`: its quoted parts, one message each."""
-    tables = re.findall(
-        r"^\| message[^|]*\|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / "docs" / page).read_text(), re.MULTILINE
-    )
+    text = (DOCS / page).read_text(encoding="utf-8")
+    tables = re.findall(r"^\| message(?: contains)? \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     heads = [row.split("|")[1] for table in tables for row in table.splitlines()]
     return [message for head in heads for message in re.findall(r"`([^`]+)`", head)]
 
@@ -390,11 +397,17 @@ def test_quoted_messages_are_in_the_source(page: str) -> None:
     assert missing == [], "a message of this page was reworded or is gone"
 
 
+def test_pages_that_messages_name_exist() -> None:
+    named = set(re.findall(r"(?<![\w./-])docs/[\w/-]+\.md", texts_in_source()))
+    assert named
+    assert {page for page in named if not (ROOT / page).is_file()} == set()
+
+
 def test_the_example_matrix_and_recipe_are_valid(tmp_path: Path) -> None:
     from trtllm_pipeline.orchestrate.matrix.expand import expand
     from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
-    examples = [text for text in blocks(ROOT / "docs" / "matrix.md", "yaml") if text.startswith("name: ")]
+    examples = [text for text in blocks(DOCS / "matrix.md", "yaml") if text.startswith("name: ")]
     matrix, recipe = examples
     (tmp_path / "my-matrix.yaml").write_text(matrix)
     assert len(expand(load_matrix(tmp_path / "my-matrix.yaml"), default_toolchain="embedded")) == 11
@@ -446,20 +459,19 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def verb_of(command: Command) -> str:
-    """The command, or the stage or check of a group that has both cheap and dear ones."""
-    return command.words[2 if command.words[1] in {"stage", "models"} else 1]
-
-
 def is_cheap(command: Command) -> bool:
-    verb, args = verb_of(command), set(command.words[2:])
+    verb, args = command.words[1], set(command.words[2:])
     if "--deep" in args:  # all stages of several cells
         return False
     if verb in {"run", "resume"}:
         return "--until" in args and not args & set(NEED_A_SERVER)
-    return verb not in {*NEED_A_SERVER, *NEED_TENSORRT_LLM, *NEED_MEASUREMENTS, *NEED_MORE} and not (
-        verb == "logs" and args & set(NEED_A_SERVER)
-    )
+    if verb == "stage":
+        return command.words[2] not in {*NEED_A_SERVER, *NEED_TENSORRT_LLM, "replay"}
+    if verb == "models":
+        return "lint" not in args
+    if verb == "logs":
+        return not args & set(NEED_A_SERVER)
+    return verb not in {*NEED_MEASUREMENTS, *NEED_MORE}
 
 
 def with_real_ids(folder: Path, words: tuple[str, ...]) -> list[str]:
@@ -486,7 +498,7 @@ def test_commands_run(
     for command in commands(page):
         if not command.words[0].endswith("pipeline") or not is_cheap(command):
             continue
-        folder = folders[verb_of(command) in LOOKING]
+        folder = folders[command.words[1] in LOOKING]
         monkeypatch.chdir(folder)
         words = with_real_ids(folder, command.words[1:])
         monkeypatch.setattr(sys, "argv", ["pipeline", *words])
@@ -534,10 +546,10 @@ def test_clients_talk_to_the_server_as_the_pages_say(desk: Path) -> None:
             return shown.stdout
 
         for command in ALL:
-            # What asks /v1 asks a gateway: tests/integration/test_serve.py.
+            # /v1 needs a gateway: tests/integration/test_serve.py.
             if command.words[0] == "curl" and "/v1/" not in command.text and shutil.which("curl"):
-                told = answer(*map(here, command.words))
-                assert "text_output" in told, f"{command.text}\n{told}"
+                response = answer(*map(here, command.words))
+                assert "text_output" in response, f"{command.text}\n{response}"
             elif command.words[:2] == ("python", "examples/stream.py"):
                 assert answer(sys.executable, *map(here, command.words[1:])).strip()
         scripts = [text for page in PAGES for text in blocks(page, "python")]

@@ -85,6 +85,7 @@ def test_only_the_module_of_the_command_is_imported() -> None:
     assert not {"trtllm_pipeline.show.cli.run", "trtllm_pipeline.show.cli.stage"} & modules
 
 
+@pytest.mark.thorough
 def test_the_value_of_an_option_is_no_command(tmp_path: Path) -> None:
     matrix = matrices_folder() / "tiny.yaml"
     words = ("--matrix", str(matrix), "--toolchain", "embedded", "--until", "build", "--workspace", str(tmp_path / "w"))
@@ -93,17 +94,20 @@ def test_the_value_of_an_option_is_no_command(tmp_path: Path) -> None:
     assert not {"trtllm_pipeline.show.cli.stage", "trtllm_pipeline.tensorrt.trtllm.backends"} & modules
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", [("stage", "build", "--help"), ("--debug", "stage", "build", "--help")])
 def test_commands_are_imported_wherever_their_name_stands(words: tuple[str, ...]) -> None:
     assert "trtllm_pipeline.show.cli.stage" in imported(*words)
 
 
+@pytest.mark.thorough
 def test_planning_imports_no_server_no_model_and_no_terminal(tmp_path: Path) -> None:
     matrix = matrices_folder() / "tiny.yaml"
     modules = imported("plan", "--matrix", str(matrix), "--toolchain", "embedded", "--workspace", str(tmp_path / "w"))
     assert modules & HEAVY <= NEEDED_TO_PLAN | OF_TYPER
 
 
+@pytest.mark.thorough
 def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
     matrix = matrices_folder() / "tiny.yaml"
     modules = imported("plan", "--matrix", str(matrix), "--toolchain", "embedded", "--workspace", str(tmp_path / "w"))
@@ -111,6 +115,7 @@ def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
     assert "trtllm_pipeline.orchestrate.run.executor" not in modules
 
 
+@pytest.mark.thorough
 def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
     Store(tmp_path)
     modules = imported("status", "--runs", "--workspace", str(tmp_path), "--format", "json")
@@ -148,6 +153,7 @@ EVENT_LOOP = {"asyncio", "concurrent.futures", "socket", "ssl", "subprocess"}
 """What asyncio imports, and is."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("program", "needed"),
     [
@@ -170,6 +176,7 @@ def test_the_program_of_a_stage_begins_without_what_it_may_need_later(program: s
     assert modules & {*HEAVY, "typer"} <= needed
 
 
+@pytest.mark.thorough
 def test_messages_of_triton_come_without_its_clients_and_are_theirs_when_these_come() -> None:
     code = """
 import sys
@@ -186,6 +193,7 @@ assert ModelConfig is model_config_pb2.ModelConfig
     assert not {"grpc", "numpy", "ml_dtypes", "tritonclient.utils"} & set(modules)
 
 
+@pytest.mark.thorough
 def test_messages_of_triton_are_those_of_its_clients_that_came_before() -> None:
     code = """
 import tritonclient.grpc
@@ -196,6 +204,7 @@ assert tritonclient.grpc.InferenceServerClient
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.thorough
 def test_reading_a_matrix_looks_for_no_plugins_and_leaves_the_environment_as_it_was() -> None:
     code = """
 import os

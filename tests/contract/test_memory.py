@@ -1,6 +1,6 @@
 """Estimates of memory beside what programs of TensorRT-LLM said of themselves in public, and what Model Optimizer took.
 
-`tests/data/tensorrt_llm/memory.json` has the figures with their sources; `docs/memory.md` shows them.
+`tests/data/tensorrt_llm/memory.json` has the figures with their sources; `docs/project/estimates.md` shows them.
 """
 
 from __future__ import annotations

@@ -411,6 +411,7 @@ def test_a_copy_of_a_shipped_matrix_makes_the_same_cells(name: str, tmp_path: Pa
         matrices.write_matrix(copy, shipped=name, force=False)
 
 
+@pytest.mark.thorough
 def test_names_work_where_the_package_is_installed(tmp_path: Path) -> None:
     """The layout of a wheel: shipped files are in the package's own data."""
     included = re.findall(
@@ -438,8 +439,8 @@ def test_names_work_where_the_package_is_installed(tmp_path: Path) -> None:
 
 
 def test_the_sampling_of_a_script_can_be_measured() -> None:
-    """docs/coming-from-scripts.md: its load client's sampling are settings, and inputs of every release's models."""
-    page = (ROOT / "docs" / "coming-from-scripts.md").read_text(encoding="utf-8")
+    """docs/coming-from-other-tools.md: its load client's sampling are settings, and inputs of every release's models."""
+    page = (ROOT / "docs" / "coming-from-other-tools.md").read_text(encoding="utf-8")
     (others,) = re.findall(r"`extra_inputs: (\{[^}]*\})`", page)
     sets = [f"settings.perf.{each}" for each in ("temperature=1.0", "top_k=40", "top_p=0.9", f"extra_inputs={others}")]
     sets += ["settings.perf.measurement_interval_ms=30000", "settings.repository.triton_max_batch_size=2"]

@@ -397,6 +397,7 @@ def test_a_folder_that_is_no_checkout_and_a_word_that_is_no_release(tmp_path: Pa
     assert ended.value.code == 2
 
 
+@pytest.mark.thorough
 def test_an_installation_is_read_by_its_help(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

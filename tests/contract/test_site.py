@@ -16,7 +16,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-WRITTEN = {path.name for path in (ROOT / "docs").glob("*.md")}
+WRITTEN = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+GENERATED = {f"reference/{name}.md" for name in ("commands", "settings", "json")}
 URL = re.compile(r"https?://[^\s)>\"'`|\]]+")
 FETCHED = {"img": "src", "script": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}
 """What a browser fetches of each element without being asked."""
@@ -95,10 +96,32 @@ def test_every_page_has_its_place_in_the_navigation() -> None:
 
 
 def test_the_readme_lists_every_page() -> None:
+    """Pages of decisions and of the project's measurements are listed by their own overviews."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Documentation")[2]
-    assert {name for name in WRITTEN if f"(docs/{name})" not in text} == set()
+    listed = {name for name in WRITTEN if f"(docs/{name})" in text}
+    for folder in ("decisions", "project"):
+        overview = (ROOT / "docs" / folder / "README.md").read_text(encoding="utf-8")
+        listed |= {name for name in WRITTEN if name.startswith(f"{folder}/") and f"({Path(name).name})" in overview}
+    assert listed == WRITTEN
 
 
+def test_reading_the_pages_takes_an_afternoon() -> None:
+    """Reference, decisions and the project's own measurements are not in the reading order."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) < 40_000
+    assert len(pages) < 23
+
+
+@pytest.mark.parametrize("name", sorted({*WRITTEN} - GENERATED))
+def test_pages_use_the_terms_of_the_field(name: str) -> None:
+    """Outside code, output, quoted messages and generated tables."""
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for code in (r"^```.*?^```", r"^    .*?$", r"<!-- generated: .*?<!-- end -->", r"`[^`]*`"):
+        text = re.sub(code, "", text, flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"\d %|\b(?:folder|kept server|told|whoever|nobody|made up)\b", text) == []
+
+
+@pytest.mark.thorough
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert [url for url in _Elements(page).fetched if urlsplit(url).netloc] == [], page.name
@@ -106,6 +129,7 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert re.findall(r"url\(['\"]?(?:https?:)?//|@import", sheet.read_text(encoding="utf-8")) == [], sheet.name
 
 
+@pytest.mark.thorough
 def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
     """Also those of the navigation, and into files that are no pages."""
     pages = {page: _Elements(page) for page in site.rglob("*.html")}
@@ -121,18 +145,19 @@ def test_every_link_of_the_site_leads_somewhere(site: Path) -> None:
                 assert target.fragment in pages[file].anchors, f"{page.name}: {link}"
 
 
+@pytest.mark.thorough
 def test_the_site_has_the_tables_and_no_markdown_left(site: Path) -> None:
     """MkDocs' dialect takes a table or list without a blank line before it for text."""
-    for page in site.glob("*.html"):
+    for page in site.rglob("*.html"):
         text = re.sub(r"<(pre|code|script)\b.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert re.findall(r"^(?:<p>)?\s*(?:\|.*\||- \w.*|#{1,4} .*|```.*)$", text, re.MULTILINE) == [], page.name
         assert "](" not in text, page.name
 
 
-@pytest.mark.parametrize("page", [*sorted(WRITTEN), "README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", [*(f"docs/{name}" for name in sorted(WRITTEN)), "README.md", "CONTRIBUTING.md"])
 def test_addresses_elsewhere_are_well_formed(page: str) -> None:
-    """Nothing is asked of them: a test must not depend on another machine."""
-    path = ROOT / page if page.isupper() or page in {"README.md", "CONTRIBUTING.md"} else ROOT / "docs" / page
+    """They are not contacted: a test must not depend on another machine."""
+    path = ROOT / page
     for address in URL.findall(path.read_text(encoding="utf-8")):
         url = urlsplit(address.rstrip(".,;:").replace(":PORT", ":1"))
         assert url.hostname, address

@@ -416,7 +416,7 @@ def serving(
 def get(url: str, body: object = None) -> tuple[int, bytes]:
     request = urllib.request.Request(url, None if body is None else json.dumps(body).encode())
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()

@@ -31,6 +31,7 @@ RELEASES: Final = (
     *("0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc3"),
 )
 """Those that make engines of Qwen2."""
+TYPICAL: Final = ("0.10.0", "0.16.0", "1.0.0", "1.2.0")
 NO_ENGINES: Final = "1.3.0"
 """After engines were given up."""
 ENGINES, PYTORCH = "tensorrt_llm", "tensorrt_llm_pytorch"
@@ -192,7 +193,9 @@ def check_sharing(planned: dict[str, Any]) -> None:
     assert served["download"] == len({cell["axes"]["model"] for cell in cells})
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    "release", [pytest.param(each, marks=() if each in TYPICAL else pytest.mark.thorough) for each in RELEASES]
+)
 def test_the_script_of_nested_loops_is_planned_for_every_release(planner: Planner, release: str) -> None:
     planned = planner.plan("qwen2", release)
     refused = {cell["id"] for cell in planned["cells"] if not cell["feasible"]}

@@ -104,14 +104,14 @@ def write_good(folder: Path) -> Path:
     engine, model = write_engine(folder / "engine", RELEASE), write_model(folder / "model")
     installed = TensorRTLLM(RELEASE, templates=str(standin.install(folder, RELEASE)))
     frontends.write_engine(
-        folder / "repository", installed, engine=engine, model=model, asked=EngineRepository(max_batch_size=4)
+        folder / "repository", installed, engine=engine, model=model, params=EngineRepository(max_batch_size=4)
     )
     newer = TensorRTLLM("1.2.0", templates=str(standin.install(folder / "newer", "1.2.0")))
     asked = load(
         WeightsRepository,
         {"max_num_tokens": 512, "max_batch_size": 4, "max_seq_len": 128, "kv_cache_free_gpu_mem_fraction": 0.8},
     )
-    frontends.write_llmapi(folder / "llmapi", newer, model=model, asked=asked)
+    frontends.write_llmapi(folder / "llmapi", newer, model=model, params=asked)
     return folder
 
 

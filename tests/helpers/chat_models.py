@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tests.helpers.embedded_engines import byte_symbols
 from tests.helpers.scripted_server import Script, ScriptedServer, config, running
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
 
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\nTools:' }}
@@ -120,7 +120,7 @@ def gateway(
             yield Running(_url(folder / "gateway.json", process), triton, process)
         finally:
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
             assert process.stdout is not None
             process.stdout.close()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.helpers import chat_models
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig
 
 
 class Usage(NamedTuple):
@@ -63,4 +63,4 @@ def listening(folder: Path, config: GatewayConfig) -> Iterator[str]:
         yield chat_models._url(folder / "gateway.json", process)
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0

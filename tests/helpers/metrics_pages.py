@@ -141,4 +141,4 @@ def served(pages: Mapping[str, Callable[[], str]]) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(60)

@@ -143,7 +143,7 @@ class Lane:
         """kill -9 of the pipeline alone; all it has started ends by itself."""
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=30)
-        assert eventually(lambda: not self.left(), 20), self.left()
+        assert eventually(lambda: not self.left()), self.left()
 
 
 def still_running(marker: str) -> list[str]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,7 @@ def test_a_model_that_is_not_decoupled_sends_one_response(
         assert answer.first_byte_ns == answer.events[0].time_ns
 
 
-@pytest.mark.seam
+@pytest.mark.timing
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_responses_without_text_are_no_content(server: tuple[ScriptedServer, Service], protocol: str) -> None:
     (answer,) = ask(server[1], protocol, "empty parts")
@@ -110,10 +109,10 @@ def test_cut_and_merged_server_sent_events(server: tuple[ScriptedServer, Service
 def test_failures_are_answers_and_the_next_request_is_fine(
     server: tuple[ScriptedServer, Service], protocol: str
 ) -> None:
-    failed, good, late, again = ask(server[1], protocol, "error", "plain", "hang", "plain", timeout_s=0.4)
+    failed, good, late, again = ask(server[1], protocol, "error", "plain", "hang", "plain", timeout_s=2.0)
     assert failed.error is not None
     assert "the reason" in failed.error
-    assert (late.error or "").startswith("no complete answer within 0.4 s: ")
+    assert (late.error or "").startswith("no complete answer within 2 s: ")
     assert [failed.text, late.text] == (["x", "x"] if protocol in STREAMING else ["", ""])
     assert (good.text, good.error, again.text, again.error) == (TEXT, None, TEXT, None)
 
@@ -160,17 +159,18 @@ def test_a_server_that_dies_fails_the_requests_it_had() -> None:
     async def run(service: Service) -> list[Answer]:
         async with Client(service, "ensemble", "grpc", timeout_s=5) as client:
             session = client.session()
-            return [await session.generate(GenerationRequest("x", 5)) for _ in range(2)]
+            first = asyncio.ensure_future(session.generate(GenerationRequest("x", 5)))
+            await asyncio.sleep(0.1)
+            os.kill(int(service.pid or 0), signal.SIGKILL)
+            return [await first, await session.generate(GenerationRequest("x", 5))]
 
-    with server_process(Path("/dev/null"), "first_ms=300") as service:
+    with server_process(Path("/dev/null"), "first_ms=3600000") as service:
         assert service.pid is not None
-        threading.Timer(0.15, os.kill, (service.pid, signal.SIGKILL)).start()
         for answer in asyncio.run(run(service)):
             assert answer.error is not None
             assert "UNAVAILABLE" in answer.error
 
 
-@pytest.mark.timing
 @pytest.mark.parametrize("protocol", sorted(STREAMING))
 def test_times_are_what_happened(tmp_path: Path, protocol: str) -> None:
     """16 streams of 20 events a second against a server in another process, which notes when it sent what."""

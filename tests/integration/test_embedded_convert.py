@@ -78,7 +78,7 @@ def test_each_precision_is_within_its_tolerance(model: Path, tmp_path: Path, pre
 @pytest.mark.parametrize(
     ("precision", "kv_cache", "tie"), [("fp32", "f32", 0.0), ("fp16", "f32", 0.02), ("fp16", "f16", 0.05)]
 )
-@pytest.mark.seam
+@pytest.mark.parametrize("model", [pytest.param("llama", marks=pytest.mark.seam), "qwen2", "qwen3"], indirect=True)
 def test_greedy_tokens_are_the_references(
     model: Path, tmp_path: Path, precision: str, kv_cache: Any, tie: float
 ) -> None:
@@ -96,6 +96,7 @@ def test_greedy_tokens_are_the_references(
 
 
 @pytest.mark.seam
+@pytest.mark.parametrize("model", ["llama"], indirect=True)
 def test_requests_that_join_a_running_batch_are_answered_as_by_the_reference(model: Path, tmp_path: Path) -> None:
     """At full precision, through the served runtime: converted, built, batched in flight."""
     reference = Reference.from_folder(model)

@@ -153,7 +153,7 @@ def test_a_log_grows_here_while_it_is_written_there(workspace: Path, executor: C
         executor.wait(0.1)
         return log.exists() and log.read_text() == "first\n"
 
-    assert eventually(first, 30)
+    assert eventually(first)
     executor.stop(one.id, 1.0)
     assert end(executor).error is not None
 
@@ -186,7 +186,7 @@ def test_a_service_and_what_is_measured_inside_it(workspace: Path, executor: Clu
 def test_a_node_that_dies_is_lost(workspace: Path, cluster: Isolated, executor: ClusterExecutor) -> None:
     one = submit(executor, job(workspace / "work", "one", command=sh("echo up; sleep 600")))
     log = Path(one.attempt) / "log"
-    assert eventually(lambda: executor.wait(0.1) == [] and log.exists() and log.read_text() == "up\n", 30)
+    assert eventually(lambda: executor.wait(0.1) == [] and log.exists() and log.read_text() == "up\n")
     os.kill(cluster.started["one"].pid, signal.SIGKILL)
     error = end(executor).error
     assert error is not None

@@ -50,8 +50,8 @@ def test_a_push_gateway_keeps_what_is_pushed(hostile: bool, tmp_path: Path) -> N
     with serving(["prometheus-pushgateway"], "--web.listen-address=127.0.0.1:{port}", "/-/ready", 30) as address:
         url = f"http://{address}/metrics/job/nightly"
         pushed = urllib.request.Request(url, text.encode(), method="POST")
-        assert urllib.request.urlopen(pushed, timeout=10).status == 200
-        page = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+        assert urllib.request.urlopen(pushed, timeout=60).status == 200
+        page = urllib.request.urlopen(f"http://{address}/metrics", timeout=60).read().decode()
 
     def samples(page: str) -> dict[tuple[str, ...], float]:
         return {

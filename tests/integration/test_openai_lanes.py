@@ -144,7 +144,7 @@ def running(servers: Servers) -> Iterator[str]:
     yield f"http://127.0.0.1:{port}"
     assert process.poll() is None, "it was stopped"
     process.send_signal(signal.SIGTERM)
-    process.wait(10)
+    process.wait(60)
 
 
 class socket_port:  # noqa: N801  used like a function
@@ -216,7 +216,7 @@ def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
         assert json.loads((servers.folder / "smoked" / "smoke.json").read_text())["answer"].startswith(" Paris")
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) in {0, 130}
+        assert process.wait(60) in {0, 130}
 
 
 def test_engines_pytorch_vllm_and_sglang_stand_in_one_report(tmp_path: Path) -> None:

@@ -146,7 +146,6 @@ def processes(keeper: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.seam
 def test_a_server_outlives_its_command_and_leaves_nothing(host: Host) -> None:
     said = host.serve(PLAIN, "--name", "one")
     assert (said["name"], said["state"], said["cell"]) == ("one", "ready", PLAIN)
@@ -175,7 +174,7 @@ def test_what_is_killed_takes_all_of_its_server_with_it(host: Host, killed: str)
     said = host.serve(PLAIN, "--name", killed)
     os.kill(processes(said["keeper_pid"])[killed], signal.SIGKILL)
     ended = host.becomes(killed, "failed")
-    assert eventually(lambda: not host.left(), 20), host.left()  # its keeper writes the state, then ends
+    assert eventually(lambda: not host.left()), host.left()  # its keeper writes the state, then ends
     reason = {
         "keeper": f"its keeper (process {said['keeper_pid']}) was killed",
         "guardian": "above the server was killed, and the server with it",
@@ -248,7 +247,7 @@ def test_what_is_halted_while_it_starts_is_woken(host: Host, halted: str) -> Non
             found[:] = [pid for pid, each in process_table().items() if each.parent in found]
         return bool(found)
 
-    assert eventually(there, 20)
+    assert eventually(there)
     os.kill(found[0], signal.SIGSTOP)
     _, err = start.communicate(timeout=40)
     assert start.returncode == 0, err
@@ -262,7 +261,7 @@ def test_a_guardian_that_is_halted_is_woken_by_its_keeper(host: Host) -> None:
     os.kill(of["guardian"], signal.SIGSTOP)
     os.kill(of["worker"], signal.SIGKILL)
     assert "was ended by SIGKILL" in host.becomes("one", "failed")["reason"]
-    assert eventually(lambda: not host.left(), 20), host.left()  # its keeper writes the state, then ends
+    assert eventually(lambda: not host.left()), host.left()  # its keeper writes the state, then ends
 
 
 def test_what_is_halted_while_it_stops_ends_as_well(host: Host) -> None:
@@ -330,7 +329,6 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
     assert not gateway.exists()
 
 
-@pytest.mark.seam
 def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
     starts = [host.start("serve", "start", PLAIN, "--name", "one") for _ in range(2)]
     errors = [process.communicate(timeout=60)[1] for process in starts]
@@ -383,7 +381,6 @@ def test_what_is_not_as_it_was_signed_is_not_started_again(host: Host, tmp_path:
     assert host.status("signed")["state"] == "ready"
 
 
-@pytest.mark.seam
 def test_chat_has_a_key_of_the_kept_server_it_talks_with(host: Host, tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("abcdefgh-1\n", encoding="utf-8")
@@ -592,6 +589,7 @@ def shared_memory(*servers: dict[str, Any]) -> set[Path]:
     return found
 
 
+@pytest.mark.seam
 def test_an_engine_of_the_embedded_toolchain_is_kept(other_host: Host, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     said = other_host.serve(str(script_engine(tmp_path / "engine")), "--name", "one", "--threads", "1")

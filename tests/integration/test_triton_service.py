@@ -105,7 +105,7 @@ def launched(models: Path, attempt: Path, **params: object) -> Iterator[Service]
         if service.process.poll() is None:
             service.process.terminate()
             try:
-                service.process.wait(15)
+                service.process.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(service.process.pid, signal.SIGKILL)
 

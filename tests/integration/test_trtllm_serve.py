@@ -147,6 +147,7 @@ def test_a_dead_server_is_started_again_on_its_port(launched: Callable[..., Laun
     assert service.ready()["url"] == before["url"]
 
 
+@pytest.mark.seam
 def test_one_that_is_never_healthy(launched: Callable[..., Launched]) -> None:
     service = launched("--never", ready_timeout_s=1.0, stop_timeout_s=1.0)
     assert service.process.wait(30) == 1

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MANY = "400"
 """Stage runs of 0.2 s each, two at a time: more than the turn of whoever waits takes, even on a busy machine."""
-TURN_S = 30.0
+TURN_S = 60.0
 """In which whoever waits has had its turn. It takes some seconds."""
 
 Invoke: TypeAlias = Callable[..., "subprocess.Popen[str]"]

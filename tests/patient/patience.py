@@ -1,6 +1,6 @@
 """Lets no load run fail because this machine is busy: a test's verdict is about the product.
 
-The gates for a late load client have tests of their own, with made-up times: tests/unit/bench.
+The gates for a late load client have tests of their own, with made-up times, in tests/unit/measure.
 """
 
 from __future__ import annotations

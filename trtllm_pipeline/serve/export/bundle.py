@@ -2,7 +2,7 @@
 
     engine/        the engine, or model/ alone with the weights
     draft/         the model that drafts tokens, drafter/ its engine, visual/ the engine for images, and adapter/
-                   (adapter2/, ...) a LoRA adapter, where there is one; for an engine in Triton with the tensors that a
+                   (adapter2/, ...) a LoRA adapter, if there is one; for an engine in Triton with the tensors that a
                    client sends of it
     model/         tokenizer, chat template, generation_config.json; config.json
     repository/    what the server is started from; @BUNDLE@ stands for the bundle's directory
@@ -92,7 +92,7 @@ def write(deployment: Deployment, folder: Path) -> None:
 
 
 def write_tensors(deployment: Deployment, folder: Path) -> None:
-    """Beside each LoRA adapter, the tensors that an engine in Triton takes of it."""
+    """Next to each LoRA adapter, its tensors as an engine in Triton takes them."""
     adapters = companions.adapters(deployment.served.cell)
     if deployment.kind != "engine" or not adapters:
         return
@@ -120,7 +120,7 @@ def files(folder: Path) -> list[str]:
 def _copy(source: Path, target: Path, *, small: bool = False) -> None:
     """Copy a directory's files, symbolic links followed; with `small` without weights and directories.
 
-    Not linked: whoever gets the bundle may change it, and the workspace must not.
+    Copied, not linked: recipients may change the bundle, and the workspace must stay unchanged.
     """
     target.mkdir()
     for path in sorted(source.iterdir()):
@@ -146,8 +146,8 @@ def _fill(repository: Path, moved: Mapping[str, str]) -> list[str]:
     import yaml
 
     for path in repository.rglob("*.yaml"):
-        found = _each(decode_yaml(path.read_bytes()), moved, path)
-        path.write_text(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        data = _each(decode_yaml(path.read_bytes()), moved, path)
+        path.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     if not (repository / SERVE_FILE).exists():
         return []
     program, *words = json.loads((repository / SERVE_FILE).read_text(encoding="utf-8"))["command"]
@@ -166,10 +166,10 @@ def _each(value: Any, moved: Mapping[str, str], path: Path) -> Any:
 
 
 def _marked(value: str, moved: Mapping[str, str], of: Path) -> str:
-    found = _ARTIFACT.fullmatch(value)
-    if found is not None and found["fingerprint"] in moved:  # in whatever workspace it was written for
-        return f"{moved[found['fingerprint']]}{found['below']}"
-    if found is not None or (value.startswith("/") and os.path.exists(value)):
+    match = _ARTIFACT.fullmatch(value)
+    if match is not None and match["fingerprint"] in moved:  # in whatever workspace it was written for
+        return f"{moved[match['fingerprint']]}{match['below']}"
+    if match is not None or (value.startswith("/") and os.path.exists(value)):
         raise StateError(
             f"{of.relative_to(of.parents[1])} refers to {value}, which is not part of what is exported",
             hint="a bundle holds the engine, the model's files and the repository; settings.repository may name others",

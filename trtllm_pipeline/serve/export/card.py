@@ -59,7 +59,7 @@ def _lines(deployment: Deployment) -> Iterator[str]:
     needs = _NEEDS[deployment.kind]
     yield f"It needs {needs.format(version=__version__, release=deployment.release, image=deployment.image, gpus=gpus)}"
     yield "No network is needed. `start` says which variables it takes. It listens on 127.0.0.1 unless HOST says otherwise;"
-    yield "there is no login. Then ask it:"
+    yield "there is no login. Then send a request:"
     yield ""
     yield "```sh"
     yield ask(deployment, "127.0.0.1:8000")
@@ -103,8 +103,8 @@ def ask(deployment: Deployment, address: str) -> str:
     body |= {} if deployment.kind == "llmapi" else {"bad_words": "", "stop_words": ""}
     if deployment.sees:  # longer than a word of a command line may be
         body |= {"text_input": "Name one color of the image.", IMAGE_INPUT: "data:image/jpeg;base64,%s"}
-        asked = f'printf {shlex.quote(json.dumps(body))} "$(base64 -w0 image.jpg)"'
-        return f"{asked} | curl -s http://{address}/v2/models/{deployment.model}/generate -d @-"
+        command = f'printf {shlex.quote(json.dumps(body))} "$(base64 -w0 image.jpg)"'
+        return f"{command} | curl -s http://{address}/v2/models/{deployment.model}/generate -d @-"
     return f"curl -s http://{address}/v2/models/{deployment.model}/generate -d {shlex.quote(json.dumps(body))}"
 
 
@@ -123,7 +123,7 @@ def adapters(deployment: Deployment) -> Iterator[str]:
         yield "A request asks for one as follows, PATH being the absolute path of the bundle. Without it the model itself answers."
     if deployment.openai:
         yield "The OpenAI endpoint does that itself: it offers each adapter as a model, `MODEL:ADAPTER`."
-    asked = {
+    fields = {
         "engine": '`"lora_task_id": {number}`',
         "llmapi": '`"lora_id": {number}, "lora_name": "{name}", "lora_path": "PATH/{place}"`',
         "trtllm_serve": '`"lora_request": {{"lora_name": "{name}", "lora_int_id": {number}, "lora_path": "PATH/{place}"}}`',
@@ -132,34 +132,34 @@ def adapters(deployment: Deployment) -> Iterator[str]:
     yield from _table(
         ("adapter", "folder", "request"),
         [
-            (_plain(name), f"`{place}/`", asked.format(number=number, name=name, place=place))
+            (_plain(name), f"`{place}/`", fields.format(number=number, name=name, place=place))
             for number, (place, (name, _)) in enumerate(named.items(), 1)
         ],
     )
 
 
 def _front_matter(deployment: Deployment) -> Iterator[str]:
-    """What a hub reads of the card."""
+    """The metadata that a hub reads from the card."""
     import yaml
 
     licence = _licence(deployment)
     known = _HUB_LICENCES.get(licence)
-    found: dict[str, Any] = {"license": known or "other"}
+    metadata: dict[str, Any] = {"license": known or "other"}
     if known is None:
-        found["license_name"] = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-")
+        metadata["license_name"] = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-")
     base = _base_model(deployment)
     if base is not None:
-        found["base_model"] = base
+        metadata["base_model"] = base
         if deployment.served.cell.precision not in (*UNQUANTIZED, AS_IS):
-            found["base_model_relation"] = "quantized"
-    found |= {
+            metadata["base_model_relation"] = "quantized"
+    metadata |= {
         "pipeline_tag": "text-generation",
         "tags": ["triton", "trtllm-pipeline", deployment.served.cell.precision],
     }
     if deployment.release is not None:
-        found["tags"].append("tensorrt-llm")
+        metadata["tags"].append("tensorrt-llm")
     yield "---"
-    yield yaml.safe_dump(found, sort_keys=False, allow_unicode=True).rstrip("\n")
+    yield yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).rstrip("\n")
     yield "---"
     yield ""
 
@@ -241,7 +241,7 @@ def _conditions(deployment: Deployment) -> Iterator[str]:
     conditions: dict[str, Any] = dict(deployment.result.conditions.to_json())
     rows = []
     groups = {name: conditions.get(name) for name in ("system", "workload")}
-    made_on = conditions.get("made_on")  # of a cell that nobody measured
+    made_on = conditions.get("made_on")  # a cell without a measurement
     groups |= made_on if isinstance(made_on, dict) else {}
     for group, about in groups.items():
         for name, value in about.items() if isinstance(about, dict) else ():
@@ -281,15 +281,15 @@ def _commands(artifact: Artifact, artifacts: Mapping[str, Artifact]) -> list[str
     job = read_object(artifact.folder / JOB) or {}
     folders = {str(each.out): f"${stage.upper()}" for stage, each in artifacts.items()}
     folders |= {str(job.get("out")): "$OUT", str(job.get("attempt")): "$ATTEMPT"}
-    found = []
+    commands = []
     for command in job.get("commands", ()):
         words = [str(word) for word in command]
         if "trtllm_pipeline.tensorrt.worker" in words:
             continue
         for folder, name in folders.items():
             words = [word.replace(folder, name) for word in words]
-        found.append(" ".join(word if word.startswith("$") else shlex.quote(word) for word in words))
-    return found
+        commands.append(" ".join(word if word.startswith("$") else shlex.quote(word) for word in words))
+    return commands
 
 
 def _number(value: float | None) -> str:

@@ -60,10 +60,10 @@ def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
 def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path) -> dict[str, Path]:
     """Write each of `targets` into a directory of its name below the empty `directory`. Returns the directories.
 
-    What is not whole is removed: a full disk leaves nothing that looks finished. Raises UsageError, StateError, OSError.
+    An incomplete export is removed: a full disk leaves nothing that looks finished. Raises UsageError, StateError, OSError.
     """
     check_targets(deployment, targets)
-    # What goes to a hub is a bundle, and both are the same when both are asked for.
+    # A hub gets a bundle. Both are the same if both are requested.
     wanted = list(dict.fromkeys("bundle" if each == "hub" else each for each in targets))
     with _whole_or_nothing(folder):
         for target in wanted:

@@ -1,6 +1,6 @@
 """Container images that serve a bundle: NVIDIA's Triton with TensorRT-LLM by release, and our own for CPUs.
 
-The table is that of docs/images.md, which says where each row comes from; a test compares the two.
+The table is that of docs/reference/images.md, which says where each row comes from; a test compares the two.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ class ImageReference(NamedTuple):
 
 def parts(image: str) -> ImageReference:
     """The parts of an image reference. Raises UsageError for a text that is not one."""
-    found = _REFERENCE.fullmatch(image)
-    if found is None:
+    match = _REFERENCE.fullmatch(image)
+    if match is None:
         raise UsageError(
             f"--image {image!r}: expected [REGISTRY/]NAME[:TAG][@sha256:DIGEST], the name in lower case",
             hint="for example registry.example.org/team/triton:24.12",
         )
-    return ImageReference(found["name"], found["tag"], found["digest"])
+    return ImageReference(match["name"], match["tag"], match["digest"])
 
 
 def image_for(release: str, *, triton: bool) -> str:
-    """The published image that has exactly this release. Raises UsageError where none is known.
+    """The published image with exactly this release. Raises UsageError if none is known.
 
     An engine only runs with the release that built it, so the nearest one will not do.
     """
@@ -83,6 +83,6 @@ def image_for(release: str, *, triton: bool) -> str:
     if release not in TAGS:
         raise UsageError(
             f"no image with TensorRT-LLM {release} is known",
-            hint="name yours: --image REGISTRY/NAME:TAG; docs/images.md",
+            hint="name yours: --image REGISTRY/NAME:TAG; docs/reference/images.md",
         )
     return f"{TRITON}:{TAGS[release]}-trtllm-python-py3"

@@ -1,4 +1,4 @@
-"""What every target knows of the cell that it deploys: its server, what that needs, and what was measured."""
+"""The deployed cell, as every target sees it: its server, the server's needs, and the measurements."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from trtllm_pipeline.tensorrt import DRAFTER, EMBEDDED, SERVE_FILE, SERVERS, VIS
 from trtllm_pipeline.tensorrt import MODEL as LLMAPI_MODEL
 
 DEFAULT_LOAD_S: Final = 200.0
-"""Assumed where nobody measured how long the server takes to load: three times that is ten minutes."""
+"""Assumed load time of a server without a measurement. Three times that is ten minutes."""
 VOLUME_BYTES_PER_S: Final = 100_000_000
 """Assumed read rate of a volume. The machine that measured the load time may have read the weights from its page cache."""
 _GIB: Final = 1 << 30
 _LABEL_DOMAIN: Final = "app.kubernetes.io"
 BESIDE: Final = (*companions.NAMES, DRAFTER, VISUAL)
-"""What a server may be started from beside its engine or weights: a directory of the bundle for each, called the same."""
+"""Inputs of a server other than its engine or weights: a directory of the bundle for each, with the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Deployment:
     served: ServedCell
     result: CellResult
     name: str
-    """Of everything that is made for it: a DNS label."""
+    """Name of every object created for it: a DNS label."""
     kind: str
     """`embedded`, `engine` (Triton with an engine), `llmapi` (Triton with the LLM API) or `trtllm_serve`."""
     release: str | None
@@ -60,21 +60,21 @@ class Deployment:
     """Name of the GPU that it was verified on."""
     sm: int | None
     load_s: float | None
-    """Seconds from the start of the server until it was ready, where that was measured."""
+    """Seconds from the start of the server until it was ready, if measured."""
     bundle_bytes: int
     memory_bytes: int
     memory_from: str
     """What `memory_bytes` follows from, in words."""
     cpus: int
     openai: bool
-    """Whether a gateway stands in front."""
+    """True if it has a gateway."""
     api_keys: bool
-    """Whether that gateway requires API keys in Kubernetes."""
+    """True if that gateway requires API keys in Kubernetes."""
     storage_class: str | None
 
     @property
     def model(self) -> str:
-        """What clients of the server ask for."""
+        """Model name in requests to the server."""
         if self.kind == "trtllm_serve":  # the last part of the path that trtllm-serve is given
             return "model" if self.served.engine is None else "engine"
         if self.kind == "llmapi":
@@ -83,7 +83,7 @@ class Deployment:
 
     @property
     def sees(self) -> bool:
-        """Whether each question to it has an image."""
+        """True if each request to it has an image."""
         return VISUAL in self.served.launch.inputs
 
     @property
@@ -128,7 +128,7 @@ class Deployment:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of every object."""
-        found = {
+        labels = {
             "name": "triton" if self.kind != "trtllm_serve" else "trtllm-serve",
             "instance": self.name,
             "version": self.release or self.served.artifacts["repository"].fingerprint[:12],
@@ -136,7 +136,7 @@ class Deployment:
             "part-of": kubernetes_names.label_value(self.served.cell.model),
             "managed-by": "trtllm-pipeline",
         }
-        return {label(key): kubernetes_names.label_value(value) for key, value in found.items()}
+        return {label(key): kubernetes_names.label_value(value) for key, value in labels.items()}
 
     @property
     def gpu_product(self) -> str | None:
@@ -160,7 +160,7 @@ class Deployment:
 
     @property
     def memory_limit(self) -> str:
-        """Twice that: where the kernel ends a server that grew without bounds."""
+        """Twice that: the limit at which the kernel ends a server that grew without bounds."""
         return f"{2 * math.ceil(self.memory_bytes / _GIB)}Gi"
 
 
@@ -170,10 +170,10 @@ def label(name: str) -> str:
 
 
 def check(served: ServedCell, store: Store, policy: Policy) -> CellResult:
-    """What was measured on the cell. Raises UsageError unless its server was tested and nothing of it failed, StateError
+    """The cell's results. Raises UsageError unless its server was tested and no stage failed, StateError
     for damaged artifacts and for signatures that `policy` does not accept.
 
-    Every byte of its artifacts is read. Nobody needs to have measured its speed: the card says so then.
+    Every byte of its artifacts is read. A performance measurement is optional: the card notes its absence.
     """
     if served.cell.toolchain in SERVERS:
         raise UsageError(
@@ -289,7 +289,7 @@ def _memory(served: ServedCell, store: Store, bundle_bytes: int) -> tuple[int, s
     margin = f"and {host.error:.0%} more, which the estimate may be wrong by"
     if host.measured:
         return host.most + shared, f"what {count(host.measured, 'such server')} took, {margin}"
-    return host.most + shared, f"what the server is expected to take, {margin}; nobody measured it"
+    return host.most + shared, f"the server's estimated memory, {margin}, not measured"
 
 
 def _load_s(served: ServedCell, store: Store) -> float | None:
@@ -297,15 +297,15 @@ def _load_s(served: ServedCell, store: Store) -> float | None:
     smoke = next((run for run in _runs(served) if run.stage.name == "smoke"), None)
     if smoke is None:
         return None
-    asked = store.index.attempts((smoke.fingerprint,)).get(smoke.fingerprint)
-    if asked is None:
+    attempts = store.index.attempts((smoke.fingerprint,)).get(smoke.fingerprint)
+    if attempts is None:
         return None
     launches = [
         attempt.started_s
-        for attempt in store.index.attempts_of(asked.run)
-        if attempt.fingerprint == served.launch.fingerprint and attempt.started_s <= asked.started_s
+        for attempt in store.index.attempts_of(attempts.run)
+        if attempt.fingerprint == served.launch.fingerprint and attempt.started_s <= attempts.started_s
     ]
-    return asked.started_s - launches[-1] if launches else None
+    return attempts.started_s - launches[-1] if launches else None
 
 
 def _runs(served: ServedCell) -> list[StageRun]:

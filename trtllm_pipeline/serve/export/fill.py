@@ -1,6 +1,6 @@
 """Fetches a bundle from a hub into a directory and checks every file. Needs Python 3.9 or newer and nothing else.
 
-It is copied into a ConfigMap, and run by a job beside the volume:  python3 fill.py FOLDER
+It is copied into a ConfigMap, and run by a job with the volume:  python3 fill.py FOLDER
 
 REPOSITORY   ORGANISATION/NAME of the bundle on the hub
 REVISION     branch, tag or commit (default: main, or master on ModelScope)
@@ -8,7 +8,7 @@ HUB          huggingface (default) or modelscope
 HF_ENDPOINT, MODELSCOPE_ENDPOINT   another address of the hub, such as a mirror
 TOKEN        for a private repository
 
-What is there already and has the right digest is kept, so an interrupted run continues.
+Present files with the right digest are kept, so an interrupted run continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FillError(Exception):
 
 
 def address(name: str) -> str:
-    """Where the hub has the file."""
+    """URL of the file on the hub."""
     repository, revision = os.environ["REPOSITORY"], os.environ.get("REVISION")
     if os.environ.get("HUB", "huggingface") == "modelscope":
         endpoint = os.environ.get("MODELSCOPE_ENDPOINT", "https://www.modelscope.cn").rstrip("/")
@@ -112,10 +112,10 @@ def main(folder: Path) -> None:
             print(f"there already: {name}", flush=True)  # noqa: T201  the log of the job
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = fetch(name, path)
-        if found != wanted:
+        error = fetch(name, path)
+        if error != wanted:
             path.unlink()
-            raise FillError(f"{name}: its SHA-256 is {found}, expected {wanted}")
+            raise FillError(f"{name}: its SHA-256 is {error}, expected {wanted}")
         print(f"fetched: {name}", flush=True)  # noqa: T201
     (folder / "start").chmod(0o755)  # hubs know no modes
     sums.replace(folder / "SHA256SUMS")

@@ -31,11 +31,11 @@ def publish(folder: Path, repository: str, *, message: str, upload: bool, privat
     """Upload the bundle in `directory`, or only say what would be uploaded.
 
     Returns `repository`, `url` of the commit (None when nothing was uploaded) and `files` with their sizes. The
-    repository is made where it is missing. Raises DownloadError in words of ours.
+    repository is created if it is missing. Raises DownloadError with our own message.
     """
-    found = {"repository": repository, "url": None, "files": dict(largest(folder))}
+    report = {"repository": repository, "url": None, "files": dict(largest(folder))}
     if not upload:
-        return found
+        return report
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -49,4 +49,4 @@ def publish(folder: Path, repository: str, *, message: str, upload: bool, privat
     except DownloadError as error:
         hint = f"the bundle is in {folder}; {error.hint}" if error.hint else f"the bundle is in {folder}"
         raise DownloadError(f"not uploaded: {error.message}", failure=error.failure, hint=hint) from error
-    return {**found, "url": str(done.commit_url)}
+    return {**report, "url": str(done.commit_url)}

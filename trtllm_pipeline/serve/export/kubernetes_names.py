@@ -9,7 +9,7 @@ from typing import Final
 from trtllm_pipeline.base import UsageError
 
 LONGEST: Final = 40
-"""Of a name that we put together: what is derived from it (pods, their host names) has to stay below 63."""
+"""Length limit of a composed name: derived names (pods, their host names) have to stay below 63."""
 _DNS_SUBDOMAIN: Final = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
 )
@@ -20,7 +20,7 @@ _LABEL_VALUE: Final = 63
 def dns_label(text: str) -> str:
     """`text` as a DNS label (RFC 1035): lower-case letters, digits and dashes, starting with a letter, at most 40.
 
-    What has to be cut ends with six digits of its digest, so that different texts stay different.
+    A shortened name ends with six digits of its digest, so that different texts stay different.
     """
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not label or not label[0].isalpha():
@@ -52,7 +52,7 @@ def checked_storage_class(name: str) -> str:
 
 
 def label_value(text: str) -> str:
-    """`text` as the value of a label: letters, digits, `-`, `_` and `.`, at most 63, empty where nothing is left."""
+    """`text` as the value of a label: letters, digits, `-`, `_` and `.`, at most 63. Empty if nothing is left."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:_LABEL_VALUE].strip("-_.")
 
 

@@ -1,4 +1,4 @@
-"""The files of containers: Docker Compose, Kubernetes, LeaderWorkerSet and KServe, from the templates beside this module.
+"""The files of containers: Docker Compose, Kubernetes, LeaderWorkerSet and KServe, from the templates next to this module.
 
 A template is the file as its reader sees it, comments and all; every value goes through `yaml`, which quotes it.
 """
@@ -23,7 +23,7 @@ TEMPLATES: Final = Path(__file__).with_name("templates")
 MODELS: Final = "/models"
 """Where containers find the bundle."""
 KEYS: Final = "/etc/gateway-keys"
-"""Where a gateway in Kubernetes finds the Secret with its API keys."""
+"""Path of the Secret with a gateway's API keys in Kubernetes."""
 GATEWAY_PORT: Final = 8080
 FILL_SCRIPT: Final = "fill-from-bundle.sh"
 _KUBERNETES: Final = ("volume.yaml", "deployment.yaml", "service.yaml", "networkpolicy.yaml")
@@ -129,7 +129,7 @@ def _render(name: str, deployment: Deployment, folder: Path, *, target: str | No
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    # YAML is no HTML: `yaml` quotes what is inserted.
+    # YAML is not HTML: `yaml` quotes inserted values.
     environment = Environment(  # noqa: S701
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,

@@ -17,9 +17,9 @@ from trtllm_pipeline.tensorrt import CLOSED, MPIRUN, Ports, argv, script_uses_mp
 BUNDLE: Final = "@BUNDLE@"
 """Stands in a bundle's repository for its directory."""
 _EXIT_S: Final = 10
-"""How long requests in flight may take when the server is told to end."""
+"""Time that requests in flight may take after a stop signal."""
 _VARIABLES: Final = {
-    # what our own code is told -> the script's variable
+    # option of our own code -> the script's variable
     "@host@": "${host}",
     "@http@": "${http_port}",
     "@grpc@": "${grpc_port}",
@@ -74,12 +74,12 @@ def script(
 
 
 def _text(part: str, words: Sequence[str], multi_node: Sequence[str] = ()) -> str:
-    found = (
+    text = (
         _SCRIPT.replace("@part@", part.strip("\n"))
         .replace("@closed@", ",".join(CLOSED))
         .replace("@patience@", str(_EXIT_S + 5))
     )
-    return found.replace("@multi_node@", _shell(multi_node)).replace("@command@", _shell(words))
+    return text.replace("@multi_node@", _shell(multi_node)).replace("@command@", _shell(words))
 
 
 def _shell(words: Sequence[str]) -> str:
@@ -105,10 +105,10 @@ def _word(word: str) -> str:
 
 
 _SCRIPT: Final = r"""#!/bin/sh
-# Starts the server of this bundle and keeps it until it is told to end (Ctrl-C, SIGTERM). The bundle is only read.
+# Starts the server of this bundle and keeps it until it is stopped (Ctrl-C, SIGTERM). The bundle is only read.
 #
 #   ./start              listens on 127.0.0.1
-#   HOST=0.0.0.0 ./start lets others in; there is no login
+#   HOST=0.0.0.0 ./start accepts other hosts. There is no login
 #
 # Variables: HOST, HTTP_PORT, GRPC_PORT, METRICS_PORT; TMPDIR for a few small files. BUNDLE_WORK names their folder, which
 # is kept then; `./start prepare` only fills it.
@@ -159,10 +159,10 @@ find "$work/repository" -type f \( -name config.pbtxt -o -name '*.yaml' \) -exec
 
 "$@" &
 child=$!
-told= timer=
+stopping= timer=
 stop() {
-    told=1
-    # mpirun would kill its ranks a second after it was told to end: they are told first, and end in order.
+    stopping=1
+    # mpirun would kill its ranks a second after its own signal: they get theirs first, and end in order.
     ranks=
     [ "$1" != mpirun ] || ranks=$(cat "/proc/$child/task/$child/children" 2> /dev/null || true)
     # shellcheck disable=SC2086
@@ -185,7 +185,7 @@ while :; do
     kill -0 "$child" 2> /dev/null || break # a signal ends `wait` as well
 done
 [ -z "$timer" ] || kill -TERM "$timer" 2> /dev/null || true
-[ -z "$told" ] || status=0
+[ -z "$stopping" ] || status=0
 exit "$status"
 """
 _EMBEDDED: Final = r"""
@@ -199,7 +199,7 @@ PATH=$PATH:/opt/tritonserver/bin:/usr/local/mpi/bin:/opt/hpcx/ompi/bin
 export PATH
 [ "${1:-}" = prepare ] || {
     need tritonserver
-    # Interfaces that no client needs are closed by a header that nobody can send: its name has a colon.
+    # Interfaces that no client needs are closed by a header that cannot be sent: its name has a colon.
     closing=
     random=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
     known=$(tritonserver --help 2>&1 || true)

@@ -22,7 +22,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
 
 
 def require_packages() -> None:
-    """Raises UsageError where a package that it needs is not installed."""
+    """Raises UsageError if a required package is not installed."""
     try:
         import trtllm_pipeline.serve.gateway.gateway_server  # noqa: F401
     except ImportError as error:

@@ -14,7 +14,7 @@ from trtllm_pipeline.serve.gateway import run
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the gateway that a file describes; its gateway.json stands beside it and is printed as a line."""
+    """Run the gateway that a file describes. Writes gateway.json next to it and prints it as a line."""
     if len(argv) != 1:
         print("usage: python -m trtllm_pipeline.serve.gateway CONFIG.json", file=sys.stderr)  # noqa: T201
         return 2

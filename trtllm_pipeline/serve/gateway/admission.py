@@ -1,4 +1,4 @@
-"""Who may ask a model now: so many requests in progress, so many waiting, the rest is refused."""
+"""Admission of requests to a model: limits on those in progress and those waiting. The rest is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Admission:
         return len(self._waiting)
 
     def try_enter(self, count: int) -> bool:
-        """Take `count` places if nobody waits and they are free."""
+        """Take `count` places if they are free and no request waits."""
         if self._waiting or self.taken + count > self.places:
             return False
         self.taken += count

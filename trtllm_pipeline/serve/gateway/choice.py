@@ -17,17 +17,17 @@ _CUT: Final = "\ufffd"
 
 
 class Token(NamedTuple):
-    """What was generated at a time: its text, and log probabilities of its tokens."""
+    """One part of the generated text, with log probabilities of its tokens."""
 
     text: str
     log_probs: list[float]
 
 
 class Choice(Answer):
-    """The answer as it arrives. `deltas` waits to be sent; whoever sends takes it. `changed` is called after each response with
+    """The answer as it arrives. `deltas` waits to be sent, and the sender takes it. `changed` is called after each response with
     its number of tokens and whether there is output in it, and at the end.
 
-    Texts that arrive while nobody sends are joined, so an answer that is not read takes the memory of its text.
+    Texts that arrive between sends are joined, so an unread response takes only the memory of its text.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class Choice(Answer):
         enough: Callable[[Choice], None],
         count: Callable[[str], int] | None = None,
     ) -> None:
-        """`count`: tokens of a text, where a response has several and the server may not count them."""
+        """`count`: tokens of a text, if a response has several and the server may not count them."""
         super().__init__()
         self.index = index
         self.deltas: list[Delta] = []
@@ -112,13 +112,13 @@ class Choice(Answer):
             self.end()
 
     def _added(self, text: str) -> str:
-        """What a response adds that repeats all text so far. A character that is cut comes whole with a later one."""
+        """The new text of a response that repeats all text so far. A split character comes whole with a later one."""
         whole = text.rstrip(_CUT)
-        seen = len(self._accumulated)
-        if len(whole) <= seen or not whole.startswith(self._accumulated):
+        length = len(self._accumulated)
+        if len(whole) <= length or not whole.startswith(self._accumulated):
             return ""
         self._accumulated = whole
-        return whole[seen:]
+        return whole[length:]
 
     def _take(self, text: str, tokens: int | None) -> None:
         self._raw.append(text)
@@ -155,7 +155,7 @@ class Choice(Answer):
         return bool(deltas)
 
     def end(self, reason: str | None = None) -> None:
-        """It has ended, by itself where no reason is given."""
+        """It has ended. Without a reason, it ended normally."""
         if self.finish is not None:
             return
         output = self._put(self._stops.end())

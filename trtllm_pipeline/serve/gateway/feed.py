@@ -1,4 +1,4 @@
-"""What a client is sent while its answers are made: a feed is filled by tasks and emptied by whoever sends."""
+"""The events sent to a client while its responses are generated. Tasks fill a feed, and the sender empties it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trtllm_pipeline.serve.gateway.openai_backend import Passed
 from trtllm_pipeline.tensorrt import MOST_TOKENS
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.serve.gateway.asked import Asked
     from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
+    from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
     from trtllm_pipeline.serve.gateway.prometheus_metrics import RequestMetrics
     from trtllm_pipeline.serve.gateway.triton_backend import PreparedPrompt
 
@@ -28,12 +28,12 @@ class Feed:
         self.gone = False
         """The client has left."""
         self.tasks: list[asyncio.Task[None]] = []
-        """Those that fill it; cancelled when nobody wants the rest."""
+        """The tasks that fill it. Cancelled when the rest is not needed."""
         self._wake: asyncio.Future[None] | None = None
         self._new = False
 
     def changed(self) -> None:
-        """Wake whoever sends."""
+        """Wake the sender."""
         self._new = True
         wake = self._wake
         if wake is not None:
@@ -66,11 +66,11 @@ class Feed:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes."""
+        """True if no more events come."""
         raise NotImplementedError
 
     def take(self) -> bytes:
-        """What can be sent now."""
+        """The events that can be sent now."""
         raise NotImplementedError
 
     def fail(self, failure: ApiError) -> None:
@@ -88,7 +88,7 @@ class Feed:
 
     @property
     def drafts(self) -> tuple[int, int]:
-        """Tokens that were drafted and accepted by speculative decoding, as far as the server tells it."""
+        """Tokens drafted and accepted by speculative decoding, if the server reports them."""
         return 0, 0
 
 
@@ -112,11 +112,11 @@ class PassedFeed(Feed):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes."""
+        """True if no more events come."""
         return self.passed.over
 
     def take(self) -> bytes:
-        """What can be sent now; a whole answer only when it is whole."""
+        """The events that can be sent now. A whole response only when it is complete."""
         if not self.stream and (not self.passed.over or self.failure is not None):
             return b""
         return self.passed.take()
@@ -139,15 +139,19 @@ class ChoicesFeed(Feed):
     """The choices of a request that Triton answers."""
 
     def __init__(
-        self, asked: Asked, prompts: Sequence[PreparedPrompt], texts: ModelTexts | None, metrics: RequestMetrics
+        self,
+        request: ParsedRequest,
+        prompts: Sequence[PreparedPrompt],
+        texts: ModelTexts | None,
+        metrics: RequestMetrics,
     ) -> None:
-        super().__init__(stream=asked.stream)
+        super().__init__(stream=request.stream)
         self.choices: list[Choice] = []
-        self._asked = asked
+        self._asked = request
         self._prompts = prompts
         self._texts = texts
         self._metrics = metrics
-        self._answers = Answers(asked, texts)
+        self._answers = Answers(request, texts)
         self._begun: set[int] = set()
         self._finished: set[int] = set()
         self._ended = False
@@ -171,7 +175,7 @@ class ChoicesFeed(Feed):
 
     @property
     def over(self) -> bool:
-        """Whether nothing more comes."""
+        """True if no more events come."""
         return self._ended or self.failure is not None
 
     @property
@@ -181,9 +185,9 @@ class ChoicesFeed(Feed):
 
     @property
     def drafts(self) -> tuple[int, int]:
-        """Tokens that were drafted and accepted by speculative decoding, as far as the server tells it."""
-        told = [(choice.drafted_tokens or 0, choice.accepted_tokens or 0) for choice in self.choices]
-        return sum(drafted for drafted, _ in told), sum(accepted for _, accepted in told)
+        """Tokens drafted and accepted by speculative decoding, if the server reports them."""
+        counts = [(choice.drafted_tokens or 0, choice.accepted_tokens or 0) for choice in self.choices]
+        return sum(drafted for drafted, _ in counts), sum(accepted for _, accepted in counts)
 
     def fail(self, failure: ApiError) -> None:
         """Give up what is not finished."""
@@ -192,7 +196,7 @@ class ChoicesFeed(Feed):
         self.cancel()
 
     def take(self) -> bytes:
-        """What can be sent now."""
+        """The events that can be sent now."""
         if self._ended or (not self.stream and self.failure is not None):
             return b""
         done = all(choice.finish is not None for choice in self.choices) and self._counted()
@@ -213,7 +217,7 @@ class ChoicesFeed(Feed):
         return "".join(parts).encode()
 
     def _counted(self) -> bool:
-        """Whether the counts of long prompts are there, which threads make."""
+        """True if threads have finished counting long prompts."""
         return all(prompt.tokens.when_counted(self.changed) for prompt in self._prompts)
 
     def cancel(self) -> None:
@@ -240,7 +244,7 @@ class ChoicesFeed(Feed):
             parts.append(answers.finish(index, str(choice.finish)))
 
     def usage(self) -> TokenUsage:
-        """Counts of the server; where it has none, of the model's tokenizer. A prompt of several choices counts once."""
+        """Counts of the server, or else of the model's tokenizer. A prompt of several choices counts once."""
         n = self._asked.n
         prompts: list[int | None] = []
         for index in range(0, len(self._prompts), n):

@@ -1,4 +1,4 @@
-"""Runs a gateway: listens, says where in gateway.json, and ends in order when told to."""
+"""Runs a gateway: listens, writes its address to gateway.json, and shuts down gracefully."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Server(uvicorn.Server):
 
 
 def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
-    """Serve until SIGTERM or SIGINT. `directory` gets gateway.json while it listens, and `announce` what stands in it.
+    """Serve until SIGTERM or SIGINT. `directory` has gateway.json while it listens, and `announce` gets its content.
 
     Raises PipelineError for what cannot be read or listened on.
     """
@@ -65,7 +65,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
     listener = _listen(config.host, config.port)
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    told = {
+    record = {
         "schema": SCHEMA,
         "url": f"http://{shown}:{port}",
         "pid": os.getpid(),
@@ -75,8 +75,8 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
     path = folder / GATEWAY_FILE
 
     def listening() -> None:
-        write_json(path, told)
-        announce(told)
+        write_json(path, record)
+        announce(record)
 
     if warning := reachable(config.host):
         print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
@@ -86,7 +86,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
             _for_trusted_hosts(gateway, config),
             http=GatewayProtocol,
             limit_concurrency=config.params.max_connections + 1,  # uvicorn refuses at the limit, not above it
-            # uvloop reports a reset connection to nobody where a socket is watched by add_reader (1 in 100), and is no quicker
+            # uvloop misses a reset connection if a socket is watched by add_reader (1 in 100), and is not faster
             # here: most of what an event costs is the system call that sends it.
             loop="asyncio",
             ws="none",
@@ -130,7 +130,7 @@ def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket on which nobody else listens. Raises UsageError."""
+    """A socket on a free port. Raises UsageError."""
     try:
         (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -145,7 +145,7 @@ def _listen(host: str, port: int) -> socket.socket:
             raise
         return listener
     except (OSError, OverflowError, UnicodeError) as error:  # the last of a name that cannot be one
-        said = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         of_host = (
             isinstance(error, socket.gaierror | UnicodeError) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
         )
@@ -154,4 +154,4 @@ def _listen(host: str, port: int) -> socket.socket:
             if of_host
             else "choose another --port, or 0 for a free one"
         )
-        raise UsageError(f"cannot listen on {host} port {port}: {said}", hint=hint) from error
+        raise UsageError(f"cannot listen on {host} port {port}: {reason}", hint=hint) from error

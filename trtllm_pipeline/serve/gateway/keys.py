@@ -49,21 +49,21 @@ class Keys:
         return [_digest(key.encode()) for key in keys]
 
     def accept(self, authorization: bytes) -> bool:
-        """Whether a header field `Authorization: Bearer KEY` has one of the keys."""
+        """True if a header field `Authorization: Bearer KEY` has one of the keys."""
         scheme, _, key = authorization.partition(b" ")
         given = _digest(key.strip())
         # All are compared, each in constant time: how long it takes says nothing about any.
-        found = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == b"bearer" and any(found)
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return scheme.lower() == b"bearer" and any(matches)
 
 
 def _version(path: Path) -> tuple[int, ...] | None:
-    """Another one when the file is; None where there is none."""
+    """Changes with the file. None if there is none."""
     try:
-        told = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_ino, told.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _digest(key: bytes) -> bytes:

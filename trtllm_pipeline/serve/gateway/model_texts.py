@@ -1,4 +1,4 @@
-"""What is known of a model from its directory: its tokenizer, its chat template, its default sampling, its limits."""
+"""A model's texts, read from its directory: its tokenizer, chat template, default sampling and limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PromptTokens:
 
     @property
     def number(self) -> int | None:
-        """None where the model's tokenizer is not known, and of an answer that ended before it was counted."""
+        """None if the model's tokenizer is unknown, and for a response that ended before it was counted."""
         counted = self._counted
         if isinstance(counted, asyncio.Future):
             return counted.result() if counted.done() and not counted.cancelled() else None
@@ -42,20 +42,20 @@ class PromptTokens:
         return counted
 
     def when_counted(self, then: Callable[[], None]) -> bool:
-        """Whether it can be asked for; otherwise call `then` when it can."""
+        """True if the result is available. Otherwise call `then` when it is."""
         if isinstance(self._counted, asyncio.Future) and not self._counted.done():
             self._counted.add_done_callback(lambda _future: then())
             return False
         return True
 
     def cancel(self) -> None:
-        """Nobody will ask."""
+        """The result is not needed anymore."""
         if isinstance(self._counted, asyncio.Future):
             self._counted.cancel()
 
 
 class ModelTexts:
-    """Counts tokens and renders conversations, off the event loop where that takes long."""
+    """Counts tokens and renders conversations, off the event loop if that takes long."""
 
     def __init__(self, folder: Path, renderers: int) -> None:
         """Read `directory`. Raises DownloadError for files that cannot be read."""
@@ -73,7 +73,7 @@ class ModelTexts:
         ends = generation.token_ids("eos_token_id")
         tokens = (self.tokenizer.id_to_token(end) for end in ends)
         self.more_ends = tuple(token for token in tokens if token is not None and token != named)
-        """Tokens that end an answer beside the tokenizer's own, which is the only one that TensorRT-LLM knows."""
+        """Tokens that end a response in addition to the tokenizer's own, which is the only one that TensorRT-LLM knows."""
         self.max_seq_len, self.max_input_len = _limits(folder)
         vocabulary: Mapping[str, int] = self.tokenizer.get_vocab()
         self._longest = max((len(token) for token in vocabulary), default=1)
@@ -81,7 +81,7 @@ class ModelTexts:
         self._expansion = 1 if normalizer is None else _EXPANSION.get(type(normalizer).__name__)
         self._added = self.tokenizer.num_special_tokens_to_add(is_pair=False) + 1  # and a space before the text
         self._double = added_prefix(self.tokenizer)
-        """What the tokenizer puts at the beginning, and templates too."""
+        """The first token that the tokenizer adds, and templates too."""
         self._threads = ThreadPoolExecutor(renderers, thread_name_prefix="gateway-texts")
         self._renderers: deque[chat.Renderer] = deque()
         if self.template is not None:
@@ -110,7 +110,7 @@ class ModelTexts:
         return PromptTokens(asyncio.get_running_loop().run_in_executor(self._threads, self._long, text, special))
 
     def has_at_most(self, text: str, most: float) -> bool:
-        """Whether a text is so short that it has tokens, but not more than `most`, however it is cut; false if that is not known.
+        """True if a text has tokens but at most `most`, for any tokenization. False if unknown.
 
         A token is at least a byte of the normalized text.
         """
@@ -158,14 +158,14 @@ class ModelTexts:
         """Start the processes that render, before the first request has to wait for one."""
         conversation = chat.Chat([{"role": "user", "content": ""}])
         renders = [self.render(conversation, special=False) for _ in self._renderers]
-        await asyncio.gather(*renders, return_exceptions=True)  # whoever asks is told
+        await asyncio.gather(*renders, return_exceptions=True)  # the requester gets the error
 
     def answer_tokens(self, text: str) -> int:
         """Tokens of an answer."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def pieces(self, text: str, count: int) -> list[str]:
-        """`text` as `count` tokens; all of it as the first where the tokenizer cuts it otherwise."""
+        """`text` as `count` tokens. All of it as the first if the tokenizer splits it differently."""
         ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         if count > 1 and len(ids) == count:
             parts = [self.tokenizer.decode([each]) for each in ids]

@@ -3,6 +3,6 @@
 from typing import Final
 
 PREFIX: Final = "pipeline_gateway"
-"""Of every metric."""
+"""Prefix of every metric."""
 UNKNOWN: Final = "unknown"
 """Label of a model that is not served: clients choose names, and must not make series of them."""

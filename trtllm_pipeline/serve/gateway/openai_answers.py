@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.serve.gateway.asked import Asked
 from trtllm_pipeline.serve.gateway.choice import Choice, Token
 from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
+from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
 
 if TYPE_CHECKING:
     from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
@@ -20,14 +20,14 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class TokenUsage:
-    """Token counts of a request; those that nobody knows are None."""
+    """Token counts of a request. None if unknown."""
 
     def __init__(self, prompt: int | None, completion: int | None) -> None:
         self.prompt = prompt
         self.completion = completion
 
     def to_json(self) -> dict[str, Any] | None:
-        """None where a count is not known: half of one would look whole."""
+        """None if a count is unknown: a partial one would look complete."""
         if self.prompt is None or self.completion is None:
             return None
         total = self.prompt + self.completion
@@ -37,17 +37,17 @@ class TokenUsage:
 class Answers:
     """Writes the answers of one request."""
 
-    def __init__(self, asked: Asked, texts: ModelTexts | None) -> None:
-        self._chat = asked.endpoint == "chat"
+    def __init__(self, request: ParsedRequest, texts: ModelTexts | None) -> None:
+        self._chat = request.endpoint == "chat"
         self._texts = texts
-        self._log_probs = asked.logprobs
+        self._log_probs = request.logprobs
         self._id = f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}"
         self._created = int(time.time())
-        self._model = asked.model
+        self._model = request.model
         kind = "chat.completion.chunk" if self._chat else "text_completion"
-        model = quoted(asked.model)
+        model = quoted(request.model)
         self._head = f'{{"id":"{self._id}","object":"{kind}","created":{self._created},"model":{model},"choices":['
-        self._usage = ',"usage":null' if asked.include_usage else ""
+        self._usage = ',"usage":null' if request.include_usage else ""
         self._offsets: dict[int, int] = {}
 
     # ------------------------------------------------------------------------------------------------------ streamed
@@ -98,19 +98,19 @@ class Answers:
     # --------------------------------------------------------------------------------------------------------- whole
 
     def whole(self, choices: Iterable[Choice], prompts: Sequence[str], usage: TokenUsage) -> bytes:
-        """The answer as one object. `prompts` are put before the texts, one for each choice, where they are asked for."""
-        found = []
+        """The answer as one object. `prompts` are put before the texts, one for each choice, if requested."""
+        items = []
         for choice in choices:
             log_probs = self._log_probs_of(choice.index, choice.tokens) if self._log_probs else None
-            said: dict[str, Any]
+            value: dict[str, Any]
             if self._chat:
-                said = {"message": _message(choice.deltas)}
+                value = {"message": _message(choice.deltas)}
             else:
                 text = "".join(delta.text for delta in choice.deltas if isinstance(delta, Content))
-                said = {"text": (prompts[choice.index] if prompts else "") + text}
-            found.append({"index": choice.index, **said, "logprobs": log_probs, "finish_reason": choice.finish})
+                value = {"text": (prompts[choice.index] if prompts else "") + text}
+            items.append({"index": choice.index, **value, "logprobs": log_probs, "finish_reason": choice.finish})
         kind = "chat.completion" if self._chat else "text_completion"
-        body = {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": found}
+        body = {"id": self._id, "object": kind, "created": self._created, "model": self._model, "choices": items}
         return json.dumps({**body, "usage": usage.to_json()}).encode()
 
     def _log_probs_of(self, index: int, generated: Sequence[Token]) -> dict[str, Any]:

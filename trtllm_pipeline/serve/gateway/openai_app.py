@@ -1,7 +1,7 @@
 """The ASGI application: OpenAI's endpoints in front of the served models.
 
 A request passes `_checked` (key, type, size), `_read` (body, model) and `_answer` (place, prompts, tasks, feed); whatever
-refuses it raises ApiError. The answer is written by `_send`, which waits for the client where it reads slowly.
+refuses it raises ApiError. `_send` writes the response, and waits for a client that reads slowly.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from starlette.types import Receive, Scope, Send
 from trtllm_pipeline.base import return_free_memory
 from trtllm_pipeline.orchestrate import GatewayConfig
 from trtllm_pipeline.serve.gateway.api_error import ApiError, bad, unavailable
-from trtllm_pipeline.serve.gateway.asked import PATHS, Asked, Endpoint, model_of, parse_body, read
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.feed import ChoicesFeed, Feed, PassedFeed
 from trtllm_pipeline.serve.gateway.keys import Keys
 from trtllm_pipeline.serve.gateway.names import UNKNOWN
 from trtllm_pipeline.serve.gateway.openai_backend import OpenAiBackend
+from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint, ParsedRequest, model_of, parse_body, read
 from trtllm_pipeline.serve.gateway.prometheus_metrics import GatewayMetrics, RequestMetrics
 from trtllm_pipeline.serve.gateway.served import ModelServer
 from trtllm_pipeline.serve.gateway.stops import StopWords
@@ -43,7 +43,7 @@ CLIENT_LEFT: Final = 499
 _TICK_S: Final = 0.5
 _HEALTH_S: Final = 1.0
 _DISCARDED_BYTES: Final = 1 << 26
-"""Of a body that is too large: a client that still sends would never see the answer."""
+"""Bytes read of a body that is too large: a client that still sends would never see the response."""
 _DISCARD_S: Final = 10.0
 _LOG: Final = logging.getLogger(__name__)
 _OF_THE_SERVER: Final = frozenset({"unavailable", "timeout", "upstream"})
@@ -61,10 +61,10 @@ _CLOSE: Final = (b"connection", b"close")
 
 
 class WatchedConnection(Protocol):
-    """What the application asks of a connection beside ASGI; its requests are answered one after another."""
+    """A connection's features beyond ASGI. Its requests are answered one after another."""
 
     def watch(self, left: Callable[[], None]) -> None:
-        """Call `left` when the client leaves, at once where it has left."""
+        """Call `left` when the client disconnects, at once if it has."""
 
     def unwatch(self) -> None:
         """The answer has ended."""
@@ -197,8 +197,8 @@ class GatewayApp:
                 self._health = (time.monotonic(), dict(zip(names, ready, strict=True)))
         models = self._health[1]
         well = all(models.values()) and not self.stopping
-        told = {"status": "stopping" if self.stopping else "ok" if well else "unavailable", "models": models}
-        return _response(told, 200 if well else 503)
+        health = {"status": "stopping" if self.stopping else "ok" if well else "unavailable", "models": models}
+        return _response(health, 200 if well else 503)
 
     async def _live(self, _request: Request) -> Response:
         return _response({"status": "ok"})
@@ -233,14 +233,14 @@ class GatewayApp:
         except BaseException as error:
             (metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])).finish(500)
             if isinstance(error, Exception):
-                with suppress(RuntimeError):  # uvicorn's, where the answer has started
+                with suppress(RuntimeError):  # uvicorn's, if the response has started
                     await _send_error(_bug(), send)
             raise
         finally:
             self._had_large |= size is None or size > _LARGE_BYTES
 
     def _checked(self, scope: Scope) -> int | None:
-        """Size of the body, if it is told. Raises ApiError for what is refused before the body is read."""
+        """Size of the body, if the request has it. Raises ApiError for requests that are refused before the body is read."""
         self._authorize(scope)
         if self.stopping:
             raise unavailable("the gateway is being stopped")
@@ -327,19 +327,19 @@ class GatewayApp:
         try:
             backend = await served.backend()
             if isinstance(backend, TritonBackend):
-                asked = read(endpoint, body)
-                count = asked.choices
+                parsed = read(endpoint, body)
+                count = parsed.choices
             else:
-                asked, count = None, 1
+                parsed, count = None, 1
             if count > served.admission.places:
                 raise bad(
-                    "n" if asked is not None and asked.n > 1 else "prompt",
+                    "n" if parsed is not None and parsed.n > 1 else "prompt",
                     f"the request asks for {count} answers; model {served.model.name} generates at most {served.admission.places} "
                     "at a time",
                     code="invalid_value",
                 )
             await _enter(served, metrics, count)
-            sending.feed = await self._begin(endpoint, body, served, backend, asked, metrics, count)
+            sending.feed = await self._begin(endpoint, body, served, backend, parsed, metrics, count)
             self._feeds.add(sending)
             try:
                 status = await self._send(sending, metrics, send)
@@ -362,7 +362,7 @@ class GatewayApp:
         body: Mapping[str, Any],
         served: ModelServer,
         backend: TritonBackend | OpenAiBackend,
-        asked: Asked | None,
+        request: ParsedRequest | None,
         metrics: RequestMetrics,
         count: int,
     ) -> Feed:
@@ -374,8 +374,8 @@ class GatewayApp:
                 feed = passing = PassedFeed(metrics, stream=body.get("stream") is True)
                 work = [backend.ask(endpoint, dict(body), passing.passed)]
             else:
-                assert asked is not None
-                feed, work = await self._choices(served, backend, asked, metrics)
+                assert request is not None
+                feed, work = await self._choices(served, backend, request, metrics)
         except BaseException:
             leave(count)
             raise
@@ -395,28 +395,28 @@ class GatewayApp:
             feed.fail(_bug())
 
     async def _choices(
-        self, served: ModelServer, backend: TritonBackend, asked: Asked, metrics: RequestMetrics
+        self, served: ModelServer, backend: TritonBackend, request: ParsedRequest, metrics: RequestMetrics
     ) -> tuple[ChoicesFeed, list[Any]]:
-        prompts = await backend.prompts(asked)
-        adapter = await backend.adapter(asked.model)
-        feed = ChoicesFeed(asked, prompts, served.texts, metrics)
-        stops = (*asked.stop, *self.params.stop)
+        prompts = await backend.prompts(request)
+        adapter = await backend.adapter(request.model)
+        feed = ChoicesFeed(request, prompts, served.texts, metrics)
+        stops = (*request.stop, *self.params.stop)
         work = []
         for number, prompt in enumerate(prompts):
-            inputs = {**backend.inputs(asked, prompt, number % asked.n), **adapter}
+            inputs = {**backend.inputs(request, prompt, number % request.n), **adapter}
             choice = Choice(
                 number,
                 StopWords(stops),
                 prompt.parser,
                 max_tokens=prompt.max_tokens,
                 accumulates=backend.accumulates,
-                wants_tokens=asked.logprobs,
+                wants_tokens=request.logprobs,
                 changed=feed.arrived,
                 enough=feed.enough,
                 count=backend.count,
             )
             feed.choices.append(choice)
-            work.append((asked.model, prompt, inputs, choice))
+            work.append((request.model, prompt, inputs, choice))
         return feed, [backend.generate(*each) for each in work]
 
     async def _send(self, sending: _Sending, metrics: RequestMetrics, send: Send) -> int:
@@ -494,7 +494,7 @@ async def _enter(served: ModelServer, metrics: RequestMetrics, count: int) -> No
 
 
 async def _discard(receive: Receive, size: int) -> None:
-    """Receive what a client sends, up to so many bytes, so that it reads the answer."""
+    """Receive up to this many bytes from a client, so that it reads the response."""
     left = min(size, _DISCARDED_BYTES)
     with anyio.move_on_after(_DISCARD_S):
         while left > 0:
@@ -529,14 +529,16 @@ async def _api_error(_request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    there = ", ".join([*PATHS.values(), "/v1/models", "/health", "/metrics"])
+    paths = ", ".join([*PATHS.values(), "/v1/models", "/health", "/metrics"])
     words = {
-        404: f"there is no {request.url.path[:200]}; there are {there}",
+        404: f"unknown path {request.url.path[:200]}; the paths are {paths}",
         405: f"{request.method} is not allowed here",
     }
     codes = {404: "unknown_path", 405: "method_not_allowed"}
-    told = ApiError(error.status_code, words.get(error.status_code, error.detail), code=codes.get(error.status_code))
-    return Response(told.body, told.status, error.headers, media_type="application/json")
+    error_body = ApiError(
+        error.status_code, words.get(error.status_code, error.detail), code=codes.get(error.status_code)
+    )
+    return Response(error_body.body, error_body.status, error.headers, media_type="application/json")
 
 
 async def _bug_error(request: Request, _error: Exception) -> Response:

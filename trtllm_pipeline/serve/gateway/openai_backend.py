@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.measure import MAX_STREAM_BYTES, Connection, HttpError, fetch, server_url
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
-from trtllm_pipeline.serve.gateway.asked import PATHS, Endpoint
+from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint
 from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter
 from trtllm_pipeline.tensorrt import lora_request, number_of
 
@@ -23,10 +23,10 @@ IDLE_S: Final = 4.0
 """Servers close a connection that has no request after some time, uvicorn's after 5 s."""
 _CONNECT_S: Final = 5.0
 _MOST_WAITING_BYTES: Final = 1 << 18
-"""Of an answer that its reader has not taken; then the server has to wait."""
+"""Limit of a response that its reader has not taken. Then the server has to wait."""
 _MOST_ERROR_BYTES: Final = 1 << 16
 DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
-"""Of `GatewayParams`, those that OpenAI-compatible servers take by the same name."""
+"""The fields of `GatewayParams` that OpenAI-compatible servers take by the same name."""
 
 
 class Passed:
@@ -79,10 +79,10 @@ class OpenAiBackend:
             name: {} if folder is None else lora_request(name, number_of(folder), folder)
             for name, folder in served.names.items()
         }
-        """Name that clients ask for -> what a request says beside it."""
+        """Model name of clients -> the other fields of a request."""
 
     async def ready(self) -> bool:
-        """Whether the server answers."""
+        """True if the server responds."""
         try:
             return (await fetch(self._url, "/v1/models", timeout_s=_CONNECT_S))[0] == 200
         except (OSError, HttpError):
@@ -91,8 +91,8 @@ class OpenAiBackend:
     async def ask(self, endpoint: Endpoint, body: dict[str, Any], passed: Passed) -> None:
         """Pass a request on and fill `passed`. One that is cancelled closes the connection, by which the server learns of it."""
         name = body["model"]
-        asked = {**with_defaults(body, self._params), "model": self._model, **self._adapters[name]}
-        message = json.dumps(asked, ensure_ascii=False).encode(errors="replace")
+        request = {**with_defaults(body, self._params), "model": self._model, **self._adapters[name]}
+        message = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         try:
             await asyncio.wait_for(self._ask(PATHS[endpoint], message, name, passed), self._timeout_s)
         except asyncio.TimeoutError:
@@ -143,7 +143,7 @@ class OpenAiBackend:
 
 
 class _Answer:
-    """Reads one answer. A stream is passed on by whole events, and ends where the server says that it has failed."""
+    """Reads one answer. A stream is passed on by whole events, and ends if the server reports a failure."""
 
     def __init__(
         self,
@@ -203,13 +203,13 @@ class _Answer:
         return None if check.failure is None else self._failed(check.failure)
 
     def _renamed(self, text: bytes) -> bytes:
-        for said, wanted in self._names:
-            text = text.replace(said, wanted)
+        for renamed, wanted in self._names:
+            text = text.replace(renamed, wanted)
         return text
 
 
 def _renaming(said: str, wanted: str) -> list[tuple[bytes, bytes]]:
-    """What stands in an answer for the server's name of the model, and what is to; nothing where they are the same.
+    """The server's model name in a response, and its replacement. Empty if they are the same.
 
     Quotes within a text are escaped, so it is found nowhere else.
     """
@@ -223,28 +223,28 @@ def _renaming(said: str, wanted: str) -> list[tuple[bytes, bytes]]:
 
 
 def with_defaults(body: Mapping[str, Any], params: GatewayParams) -> dict[str, Any]:
-    """A request with the default sampling where it says nothing. What it says is the server's to check."""
-    found = dict(body)
+    """A request with the default sampling for absent fields. The server checks the others."""
+    request = dict(body)
     for name in DEFAULTS:
         value = getattr(params, name)
         # A chat may call its limit by either name.
-        said = body.get(name) is not None or (name == "max_tokens" and body.get("max_completion_tokens") is not None)
-        if value is not None and not said:
-            found[name] = value
+        given = body.get(name) is not None or (name == "max_tokens" and body.get("max_completion_tokens") is not None)
+        if value is not None and not given:
+            request[name] = value
     stop = body.get("stop")
     stops = [] if stop is None else [stop] if isinstance(stop, str) else stop
     if params.stop and isinstance(stops, list):
-        found["stop"] = [*stops, *(each for each in params.stop if each not in stops)]
-    return found
+        request["stop"] = [*stops, *(each for each in params.stop if each not in stops)]
+    return request
 
 
 def _error(status: int, body: bytes) -> ApiError:
     """The server's error in OpenAI's envelope, which not all servers use."""
     try:
-        told = json.loads(body)
-        told = told.get("error", told)
-        message = str(told["message"]) if isinstance(told, dict) else str(told)
-        param, code = (told.get("param"), told.get("code")) if isinstance(told, dict) else (None, None)
+        parsed = json.loads(body)
+        parsed = parsed.get("error", parsed)
+        message = str(parsed["message"]) if isinstance(parsed, dict) else str(parsed)
+        param, code = (parsed.get("param"), parsed.get("code")) if isinstance(parsed, dict) else (None, None)
     except (ValueError, KeyError, AttributeError, RecursionError):
         message, param, code = f"the server answered with HTTP status {status}", None, None
     return ApiError(

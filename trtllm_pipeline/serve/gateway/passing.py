@@ -45,9 +45,9 @@ class AnswerCheck:
 
     def __init__(self) -> None:
         self.error: str | None = None
-        """What the server says went wrong."""
+        """The server's error."""
         self.done = False
-        """Whether the event came that ends a stream."""
+        """True after the event that ends a stream."""
         self.usage: Mapping[str, Any] = {}
         self._finished: dict[Any, bool] = {}
         """For each choice so far, whether it has ended."""
@@ -67,10 +67,10 @@ class AnswerCheck:
         except ProtocolError as error:
             self.error = self.error or str(error)
             return False
-        told = fields.error_of(body)
-        told = body if told is None and failed else told
-        if told is not None:
-            self.error = self.error or _message(told)
+        value = fields.error_of(body)
+        value = body if value is None and failed else value
+        if value is not None:
+            self.error = self.error or _message(value)
             return False
         usage, choices = body.get("usage"), body.get("choices")
         self.usage = usage if isinstance(usage, dict) else self.usage
@@ -99,7 +99,7 @@ class AnswerCheck:
 
 
 def _has_output(value: object) -> bool:
-    """Whether a message, or a part of it, carries text: content, reasoning or a tool call, whatever the field is called."""
+    """True if a message, or a part of it, carries text: content, reasoning or a tool call, in any field."""
     if isinstance(value, dict):
         return any(_has_output(each) for name, each in value.items() if name not in _NO_OUTPUT)
     if isinstance(value, list):
@@ -108,5 +108,5 @@ def _has_output(value: object) -> bool:
 
 
 def _message(told: object) -> str:
-    said = told.get("message") if isinstance(told, dict) else told
-    return fields.shortened(said if isinstance(said, str) and said else fields.shown(told))
+    message = told.get("message") if isinstance(told, dict) else told
+    return fields.shortened(message if isinstance(message, str) and message else fields.shown(told))

@@ -1,4 +1,4 @@
-"""What the gateway counts, for Prometheus: `GatewayMetrics`. docs/observing.md says what each name means."""
+"""The gateway's metrics for Prometheus: `GatewayMetrics`. The docs define each name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DURATION_S: Final = (
     *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 240.0, 480.0),
 )
 QUEUE_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
-"""Bounds in steps of 1.3 to 2, so that a quantile between two of them is off by a third at most where it matters."""
+"""Bounds in steps of 1.3 to 2, so that a quantile between two of them is off by at most a third in the range that matters."""
 
 
 class GatewayMetrics:
@@ -67,7 +67,7 @@ class GatewayMetrics:
         self.input_tokens = counter("input_tokens", "Prompt tokens of answered requests.")
         self.output_tokens = counter("output_tokens", "Tokens that models generated.")
         self.drafted_tokens = counter(
-            "drafted_tokens", "Tokens drafted by speculative decoding, where the server tells it."
+            "drafted_tokens", "Tokens drafted by speculative decoding, if the server reports them."
         )
         self.accepted_tokens = counter("accepted_tokens", "Drafted tokens that models accepted.")
         self.in_flight = gauge("requests_in_flight", "Requests that a server works on.")

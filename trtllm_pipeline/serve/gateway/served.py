@@ -63,11 +63,11 @@ class ModelServer:
         backend = await self.backend()
         if isinstance(backend, TritonBackend):
             for name in self.model.names:
-                with suppress(ApiError):  # whoever asks for the adapter is told
+                with suppress(ApiError):  # a request for the adapter gets the error
                     await backend.adapter(name)
 
     async def backend(self) -> Backend:
-        """The server as it is now. Raises ApiError where it cannot be asked."""
+        """The server's present state. Raises ApiError if it does not respond."""
         key = self._current()
         if self._backend is not None and self._key == key and not self._backend.broken:
             return self._backend
@@ -103,7 +103,7 @@ class ModelServer:
         self._logged_s, self._unlogged = now, 0
 
     async def ready(self) -> bool:
-        """Whether the server can be asked."""
+        """True if the server is ready."""
         try:
             return await (await self.backend()).ready()
         except (ApiError, OSError):
@@ -117,7 +117,7 @@ class ModelServer:
             self._backend.forget_idle(openai_backend.IDLE_S)
 
     def close(self) -> None:
-        """End what runs beside the gateway, and close what is idle."""
+        """End background tasks, and close idle connections."""
         self.forget()
         if self.texts is not None:
             self.texts.close()
@@ -127,10 +127,10 @@ class ModelServer:
         if self.model.service is None:
             return self.model.url
         try:
-            told = self.model.service.stat()
+            status = self.model.service.stat()
         except OSError:
             return None
-        return told.st_mtime_ns, told.st_ino
+        return status.st_mtime_ns, status.st_ino
 
     async def _connect(self) -> Backend:
         service = self._service()

@@ -18,7 +18,7 @@ class StopWords:
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What can be passed on now. Nothing after a word was found."""
+        """The text that can be passed on now. Empty after a stop word."""
         if not self._words:
             return text
         if self.found is not None:
@@ -37,7 +37,7 @@ class StopWords:
         return text[: len(text) - held]
 
     def end(self) -> str:
-        """What was held back when the text ended."""
+        """The text held back at the end."""
         held, self._held = self._held, ""
         return held
 
@@ -54,7 +54,7 @@ class _Word:
         self._shorter = _shorter(text)
 
     def end_in(self, text: str, start: int) -> int | None:
-        """Read `text` from `start`. Returns the position where the word first ends, None if it does not."""
+        """Read `text` from `start`. Returns the first end position of the word. None without one."""
         word, matched, shorter = self.text, self.matched, self._shorter
         if not matched:  # the usual case, at the speed of C
             start = text.find(word[0], start)
@@ -78,7 +78,7 @@ def _longer(word: str, matched: int, character: str, shorter: Sequence[int]) -> 
 @lru_cache(maxsize=256)  # the choices of a request have the same words
 def _shorter(word: str) -> Sequence[int]:
     """For each length of a beginning of `word`, the length of the longest shorter beginning that it ends with."""
-    found = [0, 0]
+    lengths = [0, 0]
     for character in word[1:]:
-        found.append(_longer(word, found[-1], character, found))
-    return found
+        lengths.append(_longer(word, lengths[-1], character, lengths))
+    return lengths

@@ -34,10 +34,10 @@ from trtllm_pipeline.measure import (
 from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine
 from trtllm_pipeline.orchestrate import OF_TRITON
 from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
-from trtllm_pipeline.serve.gateway.asked import Asked, Guide
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import DialectError, Turn, dialect_for, special_markers
 from trtllm_pipeline.serve.gateway.model_texts import PromptTokens
+from trtllm_pipeline.serve.gateway.parsed_request import Guide, ParsedRequest
 from trtllm_pipeline.tensorrt import draft_options, load_adapter, number_of
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ CONNECT_S: Final = 5.0
 IDLE_S: Final = 15.0
 """How long a stream is kept without a request: Triton does not end while one is open."""
 _COMPLETION_TOKENS: Final = 16
-"""Length of a completion where nobody says one, as OpenAI has it."""
+"""Default length of a completion, as OpenAI has it."""
 _CHAT_TOKENS: Final = 1024
 """Length of an answer where neither the request nor the limit of the model says one."""
 _POSTPROCESSING: Final = "postprocessing"
@@ -65,14 +65,14 @@ _NEUTRAL: Final = {
     "top_p": 1,
 }
 _UNASKED: Final = ("repetition_penalty", *OF_TRITON)
-"""Default sampling that requests have beside how tokens are drawn, where the model takes it: that of weights takes none of it."""
+"""Default limits of requests other than sampling, if the model takes them: a model of weights takes none."""
 _FORGOTTEN: Final = "not found in cache. Please send LoRA weights"
-"""What an engine says of an adapter that it has not, or no longer."""
+"""An engine's error for an adapter that it does not have, or has evicted."""
 _OF_THE_REQUEST: Final = re.compile(
     r"not supported|unsupported|must be|exceed|too long|longer than|at most|limit|invalid|has no input|empty prompt",
     re.IGNORECASE,
 )
-"""What servers say of a request that they refuse; a stream's errors carry no code."""
+"""Servers' errors for refused requests. Errors in a stream have no code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class PreparedPrompt:
     max_tokens: int
     parser: AnswerParser | None = None
     guide: Guide | None = None
-    """What the text has to follow."""
+    """The format that the text has to follow."""
 
 
 class TritonBackend:
@@ -104,7 +104,7 @@ class TritonBackend:
     ) -> None:
         """`special`: the server puts the tokenizer's special tokens around prompts. `dropped`: it leaves them out of answers.
 
-        `engine` is the directory of the server's engine, None where it cannot be read here. Raises EngineError.
+        `engine` is the directory of the server's engine. None if it cannot be read here. Raises EngineError.
         """
         self._client = client
         self._engine = engine
@@ -141,9 +141,9 @@ class TritonBackend:
             await client.stop_by(ENGINE_MODEL)
             special = await client.adds_special_tokens()
             dropped = is_on(await client.parameters(_POSTPROCESSING), "skip_special_tokens")
-            told = await client.parameters(ENGINE_MODEL)
-            guided = client.model.takes(_GUIDE) and _follows_guides(told)
-            engine = _engine(told)
+            parameters = await client.parameters(ENGINE_MODEL)
+            guided = client.model.takes(_GUIDE) and _follows_guides(parameters)
+            engine = _engine(parameters)
             alone = engine is None and client.model.name == BLS_MODEL
             drafts = alone and await client.parameters(DRAFT_MODEL) is not None
             backend = cls(client, served, params, texts, special=special, dropped=dropped, guided=guided, engine=engine)
@@ -158,7 +158,7 @@ class TritonBackend:
         client.timeout_s = params.generation_timeout_s
         if drafts:
             _LOG.warning(
-                "the draft model of %s is not asked: how many tokens to draft stands in the config.json of its engine, which "
+                "the draft model of %s is not used: the number of draft tokens is in the config.json of its engine, which "
                 "cannot be read here",
                 served.name,
             )
@@ -169,8 +169,8 @@ class TritonBackend:
 
     def warn_of_unused_defaults(self) -> None:
         """Say in the log which default sampling the model has no input for."""
-        asked = [name for name in (*_UNASKED, "temperature", "top_k", "top_p") if self._default(name) is not None]
-        if lacking := [name for name in asked if not self._client.model.takes(name)]:
+        unused = [name for name in (*_UNASKED, "temperature", "top_k", "top_p") if self._default(name) is not None]
+        if lacking := [name for name in unused if not self._client.model.takes(name)]:
             _LOG.warning(
                 "the server of model %s has no input %s: that default sampling, of the gateway or of the model's "
                 "generation_config.json, is not used",
@@ -179,7 +179,7 @@ class TritonBackend:
             )
 
     def warn_of_dropped_markers(self) -> None:
-        """Say in the log what cannot be told apart where the server leaves special tokens out of its answers."""
+        """Log the markers that are lost if the server drops special tokens from its responses."""
         if self._dialect is None or self._texts is None:
             return
         known = self._texts.tokenizer.get_added_tokens_decoder().values()
@@ -194,16 +194,16 @@ class TritonBackend:
 
     @property
     def accumulates(self) -> bool:
-        """Whether each response repeats all text so far."""
+        """True if each response repeats all text so far."""
         return self._client.model.accumulates
 
     @property
     def count(self) -> Callable[[str], int] | None:
-        """Tokens of an answer, of a server whose responses have several; None where each has one, or nobody knows."""
+        """Tokens of a response, for a server that sends several at a time. None if it sends one at a time, or if unknown."""
         return None if self._texts is None or self._client.model.decoupled else self._texts.answer_tokens
 
     async def ready(self) -> bool:
-        """Whether the server says that it can be asked."""
+        """True if the server reports that it is ready."""
         self._client.timeout_s, before = CONNECT_S, self._client.timeout_s
         try:
             return (await self._client.ready()).get("grpc", False)
@@ -212,76 +212,80 @@ class TritonBackend:
 
     # ------------------------------------------------------------------------------------------------- what is asked
 
-    async def prompts(self, asked: Asked) -> list[PreparedPrompt]:
+    async def prompts(self, request: ParsedRequest) -> list[PreparedPrompt]:
         """The prompt of each choice of a request. Raises ApiError for those that the model cannot take."""
-        if asked.guide is not None and not self._guided:
+        if request.guide is not None and not self._guided:
             raise bad(
                 "response_format",
-                f"model {asked.model} follows no response_format: its server has no guided decoding",
+                f"model {request.model} follows no response_format: its server has no guided decoding",
                 code="unsupported_parameter",
             )
-        self._check_special_tokens(asked)
-        if asked.endpoint == "completions":
-            found = [await self._prompt(asked, text) for text in asked.prompts]
-            return [prompt for prompt in found for _ in range(asked.n)]
+        self._check_special_tokens(request)
+        if request.endpoint == "completions":
+            prompts = [await self._prompt(request, text) for text in request.prompts]
+            return [prompt for prompt in prompts for _ in range(request.n)]
         if self._texts is None or self._dialect is None:
             raise bad(
                 "messages",
-                f"model {asked.model} has no chat template here; ask /v1/completions",
+                f"model {request.model} has no chat template here; ask /v1/completions",
                 code="unsupported_parameter",
             )
-        turn = Turn(asked.messages, asked.tools, asked.tool_choice, asked.parallel_tool_calls, asked.variables)
+        turn = Turn(
+            request.messages, request.tools, request.tool_choice, request.parallel_tool_calls, request.variables
+        )
         try:
             prepared = self._dialect.prepare(turn)
             rendered = await self._texts.render(prepared.chat, special=self._special)
             started = [
-                prepared.start(rendered, stream=asked.stream, guided=self._guided, answer_only=asked.guide is not None)
-                for _ in range(asked.n)  # a parser each
+                prepared.start(
+                    rendered, stream=request.stream, guided=self._guided, answer_only=request.guide is not None
+                )
+                for _ in range(request.n)  # a parser each
             ]
         except DialectError as error:
             raise bad(error.param, error.message + (f"; {error.hint}" if error.hint else "")) from None
         guide = started[0].guide
-        given = asked.guide if guide is None else Guide("json_schema", json.dumps(guide, ensure_ascii=False))
-        first = await self._prompt(asked, started[0].prompt)
+        given = request.guide if guide is None else Guide("json_schema", json.dumps(guide, ensure_ascii=False))
+        first = await self._prompt(request, started[0].prompt)
         return [replace(first, parser=each.parser, guide=given) for each in started]
 
-    def _check_special_tokens(self, asked: Asked) -> None:
-        """Raise ApiError where a request wants them handled otherwise than the server, whose requests do not say it."""
+    def _check_special_tokens(self, request: ParsedRequest) -> None:
+        """Raise ApiError if a request wants them handled differently than the server does, which has no field for it."""
         # A chat template writes the special tokens itself.
-        added = asked.endpoint == "completions" and self._special
+        added = request.endpoint == "completions" and self._special
         for name, wanted, done in (
-            ("add_special_tokens", asked.add_special_tokens, added),
-            ("skip_special_tokens", asked.skip_special_tokens, self._dropped),
+            ("add_special_tokens", request.add_special_tokens, added),
+            ("skip_special_tokens", request.skip_special_tokens, self._dropped),
         ):
             if wanted is not None and wanted != done:
                 raise bad(
                     name,
-                    f"{name} is {str(done).lower()} for every request to model {asked.model}: its server decides it",
+                    f"{name} is {str(done).lower()} for every request to model {request.model}: its server decides it",
                     code="unsupported_parameter",
                 )
 
-    async def _prompt(self, asked: Asked, text: str) -> PreparedPrompt:
-        wanted = asked.max_tokens or self._params.max_tokens
-        if wanted is None and asked.endpoint == "completions":
+    async def _prompt(self, request: ParsedRequest, text: str) -> PreparedPrompt:
+        wanted = request.max_tokens or self._params.max_tokens
+        if wanted is None and request.endpoint == "completions":
             wanted = _COMPLETION_TOKENS
         texts = self._texts
         if texts is not None and wanted is not None and texts.has_at_most(text, self._surely_fit(wanted)):
-            return PreparedPrompt(text, texts.count_meanwhile(text, special=self._special), wanted, guide=asked.guide)
+            return PreparedPrompt(text, texts.count_meanwhile(text, special=self._special), wanted, guide=request.guide)
         tokens = None
         if texts is not None:
             most = self.max_input_len or self.max_seq_len
             tokens = await texts.count(text, special=self._special, most=most)
-        longest = self._max_tokens(asked, tokens, wanted)
-        return PreparedPrompt(text, PromptTokens(tokens), longest, guide=asked.guide)
+        longest = self._max_tokens(request, tokens, wanted)
+        return PreparedPrompt(text, PromptTokens(tokens), longest, guide=request.guide)
 
     def _surely_fit(self, max_tokens: int) -> float:
         """Tokens of a prompt that fit the model together with an answer of `max_tokens`."""
         left = inf if self.max_seq_len is None else self.max_seq_len - max_tokens
         return left if self.max_input_len is None else min(left, self.max_input_len)
 
-    def _max_tokens(self, asked: Asked, tokens: int | None, wanted: int | None) -> int:
+    def _max_tokens(self, request: ParsedRequest, tokens: int | None, wanted: int | None) -> int:
         """Longest answer to a prompt. Raises ApiError where prompt and answer do not fit the model."""
-        param = "messages" if asked.endpoint == "chat" else "prompt"
+        param = "messages" if request.endpoint == "chat" else "prompt"
         if tokens == 0:
             raise bad(param, "the prompt has no tokens")
         if tokens is not None and self.max_input_len is not None and tokens > self.max_input_len:
@@ -293,8 +297,8 @@ class TritonBackend:
         if self.max_seq_len is None or tokens is None:
             return wanted or _CHAT_TOKENS
         left = self.max_seq_len - tokens
-        if left < 1 or (asked.max_tokens is not None and asked.max_tokens > left):
-            answer = f" and max_tokens is {asked.max_tokens}" if asked.max_tokens is not None else ""
+        if left < 1 or (request.max_tokens is not None and request.max_tokens > left):
+            answer = f" and max_tokens is {request.max_tokens}" if request.max_tokens is not None else ""
             raise bad(
                 param,
                 f"this model's context is {self.max_seq_len} tokens; the prompt has {tokens}{answer}",
@@ -302,36 +306,36 @@ class TritonBackend:
             )
         return min(left, wanted or left)
 
-    def inputs(self, asked: Asked, prompt: PreparedPrompt, number: int) -> dict[str, Option]:
-        """Input tensors of choice `number` beside prompt and length. Raises ApiError for what the model does not take."""
+    def inputs(self, request: ParsedRequest, prompt: PreparedPrompt, number: int) -> dict[str, Option]:
+        """Input tensors of choice `number` beside prompt and length. Raises ApiError for fields that the model does not take."""
         model = self._client.model
         given: dict[str, Option] = {**self._always}
         needed: dict[str, str] = {}
-        for name, value in asked.sampling.items():
+        for name, value in request.sampling.items():
             if name not in {"temperature", "top_k", "top_p"} and value != _NEUTRAL.get(name):
                 given[name], needed[name] = value, name
-        if (least := asked.sampling.get("min_tokens", 0)) > prompt.max_tokens:
+        if (least := request.sampling.get("min_tokens", 0)) > prompt.max_tokens:
             raise bad("min_tokens", f"min_tokens is {least}; the answer has at most {prompt.max_tokens} tokens")
-        if asked.ignore_eos:  # no end may come before all tokens have
+        if request.ignore_eos:  # no end may come before all tokens have
             given["min_tokens"], needed["min_tokens"] = prompt.max_tokens, "ignore_eos"
-        given |= self._sampled(asked, number, needed)
-        if asked.logprobs:
+        given |= self._sampled(request, number, needed)
+        if request.logprobs:
             given["return_log_probs"], needed["return_log_probs"] = True, "logprobs"
-        if asked.bad_words:
-            given["bad_words"], needed["bad_words"] = asked.bad_words, "bad_words"
+        if request.bad_words:
+            given["bad_words"], needed["bad_words"] = request.bad_words, "bad_words"
         if prompt.guide is not None:
             tensors = guided(prompt.guide)
             given |= tensors
             needed |= dict.fromkeys(tensors, "response_format")
         for name in _UNASKED:
-            default = None if name in asked.sampling else self._default(name)
+            default = None if name in request.sampling else self._default(name)
             if default is not None and default != _NEUTRAL.get(name) and model.takes(name):
                 given[name] = default
-        ends = self._ends(asked)
+        ends = self._ends(request)
         if ends:
             needed["stop_words"] = "stop_token_ids"
         self._refuse(needed)
-        stops = (*asked.stop, *self._params.stop, *ends, *(() if asked.ignore_eos else self._more_stops))
+        stops = (*request.stop, *self._params.stop, *ends, *(() if request.ignore_eos else self._more_stops))
         if stops and model.takes("stop_words"):
             given["stop_words"] = stops
         if model.takes("exclude_input_in_output"):
@@ -340,24 +344,24 @@ class TritonBackend:
             given["return_num_input_tokens"] = True
         return given
 
-    def _ends(self, asked: Asked) -> list[str]:
+    def _ends(self, request: ParsedRequest) -> list[str]:
         """The texts of `stop_token_ids`. Raises ApiError for tokens that the server cannot be sent as a text."""
         added = {} if self._texts is None else self._texts.tokenizer.get_added_tokens_decoder()
         ends = []
-        for number in asked.stop_token_ids:
+        for number in request.stop_token_ids:
             if number not in added:
                 raise bad(
                     "stop_token_ids",
-                    f"stop_token_ids has {number}, which is not known as a special token of model {asked.model}; its server takes "
+                    f"stop_token_ids has {number}, which is not known as a special token of model {request.model}; its server takes "
                     "stop words as texts: give the text in stop",
                     code="unsupported_parameter",
                 )
             ends.append(added[number].content)
         return ends
 
-    def _sampled(self, asked: Asked, number: int, needed: dict[str, str]) -> dict[str, Option]:
+    def _sampled(self, request: ParsedRequest, number: int, needed: dict[str, str]) -> dict[str, Option]:
         """How tokens are drawn. TensorRT-LLM is greedy unless top_k or top_p says otherwise, and draws by the seed alone."""
-        model, asks = self._client.model, asked.sampling
+        model, asks = self._client.model, request.sampling
         temperature = asks.get("temperature", self._default("temperature"))
         top_k, top_p = asks.get("top_k", self._default("top_k")), asks.get("top_p", self._default("top_p"))
         if asks.get("temperature", 1) != 1:
@@ -366,11 +370,11 @@ class TritonBackend:
             needed["top_p"] = "top_p"
         if asks.get("top_k", -1) > 0:
             needed["top_k"] = "top_k"
-        if asked.seed is not None:
+        if request.seed is not None:
             needed["random_seed"] = "seed"
         if temperature == 0 or top_k == 1 or top_p == 0:
             return {"top_k": 1} if model.takes("top_k") else {}
-        seed = secrets.randbits(31) if asked.seed is None else asked.seed
+        seed = secrets.randbits(31) if request.seed is None else request.seed
         drawn: dict[str, Option] = {
             "temperature": 1.0 if temperature is None else temperature,
             "top_p": 1.0 if top_p is None else top_p,
@@ -398,7 +402,7 @@ class TritonBackend:
     async def adapter(self, name: str) -> Mapping[str, Option]:
         """Inputs of a request for the offered model `name`, by which it has its LoRA adapter; none for the model itself.
 
-        A server that keeps adapters is sent it first, once. Raises ApiError where it does not take it.
+        A server that keeps adapters gets it first, once. Raises ApiError if it refuses it.
         """
         if name == self._served.name:
             return {}
@@ -467,7 +471,7 @@ class TritonBackend:
             self.forget_idle()
 
     def _failure(self, choice: Choice, *, passing: bool) -> ApiError:
-        said = shortened(choice.error or "", 300)
+        message = shortened(choice.error or "", 300)
         if choice.timed_out:
             return ApiError(
                 504,
@@ -477,16 +481,16 @@ class TritonBackend:
             )
         if passing and choice.first_event_ns is None:
             return unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted")
-        if not passing and _GUIDE_TYPE in said:
+        if not passing and _GUIDE_TYPE in message:
             return bad(
                 "response_format",
-                f"model {self._served.name} does not take response_format: {said}",
+                f"model {self._served.name} does not take response_format: {message}",
                 code="unsupported_parameter",
             )
-        if not passing and _OF_THE_REQUEST.search(said):
-            return ApiError(400, said, code="refused_by_server")
+        if not passing and _OF_THE_REQUEST.search(message):
+            return ApiError(400, message, code="refused_by_server")
         return ApiError(
-            502, f"the server of model {self._served.name} failed: {said}", code="bad_gateway", reason="upstream"
+            502, f"the server of model {self._served.name} failed: {message}", code="bad_gateway", reason="upstream"
         )
 
     def _session(self) -> tuple[Session, bool]:
@@ -519,7 +523,7 @@ def guided(guide: Guide) -> dict[str, Any]:
 
 
 async def _models_at(service: Service) -> list[str]:
-    """The models that a server has; none where it does not say."""
+    """The models of a server. Empty if it does not list them."""
     try:
         return await Client(service, "", "grpc", timeout_s=CONNECT_S).models()
     except ServerError:
@@ -527,9 +531,9 @@ async def _models_at(service: Service) -> list[str]:
 
 
 async def _model_at(service: Service, name: str) -> str:
-    """The model to ask of a server where nobody has named one: `name`, one of TensorRT-LLM's, or the only one it has.
+    """The model to use on a server: `name`, one of TensorRT-LLM's, or its only one.
 
-    Raises ApiError 502 where that is not clear. A server that lists no models, as ours do not, has to be asked for each.
+    Raises ApiError 502 if it is ambiguous. A server that lists no models, like ours, has to be queried for each.
     """
     client = Client(service, "", "grpc", timeout_s=CONNECT_S)
     tried = tuple(dict.fromkeys((name, ENSEMBLE, BLS_MODEL, ENGINE_MODEL)))
@@ -553,7 +557,7 @@ async def _model_at(service: Service, name: str) -> str:
 
 
 def _follows_guides(told: Mapping[str, str] | None) -> bool:
-    """Whether an engine, by its model's parameters, has a backend for guided decoding: it takes the inputs with none as well."""
+    """True if an engine, by its model's parameters, has a backend for guided decoding. It takes the inputs without one as well."""
     if told is None:
         return True  # a model of another kind, which has the inputs because it follows them
     name = told.get("guided_decoding_backend", "")
@@ -561,13 +565,13 @@ def _follows_guides(told: Mapping[str, str] | None) -> bool:
 
 
 def _engine(told: Mapping[str, str] | None) -> Path | None:
-    """The engine's directory as its model's parameters name it; None where it is not one of this machine."""
+    """The engine's directory by its model's parameters. None if it is not on this machine."""
     named = Path((told or {}).get("gpt_model_path", ""))
     return named if named.is_absolute() and (named / "config.json").is_file() else None
 
 
 def _of_every_request(model: ServedModel, engine: Path) -> dict[str, Option]:
-    """What every request to an engine that drafts tokens says: how many, or that their counts are wanted."""
+    """Fields of every request to an engine that drafts tokens: their number, or a request for their counts."""
     drafts = draft_options(model.name, engine)
     counted = model.tells_drafts and Engine.read(engine).speculation is not None
     return drafts or ({PERF_METRICS: True} if counted else {})

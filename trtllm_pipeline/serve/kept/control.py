@@ -62,14 +62,14 @@ from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, class
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _POLL_S: Final = 0.1
 _STOP_S: Final = 30.0
-"""What a stop may take beyond the time limits that the server has for it, before its keeper is killed."""
+"""Time that a stop may take beyond the server's own timeouts, before its keeper is killed."""
 _KILLED_S: Final = 20.0
 _WAKE_S: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish(KeptOptions):
-    """All that is asked of a server beside what it serves."""
+    """The options of a managed server."""
 
     name: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Wish(KeptOptions):
     host: str = "127.0.0.1"
     """Where clients reach it: the gateway's address, or without one the server's."""
     port: int = 0
-    """Of the gateway."""
+    """Options of the gateway."""
     model: str | None = None
     dialect: str = AUTO
     api_keys_file: Path | None = None
@@ -102,7 +102,7 @@ def find(workspace: Path, name: str) -> KeptServer:
             return server
     names = ", ".join(server.name for server in known)
     raise UsageError(
-        f"{workspace}: there is no server {name!r}",
+        f"{workspace} has no server {name!r}",
         hint=f"the servers are {names}" if names else "pipeline serve start CELL starts one",
     )
 
@@ -111,8 +111,8 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     """Start a server and its keeper; does not wait until it is ready.
 
     Raises UsageError for a name that cannot be or is in use, for a gateway without its packages, or before a server that takes
-    images, StateError where the workspace cannot be written or `store prune` has removed or removes now what it would serve,
-    StageError where a repository that has to be written first cannot.
+    images, StateError if the workspace cannot be written or `store prune` has removed its inputs or removes them now,
+    StageError if its repository cannot be written.
     """
     if wish.gateway:
         require_packages()
@@ -131,10 +131,10 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
     fresh = not (folder / SERVER_FILE).exists()
     try:
         os.truncate(lock.fd, 0)
-        _record(target, wish, _ports_before(folder)).write(folder)  # first, for whoever looks: it is starting
+        _record(target, wish, _ports_before(folder)).write(folder)  # first, so that others see it starting
         # And for `store prune`, which leaves what a record names alone; one that is at work has not seen it.
         with nullcontext() if target.cell is None else Store(workspace).in_use():
-            _check_there(name, map(str, target.inputs.values()), shlex.join(wish.command))
+            _check_inputs_exist(name, map(str, target.inputs.values()), shlex.join(wish.command))
         remove_stale_leftovers()
         for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE, STOP):
             (folder / each).unlink(missing_ok=True)
@@ -175,7 +175,7 @@ def _unwritable(folder: Path, error: OSError) -> StateError:
 
 def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> KeptRecord:
     now = time.time()
-    asked = {
+    entries = {
         name: wish.params.get(f"{name}_port", getattr(target.params, f"{name}_port", 0))
         for name in ("http", "grpc", "metrics")
     }
@@ -190,7 +190,7 @@ def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> KeptRe
         gpus_needed=target.gpus,
         since_s=now,
         started_s=now,
-        asked_ports={name: port for name, port in {**asked, "openai": wish.port}.items() if port},
+        asked_ports={name: port for name, port in {**entries, "openai": wish.port}.items() if port},
         ports=ports,
         **{each.name: getattr(wish, each.name) for each in fields(KeptOptions)},
     )
@@ -199,7 +199,7 @@ def _record(target: ServeTarget, wish: Wish, ports: Mapping[str, int]) -> KeptRe
 def _ports_before(folder: Path) -> Mapping[str, int]:
     """The ports that clients of a server of this name know."""
     try:
-        return servers.told(folder).ports
+        return servers.read_record(folder).ports
     except (ValueError, KeyError, TypeError):
         return {}
 
@@ -261,19 +261,19 @@ def _spawn(folder: Path, lock: claims.Claim) -> None:
             cwd=folder,
             env=without_secrets(os.environ),
         )
-    servers.identify(lock.fd, Keeper.of(keeper.pid))  # for whoever stops it before it can say so itself
+    servers.identify(lock.fd, Keeper.of(keeper.pid))  # so that it can be stopped before it has written this itself
     os.close(lock.fd)  # not released: it is the keeper's now
     lock.fd = -1
 
 
 def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _server: None) -> KeptServer:
-    """The server once it is ready. Raises ServerError when it is not going to be; `look` is told each change."""
-    seen, wake_s = server, time.monotonic() + _WAKE_S
+    """The server once it is ready. Raises ServerError if it fails. `look` is called with each change."""
+    shown, wake_s = server, time.monotonic() + _WAKE_S
     while True:
         server = servers.look(server.folder)
-        if (server.state, server.reason) != (seen.state, seen.reason):
+        if (server.state, server.reason) != (shown.state, shown.reason):
             look(server)
-            seen = server
+            shown = server
         if server.state is State.READY:
             return server
         if not server.state.alive:
@@ -305,14 +305,14 @@ def stop(server: KeptServer) -> KeptServer:
 
 
 def _stop_timeout_s(file: Path) -> float:
-    """The limit of a polite stop that stands in a file with parameters; 0 where none does."""
-    found = ((read_object(file) or {}).get("params") or {}).get("stop_timeout_s")
-    return found if isinstance(found, (int, float)) else 0.0
+    """The graceful shutdown timeout in a file with parameters. 0 if it has none."""
+    data = ((read_object(file) or {}).get("params") or {}).get("stop_timeout_s")
+    return data if isinstance(data, (int, float)) else 0.0
 
 
 def _end(server: KeptServer, patience_s: float) -> None:
     """End all processes of a server, also what another command starts under its name meanwhile. Raises StateError."""
-    folder, told, forced, wake_s = server.folder, set[tuple[Keeper, signal.Signals]](), False, 0.0
+    folder, signaled, forced, wake_s = server.folder, set[tuple[Keeper, signal.Signals]](), False, 0.0
     deadline = time.monotonic() + patience_s
     _mark(folder)
     while True:
@@ -320,14 +320,14 @@ def _end(server: KeptServer, patience_s: float) -> None:
         if not server.state.alive and not servers.is_held(folder):
             return
         late, keeper = time.monotonic() > deadline, server.keeper
-        if keeper is not None and (keeper, signal.SIGTERM) not in told:
+        if keeper is not None and (keeper, signal.SIGTERM) not in signaled:
             _mark(folder)
             _tell(keeper, signal.SIGTERM, server)
-            told.add((keeper, signal.SIGTERM))
+            signaled.add((keeper, signal.SIGTERM))
             deadline = time.monotonic() + patience_s
-        elif late and keeper is not None and (keeper, signal.SIGKILL) not in told:
+        elif late and keeper is not None and (keeper, signal.SIGKILL) not in signaled:
             _tell(keeper, signal.SIGKILL, server)  # its guardian ends the rest
-            told.add((keeper, signal.SIGKILL))
+            signaled.add((keeper, signal.SIGKILL))
             deadline += _KILLED_S
         elif late and not forced:
             forced = True
@@ -343,7 +343,7 @@ def _end(server: KeptServer, patience_s: float) -> None:
 
 
 def _mark(folder: Path) -> None:
-    """Say that a server is being stopped, for whoever looks before its keeper has said so, or where that no longer can."""
+    """Record that a server is being stopped, before its keeper does, or if it no longer can."""
     with suppress(OSError):
         (folder / STOP).touch()
 
@@ -358,19 +358,19 @@ def _wake(folder: Path, due_s: float) -> float:
 
 def _signal_all(folder: Path, signo: signal.Signals) -> None:
     """Signal each process that holds the lock of a server, and all below them."""
-    found = servers.holders(folder)
+    holders = servers.holders(folder)
     if signo is signal.SIGKILL:
         time.sleep(_POLL_S)
-        found &= servers.holders(folder)  # who only looks whether it is held has closed it again
-    for pid in with_descendants(found, process_table()) - {os.getpid()}:
+        holders &= servers.holders(folder)  # who only looks whether it is held has closed it again
+    for pid in with_descendants(holders, process_table()) - {os.getpid()}:
         kill(pid, signo)
 
 
 def _recorded(server: KeptServer) -> KeptServer:
-    """A server that was stopped, where its keeper could not say so: it was told too early, or killed."""
+    """A stopped server whose keeper could not record it: it was signaled too early, or killed."""
     record = server.record
     if record is not None and record.state.alive and (lock := servers.take(server.folder)):
-        with suppress(OSError):  # a full disk keeps nobody from stopping
+        with suppress(OSError):  # a full disk does not prevent a stop
             servers.changed(record, State.STOPPED, STOPPED_REASON, None, time.time()).write(server.folder)
         lock.release()
     return servers.look(server.folder)
@@ -389,9 +389,9 @@ def _tell(keeper: Keeper, signo: int, server: KeptServer) -> None:
 
 
 def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: Path | None = None) -> KeptServer:
-    """Start a server as it was asked for, after stopping it where it runs. Does not wait until it is ready.
+    """Start a server with its recorded options, after stopping it if it runs. Does not wait until it is ready.
 
-    What it is served from is checked as when it was started first, by the policy of then or a stricter one. Where it
+    Its inputs are checked as at its first start, by that policy or a stricter one. If it
     cannot be started, it continues as it does. Raises UsageError, StateError.
     """
     if server.record is None and server.state.alive:
@@ -421,7 +421,7 @@ def restart(server: KeptServer, *, require_signed: bool = False, trusted_keys: P
 
 
 def _startable(server: KeptServer) -> KeptRecord:
-    """What was asked of a server, if all for it is still there. Raises StateError, UsageError."""
+    """The options of a server whose inputs still exist. Raises StateError, UsageError."""
     if server.record is None:
         raise StateError(
             f"server {server.name}: {server.reason}",
@@ -429,12 +429,12 @@ def _startable(server: KeptServer) -> KeptRecord:
         )
     if server.record.gateway:
         require_packages()
-    _check_there(server.name, read_job(server.folder / JOB).inputs.values(), shlex.join(server.record.command))
+    _check_inputs_exist(server.name, read_job(server.folder / JOB).inputs.values(), shlex.join(server.record.command))
     return server.record
 
 
-def _check_there(name: str, inputs: Iterable[str], command: str) -> None:
-    """Raises StateError where one of the directories that a server is started from is gone."""
+def _check_inputs_exist(name: str, inputs: Iterable[str], command: str) -> None:
+    """Raises StateError if one of a server's input directories is gone."""
     if gone := [path for path in inputs if path.startswith("/") and not os.path.exists(path)]:
         raise StateError(
             f"server {name}: {gone[0]} is gone: removed, or the workspace was moved",
@@ -451,7 +451,7 @@ def remove(server: KeptServer) -> None:
         return  # someone else has removed it
     if lock is None:
         raise UsageError(f"server {server.name} is being started again, and was not removed", hint="pipeline serve ps")
-    removed = parent / f".{server.name}-{os.getpid()}"  # under its name nobody sees half of it
+    removed = parent / f".{server.name}-{os.getpid()}"  # so that a partial one is never visible under its name
     try:
         folder.rename(removed)
         shutil.rmtree(removed)
@@ -462,4 +462,4 @@ def remove(server: KeptServer) -> None:
     with suppress(OSError):
         write_targets(parent.parent)
     with suppress(OSError):
-        parent.rmdir()  # where no other is left
+        parent.rmdir()  # if it was the last

@@ -1,4 +1,4 @@
-"""Whether a program that is ready still answers: asked again and again, in a thread, for an answer may take its time."""
+"""Health checks of a ready program, repeated in a thread because a response may take long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATHS: Final = {"triton": "/v2/health/ready", "openai": "/health"}
 
 
 def server_health(folder: Path) -> tuple[str, str] | None:
-    """Address and path to ask the server of a managed server by; None where service.json does not tell."""
+    """Address and path of a managed server's health check. None if service.json lacks them."""
     try:
         service = Service.read(folder / "service.json")
     except ServerError:
@@ -40,7 +40,7 @@ def gateway_health(folder: Path) -> tuple[str, str] | None:
 
 
 class Health:
-    """Of one program, from when it is ready until `close`."""
+    """Health of one program, from when it is ready until `close`."""
 
     def __init__(self, address: str, path: str, *, every_s: float = EVERY_S, limit_s: float = LIMIT_S) -> None:
         self._address, self._path, self._every_s, self._limit_s = address, path, every_s, limit_s
@@ -67,10 +67,10 @@ class Health:
             if not self._missed:
                 self._since_s = time.monotonic()
             self._why = why
-            self._missed += 1  # last: whoever sees it sees the others
+            self._missed += 1  # last, so that a reader of it sees the others
 
     def _ask(self) -> str | None:
-        """Why there is no good answer; None where there is one."""
+        """The reason for a failed health check. None for a passed one."""
         try:
             status, _ = asyncio.run(fetch(self._address, self._path, timeout_s=self._limit_s))
         except ValueError:

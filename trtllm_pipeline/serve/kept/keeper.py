@@ -1,11 +1,11 @@
 """`python -m trtllm_pipeline.serve.kept.keeper FOLDER [FD]`: the process that keeps one server; FD is its lock, held already.
 
-It runs the launch stage of the server's toolchain, and the gateway beside it, below a guardian: should this process be
+It runs the launch stage of the server's toolchain, and its gateway, below a guardian: should this process be
 killed, the guardian ends them. What dies, or does not answer for some time, is started again if that was asked, after 1, 2,
 4 and up to 60 seconds; what has never been ready is not. SIGTERM, SIGINT and SIGHUP end it in order: the gateway finishes
 its answers, then the server ends.
 
-Exit status 0 when it was told to end, 1 when the server cannot be kept: what systemd's Restart=on-failure goes by.
+Exit status 0 after a stop, 1 if the server cannot be kept running, as systemd's Restart=on-failure expects.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from trtllm_pipeline.tensorrt import (
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 STEADY_S: Final = 60.0
-"""A program that was ready for so long has earned a short pause when it dies."""
+"""A program that was ready this long gets a short pause when it dies."""
 MOST_LOG_BYTES: Final = 64 << 20
 """A log that has grown beyond is begun anew; what it held stays as LOG.1."""
 _POLL_S: Final = 0.2
 _LOOK_AT_LOGS_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
 _LEASE_S: Final = 0.5
-"""Who waits for more than is free holds some of it for a moment, ten times a second: such a moment ends no start."""
+"""A process that waits for more GPUs than are free holds some of them briefly, ten times a second. That does not fail a start."""
 _LEASE_POLL_S: Final = 0.02
 _OWN_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d keeper: ")
 _PORT: Final = re.compile(r":(\d+)/?$")
@@ -89,31 +89,31 @@ class _Program:
     argv: Sequence[str]
     log: Path
     output: Path
-    """What it says itself: of the server beside the log of the stage that starts it."""
+    """Its own log, separate from that of the stage that starts the server."""
     ready_file: Path
     grace_s: float
-    """What a polite stop may take."""
+    """Timeout of a graceful shutdown."""
     health_of: Callable[[Path], tuple[str, str] | None]
-    """Where to ask, by the server's directory."""
+    """Address of the health check, by the server's directory."""
     after: _Program | None = None
-    """Which must be ready before this is started the first time."""
+    """The program that must be ready before the first start of this one."""
     runs: bool = False
     due_s: float = 0.0
-    """Monotonic time at which to start it, where it does not run."""
+    """Monotonic time at which to start it, if it does not run."""
     ready_s: float | None = None
     """Monotonic time since when it is ready."""
     health: Health | None = None
     """While it is ready."""
     hung: ServerError | None = None
-    """Why it is being ended: it did not answer."""
+    """The reason why it is being ended: it did not respond."""
     force_s: float = 0.0
     """Monotonic time after which it is killed, while it is being ended so."""
     worked: bool = False
-    """Whether it was ever ready."""
+    """True if it was ever ready."""
     pause_s: float = FIRST_PAUSE_S
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
     log_bytes: int = 0
-    """Length of its log when it was started: what stands before is of earlier starts."""
+    """Length of its log at its start. Earlier content is from earlier starts."""
 
     def not_ready(self) -> None:
         """It is not, or no longer."""
@@ -122,9 +122,9 @@ class _Program:
             self.health.close()
             self.health = None
 
-    def said(self) -> LogText:
-        """What it wrote since it was started; the keeper writes to the same log."""
-        grown = self.log.exists() and self.log.stat().st_size >= self.log_bytes  # else it was begun anew
+    def printed(self) -> LogText:
+        """Its output since its start. The keeper writes to the same log."""
+        grown = self.log.exists() and self.log.stat().st_size >= self.log_bytes  # else it was rotated
         return LogText(self.log, since=self.log_bytes if grown else 0, but=_OWN_LINE)
 
 
@@ -132,13 +132,13 @@ class _Kept:
     """A server that is kept."""
 
     def __init__(self, folder: Path, lock: claims.Claim, *, checked: bool) -> None:
-        """`checked`: whoever started this has just checked what is signed."""
+        """`checked`: the caller has just checked the signatures."""
         self.folder = folder
         self.lock = lock
         self.checked = checked
         self.check: signed.SignedCheck | None = None
         self.record = replace(
-            servers.told(folder),
+            servers.read_record(folder),
             keeper=Keeper.here(),
             state=State.STARTING,
             reason=None,
@@ -183,7 +183,7 @@ class _Kept:
     # Telling.
 
     def say(self, text: str) -> None:
-        """A line of the log, and for whoever started this by hand."""
+        """A line of the log, and for a start by hand."""
         line = f"{time.strftime('%Y-%m-%d %H:%M:%S')} keeper: {text}\n"
         with suppress(OSError):
             with (self.folder / LOG).open("a", encoding="utf-8") as file:
@@ -199,7 +199,7 @@ class _Kept:
             leave_last_word(self.lock, state, reason or state.value)
 
     def write(self) -> None:
-        """Write what there is to say; where that fails, it is tried again."""
+        """Write the record. Retried if it fails."""
         self.unwritten = True
         with suppress(OSError):
             self.record.write(self.folder)
@@ -211,7 +211,7 @@ class _Kept:
     def keep(self, ended: threading.Event) -> int:
         """Keep it until `ended`, or until it cannot be kept. Returns the exit status."""
         servers.identify(self.lock.fd, Keeper.here())
-        self.record.write(self.folder)  # where this fails, nobody could find the server
+        self.record.write(self.folder)  # without it the server could not be found
         try:
             held, gpus = lease(self.record.gpus_needed)
             self.fds += [claim.fd for claim in held]
@@ -266,7 +266,7 @@ class _Kept:
                 self._died(program, self._why(program, event))
 
     def _in_order(self) -> bool:
-        """Whether what is signed has been checked for this start. Raises what `signed.check` does."""
+        """True if the signatures have been checked for this start. Raises as `signed.check`."""
         if not self.checked and (self.record.require_signed or self.record.trusted_keys):
             self.check = self.check or signed.SignedCheck(self.record)
             if self.check.is_alive():
@@ -282,7 +282,7 @@ class _Kept:
         program.log_bytes = program.log.stat().st_size if program.log.exists() else 0
         for stale in (program.ready_file, self.folder / FAILURE_FILE):
             stale.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):  # what an earlier one said is no cause of this one's end
+        with suppress(FileNotFoundError):  # an earlier failure did not cause this end
             program.output.replace(program.output.with_name(f"{program.output.name}.1"))
         if program.after is None:
             (self.folder / REPAIR_FILE).unlink(missing_ok=True)
@@ -300,7 +300,7 @@ class _Kept:
         )
 
     def _write_job(self) -> None:
-        """The launch stage's job: on the ports that clients know, as far as nobody else has them."""
+        """The launch stage's job, on the ports that clients know, if they are free."""
         params = dict(self.job.params)
         for name in ("http", "grpc", "metrics"):
             if f"{name}_port" in params:
@@ -313,9 +313,9 @@ class _Kept:
         write_json(path, {**config, "port": self._port("openai", str(config.get("host")))})
 
     def _port(self, name: str, host: str) -> int:
-        """The port that was asked for, or else the one that clients know, if nobody else has it; 0 is any."""
-        if asked := self.record.asked_ports.get(name):
-            return asked
+        """The requested port, or else the one that clients know, if it is free. 0 is any."""
+        if port := self.record.asked_ports.get(name):
+            return port
         known = self.record.ports.get(name, 0)
         return 0 if known and busy_ports([known], host) else known
 
@@ -332,7 +332,7 @@ class _Kept:
             if self.unwritten:
                 self.write()
             if not os.fstat(self.lock.fd).st_nlink:
-                raise StateError("its directory was removed, so nobody could find the server")
+                raise StateError("its directory was removed, so the server could not be found")
             for name in (LOG_FILE, GATEWAY_LOG, LOG):
                 with suppress(OSError):
                     begin_anew(self.folder / name, MOST_LOG_BYTES)
@@ -354,11 +354,11 @@ class _Kept:
             self.tell(State.RESTARTING, str(reason or "its server has died"))
 
     def _look_whether_they_answer(self, now: float) -> None:
-        """Say that all are ready, or which has stopped to answer; that one is started again where it was asked."""
+        """Record that all are ready, or restart one that does not respond, if requested."""
         for program in self.programs:
-            if program.health is None or (found := program.health.unresponsive()) is None:
+            if program.health is None or (unresponsive := program.health.unresponsive()) is None:
                 continue
-            since_s, why = found
+            since_s, why = unresponsive
             if self.record.state is not State.UNRESPONSIVE:
                 began = time.time() - (now - since_s)
                 at = time.strftime("%H:%M:%S", time.localtime(began))
@@ -381,7 +381,7 @@ class _Kept:
             self.tell(State.READY)
 
     def _died(self, program: _Program, error: PipelineError) -> None:
-        """Arrange for its next start. Raises `error` where there is none."""
+        """Schedule its next start. Raises `error` if there is none."""
         now = time.monotonic()
         ready_for_s = None if program.ready_s is None else now - program.ready_s
         error, program.hung = program.hung or error, None
@@ -402,16 +402,18 @@ class _Kept:
         if program.name == "server":
             if event.returncode == 0:
                 return ServerError("the server was ended by a signal to it, not by `pipeline serve stop`")
-            return failure_of(self.job, event.returncode, timed_out=False, before=program.before, said=program.said())
-        lines = [line for line in program.said().lines if line.strip()]
+            return failure_of(
+                self.job, event.returncode, timed_out=False, before=program.before, said=program.printed()
+            )
+        lines = [line for line in program.printed().lines if line.strip()]
         errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
-        if event.returncode > 0 and errors:  # what it was told is wrong
-            told, _, hint = "\n".join(lines[errors[-1] :]).removeprefix("error: ").partition("\nhint: ")
-            return ServerError(f"the gateway: {told}", hint=hint or None, log=program.log)
+        if event.returncode > 0 and errors:  # its configuration is wrong
+            reason, _, hint = "\n".join(lines[errors[-1] :]).removeprefix("error: ").partition("\nhint: ")
+            return ServerError(f"the gateway: {reason}", hint=hint or None, log=program.log)
         last = lines[-1:]
         how = f"signal {-event.returncode}" if event.returncode < 0 else f"exit code {event.returncode}"
-        said = f"; its last line: {last[0]}" if last else ""
-        return ServerError(f"the gateway ended with {how}{said}", log=program.log)
+        last_line = f"; its last line: {last[0]}" if last else ""
+        return ServerError(f"the gateway ended with {how}{last_line}", log=program.log)
 
     def _end(self, reason: str | None) -> None:
         """End what runs, the gateway first: it lets answers come to their end."""
@@ -460,9 +462,9 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
             )
     deadline = time.monotonic() + _LEASE_S
     while True:
-        found = claims.lease_machine(tuple(known[:gpus]), others=known, enter=claims.enter_standing)
-        if found is not None:
-            return found
+        lease_held = claims.lease_machine(tuple(known[:gpus]), others=known, enter=claims.enter_standing)
+        if lease_held is not None:
+            return lease_held
         if time.monotonic() > deadline:
             break
         time.sleep(_LEASE_POLL_S)
@@ -474,9 +476,7 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
             hint="pipeline serve ps shows the GPUs of servers; stop one, or wait for the run",
         )
     who = " and ".join(claims.machine_users(())) or "`pipeline status` in its workspace"
-    raise StateError(
-        "a run measures on this machine now, and nothing else may run beside it", hint=f"wait for its end: {who}"
-    )
+    raise StateError("a run measures on this machine now, and excludes other work", hint=f"wait for its end: {who}")
 
 
 def leave_last_word(lock: claims.Claim, state: State, reason: str) -> None:
@@ -486,7 +486,7 @@ def leave_last_word(lock: claims.Claim, state: State, reason: str) -> None:
 
 
 def begin_anew(log: Path, most_bytes: int) -> None:
-    """Empty a log that has more than `most_bytes`, keeping what it held beside it. Who appends to it continues doing so."""
+    """Empty a log that has more than `most_bytes`, keeping its content in a second file. Writers continue to append."""
     if log.exists() and log.stat().st_size > most_bytes:
         shutil.copyfile(log, log.with_name(f"{log.name}.1"))
         os.truncate(log, 0)
@@ -503,7 +503,7 @@ def _visible(gpus: Sequence[str]) -> Mapping[str, str]:
 
 
 def _ending_with_parent(argv: Sequence[str]) -> tuple[str, ...]:
-    """`argv`, told to end when its guardian is killed, where the system can tell it."""
+    """`argv`, signaled when its guardian is killed, if the system supports it."""
     setpriv = shutil.which("setpriv")
     return (setpriv, "--pdeathsig", "TERM", *argv) if setpriv else tuple(argv)
 
@@ -511,10 +511,10 @@ def _ending_with_parent(argv: Sequence[str]) -> tuple[str, ...]:
 def _ports(folder: Path) -> dict[str, int]:
     """The ports in service.json and gateway.json."""
     service, gateway = read_object(folder / SERVICE_FILE) or {}, read_object(folder / GATEWAY_FILE) or {}
-    told: dict[str, Any] = {name: service.get(name) for name in ("http", "grpc", "metrics")}
-    told["openai"] = gateway.get("url")
-    found = {name: _PORT.search(value) for name, value in told.items() if isinstance(value, str)}
-    return {name: int(match[1]) for name, match in found.items() if match}
+    urls: dict[str, Any] = {name: service.get(name) for name in ("http", "grpc", "metrics")}
+    urls["openai"] = gateway.get("url")
+    matches = {name: _PORT.search(value) for name, value in urls.items() if isinstance(value, str)}
+    return {name: int(match[1]) for name, match in matches.items() if match}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -26,7 +26,7 @@ TARGETS_FILE: Final = "prometheus.json"
 JOB: Final = "pipeline"
 SCRAPE_S: Final = 5
 REFRESH_S: Final = 30
-"""How often Prometheus looks at the targets' file where the file system tells it nothing."""
+"""Interval at which Prometheus rereads the targets' file without file system events."""
 
 
 def write_targets(workspace: Path) -> None:
@@ -56,7 +56,7 @@ def write_targets(workspace: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Of several keepers, each sees what the one before has written."""
+    """Serializes keepers: each sees the targets that the previous one wrote."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -66,15 +66,15 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _before(file: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """Targets by server and part, as they stand in the file; none when it is not there or damaged."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    """Targets by server and part in the file. Empty if it is missing or damaged."""
+    targets: dict[str, dict[str, dict[str, Any]]] = {}
     try:
         for target in json.loads(reading.read_bytes(file)):
             labels = target["labels"]
-            found.setdefault(labels["server"], {})[labels["part"]] = target
+            targets.setdefault(labels["server"], {})[labels["part"]] = target
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return found
+    return targets
 
 
 def _targets(server: KeptServer) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def alert_rules(ttft_p99_s: float = 2.0, error_ratio: float = 0.05) -> dict[str,
     rules = (
         _rule(
             "PipelineServerDown",
-            # trtllm-serve has metrics only when it was told so; that it is down shows as errors of the gateway.
+            # trtllm-serve has metrics only with an option. The gateway's errors show that it is down.
             f'up{{job="{JOB}",part!="{TRTLLM_SERVE}"}} == 0',
             "1m",
             "critical",
@@ -178,7 +178,7 @@ def _rule(name: str, expression: str, lasting: str, severity: str, summary: str,
 
 
 def grafana_files(folder: Path, prometheus_url: str) -> dict[str, Mapping[str, Any]]:
-    """Files that tell a Grafana of its data source and where the dashboard is, by path."""
+    """Grafana's provisioning files for the data source and the dashboard, by path."""
     source = {
         "name": "Prometheus",
         "type": "prometheus",

@@ -1,4 +1,4 @@
-"""What a server is started from: a cell of a workspace, or a directory with a repository or an engine."""
+"""The input of a managed server: a cell of a workspace, or a directory with a repository or an engine."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class ServeTarget:
     toolchain: str
     launch: Stage
     params: Any
-    """Of the launch stage."""
+    """Parameters of the launch stage."""
     inputs: Mapping[str, Path]
-    """Of the launch stage. `repository` is missing where it has to be written first, for `engine`."""
+    """Inputs of the launch stage. `repository` is missing if it has to be written first, for `engine`."""
     model: str
-    """What OpenAI clients call the model, where nobody says anything else."""
+    """Default model name for OpenAI clients."""
     name: str
-    """What the server is called, where nobody says anything else."""
+    """Default name of the server."""
     model_folder: Path | None
     max_seq_len: int | None = None
     max_input_len: int | None = None
@@ -63,13 +63,13 @@ class ServeTarget:
     @property
     def folders(self) -> tuple[Path, ...]:
         """All that it is served from, and so the engine or weights that its repository refers to, wherever they are."""
-        found = (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
+        folders = (*self.inputs.values(), *(() if self.model_folder is None else (self.model_folder,)))
         repository = self.inputs.get("repository")
-        return found if repository is None else tuple(dict.fromkeys((*found, *_referenced(repository))))
+        return folders if repository is None else tuple(dict.fromkeys((*folders, *_referenced(repository))))
 
 
 def require_text(inputs: Mapping[str, Path]) -> None:
-    """Raise UsageError for a server that no gateway can stand in front of: one whose questions have images."""
+    """Raise UsageError for a server that cannot have a gateway: one whose requests have images."""
     if "repository" in inputs and (inputs["repository"] / ENCODERS_MODEL).is_dir():
         raise UsageError(
             "--openai: the gateway hands on text alone, and each question to this server has an image",
@@ -89,12 +89,12 @@ def is_folder(what: str) -> bool:
     if os.path.isdir(what):
         return True
     if what.startswith(("/", "./", "../", "~")):
-        raise UsageError(f"there is no directory {what}", hint="name a cell, or an engine or repository directory")
+        raise UsageError(f"directory {what} does not exist", hint="name a cell, or an engine or repository directory")
     return False
 
 
 def of_request(request: Request, store: Store, model_folder: Path | None) -> ServeTarget:
-    """What serves the one cell that is asked for. Raises UsageError unless it is built, PlanError, StateError."""
+    """The target for the one requested cell. Raises UsageError unless it is built, PlanError, StateError."""
     store.check_writable()
     try:
         target = of_cell(served_cell.served_cell(request, store))
@@ -104,7 +104,7 @@ def of_request(request: Request, store: Store, model_folder: Path | None) -> Ser
 
 
 def of_cell(found: served_cell.ServedCell) -> ServeTarget:
-    """What serves a cell. Raises PlanError where this machine lacks what its toolchain needs to run."""
+    """The target for a cell. Raises PlanError if this machine lacks a requirement of its toolchain."""
     cell, machine = found.cell, found.plan.machine
     if cell.toolchain in toolchains.SERVERS and (url := cell.settings["openai"]["url"]):
         raise UsageError(
@@ -132,7 +132,7 @@ def of_cell(found: served_cell.ServedCell) -> ServeTarget:
 
 
 def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    """What serves a directory. Raises UsageError for one that cannot be served, PlanError where the machine lacks something."""
+    """The target for a directory. Raises UsageError for one that cannot be served, PlanError if the machine lacks a requirement."""
     from trtllm_pipeline.tensorrt import SERVE_FILE
 
     folder = folder.absolute()
@@ -163,7 +163,7 @@ def _of_serve_file(folder: Path, model_folder: Path | None, machine: Machine) ->
 
 
 def _number(words: list[str], option: str) -> int:
-    """The value of an option of a command line, 1 where it has none."""
+    """The value of an option of a command line. 1 if absent."""
     for place, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == option:
@@ -202,7 +202,7 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
 
 
 def _tokenizer_of(repository: Path) -> Path | None:
-    """The directory with the tokenizer that a repository names, where it is there."""
+    """The directory with the tokenizer that a repository names, if it exists."""
     try:
         texts = model_config.string_parameters(model_config.read(repository / "preprocessing" / model_config.FILE_NAME))
     except (OSError, model_config.ModelConfigError):
@@ -213,11 +213,11 @@ def _tokenizer_of(repository: Path) -> Path | None:
 
 def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     try:
-        found = decode_yaml(settings.read_bytes())
-        model = Path(str(found["model"]))
-        sizes = [found.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+        data = decode_yaml(settings.read_bytes())
+        model = Path(str(data["model"]))
+        sizes = [data.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
         gpus = int(sizes[0]) * int(sizes[1])
-        longest = found.get("max_seq_len")
+        longest = data.get("max_seq_len")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{settings} is not the LLM API's model.yaml: {error}") from error
     tokenizer = model_folder or (model if model.is_dir() else None)
@@ -230,7 +230,7 @@ def _of_engine(folder: Path, model_folder: Path | None, machine: Machine) -> Ser
     embedded = (folder / _EMBEDDED_WEIGHTS).is_file()
     if engine is None or not (embedded or engine.rank_files[0].is_file()):
         raise UsageError(
-            f"{folder} is no engine: neither {_EMBEDDED_WEIGHTS} nor rank0.engine is in it", hint=_EXPECTED
+            f"{folder} is not an engine: neither {_EMBEDDED_WEIGHTS} nor rank0.engine is in it", hint=_EXPECTED
         )
     model = model_folder or _made_of(folder) or folder
     toolchain = toolchains.EMBEDDED if embedded else toolchains.ENGINES
@@ -239,7 +239,7 @@ def _of_engine(folder: Path, model_folder: Path | None, machine: Machine) -> Ser
 
 
 def _made_of(engine: Path) -> Path | None:
-    """The model that an engine in a workspace was made of, where it is there: the tokenizer is not beside the engine."""
+    """The model from which an engine in a workspace was built, if it exists: the engine has no tokenizer."""
     artifact: Path | None = engine.parent
     while artifact is not None and artifact.parent.name != "download":
         try:

@@ -1,17 +1,17 @@
-"""Servers that are kept in a workspace, as their files say: which there are, how each stands, and where it is reached.
+"""The managed servers of a workspace, by their files: their names, states and addresses.
 
     WORKSPACE/serve/NAME/
       server.json       what was asked, and how it stands; written by `start`, then by the keeper alone
       job.json          the launch stage, as its program reads it
       service.json      endpoints of the server; there while it is ready
-      gateway-config.json, gateway.json    the OpenAI endpoint in front of it: what it is told, and where it listens
+      gateway-config.json, gateway.json    its OpenAI endpoint: configuration and address
       log               of the keeper and the launch stage; server.log: of the server; gateway.log: of the endpoint
       lock              a flock that the keeper and all below it hold while they live; it holds the keeper's identity, and
                         its last word where server.json could not be written
       stop              there while somebody stops it
 
 A keeper is recognised by its process id, start time and boot, so neither a reused id nor a restarted machine is taken for
-it. What it has said last stands in server.json; what has become of it since is found here, by looking.
+it. Its last record is in server.json. This module determines its state since.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class State(str, Enum):
     RESTARTING = "restarting"
     """It has died and is started again; `reason` says why it died."""
     STOPPING = "stopping"
-    """It was told to end, or its keeper is gone and what it left is being ended."""
+    """It was stopped, or its keeper is gone and its processes are being ended."""
     STOPPED = "stopped"
     """It was stopped, or ended with the machine; `reason` says which."""
     FAILED = "failed"
@@ -72,13 +72,13 @@ class State(str, Enum):
 
     @property
     def alive(self) -> bool:
-        """Whether processes of it may be there."""
+        """True if it may have processes."""
         return self not in {State.STOPPED, State.FAILED}
 
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """A process that keeps a server, told from any other by start time and boot."""
+    """The process that keeps a server, identified by start time and boot."""
 
     pid: int
     start_time: int
@@ -96,12 +96,12 @@ class Keeper:
         return cls(pid, running_since(pid) or 0, boot_id())
 
     def lives(self) -> bool:
-        """Whether it is the process that has its id now."""
+        """True if it is the process that has its pid now."""
         return self.boot_id == boot_id() and running_since(self.pid) == self.start_time
 
 
 def boot_id() -> str:
-    """What the kernel calls the time since it was started; "" where it does not say."""
+    """The kernel's id of this boot. "" if unknown."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
@@ -109,24 +109,24 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptOptions:
-    """What is asked of a server, and stays so whenever it is started again."""
+    """The options of a server, which a restart keeps."""
 
     gateway: bool = False
-    """Whether the gateway stands in front of it."""
+    """True if it has a gateway."""
     restart: bool = False
-    """Whether it is started again when it dies, or does not answer for `unresponsive_timeout_s`."""
+    """True if it is restarted when it dies, or does not respond for `unresponsive_timeout_s`."""
     unresponsive_timeout_s: float = UNRESPONSIVE_S
     require_signed: bool = False
-    """Whether what it is served from must be signed by a trusted key, also when it is started again."""
+    """True if its inputs must be signed by a trusted key, also at a restart."""
     trusted_keys: str | None = None
     """Directory of those keys."""
     command: tuple[str, ...] = ()
-    """What was typed to start it."""
+    """The command that started it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRecord(KeptOptions):
-    """What server.json holds: what was asked, what is served, and how it stands as its keeper said last."""
+    """The content of server.json: the options, the target, and the last state that its keeper recorded."""
 
     toolchain: str
     cell: str | None = None
@@ -153,7 +153,7 @@ class KeptRecord(KeptOptions):
     """How often it was started again since."""
     keeper: Keeper | None = None
     gpus: tuple[str, ...] = ()
-    """Those it has, as CUDA_VISIBLE_DEVICES names them."""
+    """Its GPUs, as in CUDA_VISIBLE_DEVICES."""
     asked_ports: Mapping[str, int] = field(default_factory=dict)
     """By http, grpc, metrics and openai, those that it must have; the others may change."""
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -183,10 +183,10 @@ class KeptRecord(KeptOptions):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server that is ready is reached."""
+    """Address of a ready server."""
 
     service: Service
-    """Of the server itself."""
+    """Address of the server itself."""
     openai: str | None
     """Base URL of an OpenAI endpoint, such as http://127.0.0.1:8000/v1: the gateway, or the server itself."""
     models: tuple[str, ...]
@@ -226,7 +226,7 @@ class KeptServer:
         return None if self.record is None else self.record.cell
 
     def endpoint(self) -> Endpoint | None:
-        """Where it is reached; None unless it is ready."""
+        """Its address. None unless it is ready."""
         if self.state is not State.READY or self.record is None:
             return None
         try:
@@ -261,7 +261,7 @@ def metrics_urls(folder: Path) -> dict[str, str]:
 
 
 def gateway_url(folder: Path) -> str | None:
-    """URL of a server's gateway as this machine reaches it, also where it listens on all of its addresses."""
+    """URL of a server's gateway from this machine, also if it listens on all addresses."""
     url = (read_object(folder / GATEWAY_FILE) or {}).get("url")
     if not isinstance(url, str):
         return None
@@ -269,9 +269,9 @@ def gateway_url(folder: Path) -> str | None:
 
 
 def api_keys_file(folder: Path) -> Path | None:
-    """The file of the keys that requests to a server's gateway need one of; None where they need none."""
-    told = (read_object(folder / GATEWAY_CONFIG) or {}).get("api_keys_file")
-    return Path(told) if isinstance(told, str) else None
+    """The file of a gateway's API keys. None if it needs none."""
+    path = (read_object(folder / GATEWAY_CONFIG) or {}).get("api_keys_file")
+    return Path(path) if isinstance(path, str) else None
 
 
 def folder_of(workspace: Path, name: str) -> Path:
@@ -289,23 +289,23 @@ def find(workspace: Path) -> list[KeptServer]:
         )
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [look(folder_of(workspace, name)) for name in names]
-    return [server for server in found if server.record is not None or (server.folder / SERVER_FILE).exists()]
+    servers = [look(folder_of(workspace, name)) for name in names]
+    return [server for server in servers if server.record is not None or (server.folder / SERVER_FILE).exists()]
 
 
 def look(folder: Path) -> KeptServer:
     """How the managed server in `directory` stands now. Reads only."""
     data = read_object(folder / SERVER_FILE) or {}
     while True:
-        found = _seen(folder, data)
+        server = _look_at(folder, data)
         before, data = data, read_object(folder / SERVER_FILE) or {}
         if data == before:  # what is seen is of a moment in which server.json said this
-            return found
+            return server
 
 
-def _seen(folder: Path, data: Mapping[str, Any]) -> KeptServer:
+def _look_at(folder: Path, data: Mapping[str, Any]) -> KeptServer:
     held, stopping = is_held(folder), (folder / STOP).exists()
-    named, last = _said_in(folder / LOCK)
+    named, last = _log_of(folder / LOCK)
     named = named if held else None
     living = named if named is not None and named.lives() else None
     try:
@@ -327,14 +327,14 @@ def standing(
     """How a server stands, and why, from what its keeper said last and what is seen now.
 
     `held`: some process of it holds the lock. `lives`: one of them is its keeper. `boot` is that of now. `last` is what is
-    known of its end beside server.json: that somebody stops it, or what its keeper left in the lock.
+    known of its end outside server.json: a stop request, or the keeper's entry in the lock.
     """
     keeper, reason = record.keeper, record.reason
     if lives:
         return record.state, reason
     if held and keeper is None:
         return State.STARTING, reason  # `start` is about to start the keeper
-    if not record.state.alive:  # also where a command has the lock that is about to start or remove it
+    if not record.state.alive:  # also if a command that starts or removes it has the lock
         return record.state, reason
     if held:
         return State.STOPPING, "its keeper was killed; its processes are being ended"
@@ -349,8 +349,8 @@ def standing(
     return State.FAILED, f"its keeper (process {keeper.pid}) was killed"
 
 
-def told(folder: Path) -> KeptRecord:
-    """What server.json says. Raises ValueError, KeyError or TypeError where it is damaged."""
+def read_record(folder: Path) -> KeptRecord:
+    """The record in server.json. Raises ValueError, KeyError or TypeError if it is damaged."""
     return KeptRecord.of(read_object(folder / SERVER_FILE) or {})
 
 
@@ -362,15 +362,15 @@ def changed(record: KeptRecord, state: State, reason: str | None, hint: str | No
 
 def identify(lock_fd: int, keeper: Keeper, last: tuple[State, str] | None = None) -> None:
     """Write into a lock that is held whose it is, and how it ends, which takes no room on a full disk."""
-    said = {}
+    record = {}
     if last is not None:
         reason = last[1].encode(errors="replace")[:_MOST_REASON_BYTES].decode(errors="ignore")
-        said = {"state": last[0].value, "reason": reason}
-    text = json.dumps({**asdict(keeper), **said}).encode()
+        record = {"state": last[0].value, "reason": reason}
+    text = json.dumps({**asdict(keeper), **record}).encode()
     os.pwrite(lock_fd, text.ljust(_IDENTITY_BYTES), 0)  # in one write, over what stood there
 
 
-def _said_in(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
+def _log_of(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
     """The keeper that says in its lock who it is, and its last word."""
     try:
         data = read_object(lock) or {}
@@ -397,7 +397,7 @@ def take(folder: Path) -> claims.Claim | None:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether any process of the server in `directory` lives."""
+    """True if any process of the server in `directory` runs."""
     try:
         return claims.is_held(folder / LOCK)
     except OSError:
@@ -407,13 +407,13 @@ def is_held(folder: Path) -> bool:
 def holders(folder: Path) -> set[int]:
     """The processes, as far as this user sees them, that have the lock of the server in `directory` open; not this one."""
     lock = str(folder / LOCK)
-    found = set()
+    keepers = set()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with suppress(OSError):
             fds = os.listdir(f"/proc/{pid}/fd")
             if pid != os.getpid() and any(_is_file(f"/proc/{pid}/fd/{fd}", lock) for fd in fds):
-                found.add(pid)
-    return found
+                keepers.add(pid)
+    return keepers
 
 
 def _is_file(link: str, path: str) -> bool:

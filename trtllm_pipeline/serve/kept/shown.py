@@ -17,12 +17,12 @@ from trtllm_pipeline.serve.kept.servers import GATEWAY_LOG, KeptServer, api_keys
 from trtllm_pipeline.tensorrt import LOG_FILE
 
 LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
-"""What a managed server writes, by which of its programs."""
+"""The logs of a managed server, by program."""
 _EVERY_S: Final = 1.0
 _SERVES = "serves"
 _LEAST_WIDTH = 16
 _GPU_CHARACTERS = 12
-"""Of a GPU's name, as many as nvidia-smi takes for it: GPU-5a1b2c3d."""
+"""Characters of a GPU's UUID that nvidia-smi accepts: GPU-5a1b2c3d."""
 
 
 def to_json(found: Sequence[KeptServer]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def entry(server: KeptServer) -> dict[str, Json]:
     logs: dict[str, Json] = {
         part: str(server.folder / name) for part, name in LOGS.items() if (server.folder / name).exists()
     }
-    found: dict[str, Json] = {
+    fields: dict[str, Json] = {
         "name": server.name,
         "state": server.state.value,
         "reason": server.reason,
@@ -49,7 +49,7 @@ def entry(server: KeptServer) -> dict[str, Json]:
     if endpoint is not None:
         service = endpoint.service
         triton = service.kind == "triton"
-        found["endpoints"] = {
+        fields["endpoints"] = {
             "openai": endpoint.openai,
             "model": endpoint.model,
             "http": service.http if triton else None,
@@ -59,7 +59,7 @@ def entry(server: KeptServer) -> dict[str, Json]:
             "server_pid": service.pid,
         }
     if record is not None:
-        found |= {
+        fields |= {
             "cell": record.cell,
             "served_folder": record.served_folder,
             "toolchain": record.toolchain,
@@ -73,7 +73,7 @@ def entry(server: KeptServer) -> dict[str, Json]:
             "since_s": round(record.since_s, 3),
             "command": list(record.command),
         }
-    return found
+    return fields
 
 
 def to_table(found: Sequence[KeptServer], width: int | None = None) -> str:
@@ -147,15 +147,15 @@ def _paragraph(server: KeptServer) -> str:
 
 
 def endpoints(server: KeptServer) -> dict[str, str]:
-    """Where a server that is ready is reached, in words."""
+    """The address of a ready server, in words."""
     endpoint = server.endpoint()
     if endpoint is None:
         return {}
     service = endpoint.service
-    found = {} if endpoint.openai is None else {"openai": endpoint.openai, "model": ", ".join(endpoint.models)}
+    urls = {} if endpoint.openai is None else {"openai": endpoint.openai, "model": ", ".join(endpoint.models)}
     if service.kind == "triton":
-        found |= {"http": service.http, "grpc": service.grpc}
-    return found | ({"metrics": ", ".join(endpoint.metrics)} if endpoint.metrics else {})
+        urls |= {"http": service.http, "grpc": service.grpc}
+    return urls | ({"metrics": ", ".join(endpoint.metrics)} if endpoint.metrics else {})
 
 
 def example(server: KeptServer) -> str:

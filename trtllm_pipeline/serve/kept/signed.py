@@ -1,4 +1,4 @@
-"""Whether what a managed server is started from is signed as was asked."""
+"""Checks the signatures of a managed server's inputs against its policy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def check(record: KeptRecord) -> None:
 
 
 class SignedCheck(threading.Thread):
-    """`check` in a thread: it reads whole engines, and whoever waits for it must hear that it shall end."""
+    """`check` in a thread: it reads whole engines, and the waiting keeper must still receive stop requests."""
 
     def __init__(self, record: KeptRecord) -> None:
         super().__init__(daemon=True, name="signatures")
         self._record = record
         self.error: Exception | None = None
-        """What it raised, once it has ended."""
+        """Its error, once it has ended."""
         self.start()
 
     def run(self) -> None:
         """Check."""
         try:
             check(self._record)
-        except Exception as error:  # noqa: BLE001  raised by whoever waits
+        except Exception as error:  # noqa: BLE001  raised by the waiting thread
             self.error = error

@@ -18,7 +18,7 @@ PASSED_ON: Final = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", EXAMPLES_VARIABLE, TEMPLATES_VARIABLE),
     "TRTLLM_NO_USAGE_STATS",
 )
-"""What a server is found and started by. Nothing else of the environment is written down: there may be secrets in it."""
+"""Environment variables by which a server is found and started. No others are written: the environment may have secrets."""
 _STOP_S: Final = 60
 _AGAIN_S: Final = 10
 
@@ -74,7 +74,7 @@ _KEEPER: Final = "trtllm_pipeline.serve.kept.keeper"
 
 
 def next_steps(path: Path, name: str, *, system: bool, running: bool) -> str:
-    """What to type once the unit is written."""
+    """The commands to run once the unit is written."""
     control = "sudo systemctl" if system else "systemctl --user"
     lines = [f"pipeline serve stop {name}"] if running else []
     known = path == default_path(name, system=system)

@@ -75,7 +75,7 @@ def _command(
 ) -> None:
     """Offer running servers as OpenAI endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
 
-    It runs until Ctrl-C. A server that is started again is found again. docs/gateway.md says more.
+    It runs until Ctrl-C. A server that is started again is found again. docs/reference/gateway.md says more.
 
     examples:
       pipeline serve gateway smollm2=service.json --model-folder smollm2=engine --port 9000

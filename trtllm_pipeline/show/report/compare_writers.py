@@ -213,7 +213,7 @@ def unit(metric: str) -> str:
 
 def percent(change: float) -> str:
     """`+3.1%`."""
-    return f"{change * 100:+.1f} %"
+    return f"{change * 100:+.1f}%"
 
 
 def sentence(delta: Delta) -> str:

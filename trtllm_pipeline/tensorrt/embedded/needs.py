@@ -1,6 +1,6 @@
 """Memory and disk needs of the embedded toolchain's stages: pure functions of a model's numbers and a cell.
 
-The constants were measured with SmolLM2-135M and a model of 182 million random weights (docs/memory.md).
+The constants were measured with SmolLM2-135M and a model of 182 million random weights (docs/project/estimates.md).
 """
 
 from __future__ import annotations

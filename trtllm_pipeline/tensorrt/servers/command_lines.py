@@ -99,7 +99,7 @@ def nested() -> str | None:
         return None
     return (
         f"mpirun cannot start inside a parallel job ({variable} is set): it would take that job's ranks for its own; "
-        'see docs/multi-node.md, "In a Slurm allocation"'
+        'see docs/clusters.md, "In a Slurm allocation"'
     )
 
 

@@ -1,6 +1,6 @@
 """The time of a stage that depends on the model's size, in seconds: bytes over bandwidth, operations over rate.
 
-Pure functions of a cell and a machine. docs/memory.md lists them with the measurements that they were compared with. The
+Pure functions of a cell and a machine. docs/project/estimates.md lists them with the measurements that they were compared with. The
 part that is the same for every model is a stage's `expected_s`.
 """
 

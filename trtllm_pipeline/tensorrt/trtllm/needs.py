@@ -1,7 +1,7 @@
 """Memory and disk that TensorRT-LLM's stages take: pure functions of a model's numbers, a cell and a machine.
 
 `memory.py` has the least that a server needs, by which cells are refused; this is what it is expected to take. Figures that
-the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `docs/memory.md` has both in a table.
+the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `docs/project/estimates.md` has both in a table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ between 0.15 and 0.4, by logs of 0.12 and 0.15."""
 _COLLECTIVES: Final = 392 << 20
 """Of NCCL, on each of four GPUs or more; 342 MiB on two. Source: nccl_mem of NVIDIA's aiconfigurator (systems/h800_sxm.yaml)."""
 _ACTIVATIONS_ERROR: Final = 0.35
-"""How much more activations may take than `activation_bytes`: a third more, in the worst of public logs (docs/memory.md)."""
+"""How much more activations may take than `activation_bytes`: a third more, in the worst of public logs (docs/project/estimates.md)."""
 _VISUAL_ERROR: Final = 0.85
 """The same of visual engines, of which no log was found."""
 _WEIGHT_ONLY: Final = frozenset({"int8_wo", "int4_wo", "int4_awq", "w4a8_awq"})
@@ -317,7 +317,7 @@ def build_host_bytes(engine: int) -> int:
 def building(cell: Cell, machine: Machine) -> Needs:
     """trtllm-build. Host: `workers * (5 GiB + 2 * engine)`, GPU: the engine and the context.
 
-    Every rank has a separate worker. Logs of three builds from 0.8 on are within 10% of it (docs/memory.md). No log is known of
+    Every rank has a separate worker. Logs of three builds from 0.8 on are within 10% of it (docs/project/estimates.md). No log is known of
     an engine that streams weights, whose GPU is smaller than they are.
     """
     ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)

@@ -266,7 +266,7 @@ def test_what_would_fit_is_pointed_to_where_memory_is_the_reason(matrix: Path, t
 
 def test_a_request_survives_its_file_with_the_machine_it_was_for(tmp_path: Path) -> None:
     asked = Request(tmp_path / "m.yaml", ("a=1",), ("x/*",), "build", "tensorrt_llm", LINE)
-    path = tmp_path / request.FILE
+    path = tmp_path / request.REQUEST_FILE
     path.write_text(json.dumps(asked.to_json()))
     assert read_request(path) == asked
     known = asked.to_json()

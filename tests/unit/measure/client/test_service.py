@@ -294,3 +294,19 @@ def test_a_client_does_not_wait_for_ever_or_for_a_model_that_is_not_there(refusa
     assert caught.value.failure is (FailureClass.TRANSIENT if words == LOADING else FailureClass.USER)
     assert (caught.value.hint == "--model names the model") is (words != LOADING)
     assert client.left >= 0
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "adds"),
+    [({"add_special_tokens": "False"}, False), ({"add_special_tokens": "true"}, True), ({}, True), (None, True)],
+)
+def test_preprocessing_adds_special_tokens_unless_its_parameter_is_off(
+    monkeypatch: pytest.MonkeyPatch, preprocessing: dict[str, str] | None, adds: bool
+) -> None:
+    async def parameters(_client: Client, model: str) -> dict[str, str] | None:
+        assert model == "preprocessing"
+        return preprocessing
+
+    monkeypatch.setattr(Client, "parameters", parameters)
+    client = Client(Service("h", "g", None, None, "ensemble", None), "ensemble", "grpc", timeout_s=1)
+    assert asyncio.run(client.adds_special_tokens()) is adds

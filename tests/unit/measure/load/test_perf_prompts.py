@@ -205,7 +205,7 @@ def tokenizer() -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("length", [2, 17, 256, 12_000])
+@pytest.mark.parametrize("length", [2, 17, 256, pytest.param(12_000, marks=pytest.mark.thorough)])
 def test_prompts_have_the_length_asked_for(tokenizer: Tokenizer, length: int) -> None:
     prompts = made(tokenizer, Workload(input_tokens=length, prompts=6, seed=4))
     assert [len(tokenizer.encode(prompt.text).ids) for prompt in prompts] == [length] * 6

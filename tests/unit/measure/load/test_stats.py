@@ -72,6 +72,7 @@ def test_intervals_hold_the_truth_as_often_as_they_claim(share: float) -> None:
     assert held / trials < 1
 
 
+@pytest.mark.thorough
 def test_many_values_are_done_in_blocks() -> None:
     values = [index % 2 for index in range(20_001)]
     low, high = mean_interval(values, low=0, high=1) or (0, 0)

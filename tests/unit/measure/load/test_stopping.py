@@ -45,6 +45,7 @@ def repeats_until_narrow(draw: random.Random, spread: float, wanted: float, most
     return values
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("spread", "wanted"), [(3, 0.03), (5, 0.03), (10, 0.05), (1, 0.03)])
 def test_intervals_that_end_the_repeats_hold_the_truth(spread: float, wanted: float) -> None:
     """A rule that stops when an interval is narrow prefers those that are so by chance: at least 90% instead of 95%."""
@@ -149,6 +150,7 @@ def found_rate(
     raise AssertionError("the search did not end")
 
 
+@pytest.mark.thorough
 def test_bisection_finds_the_known_rate_of_a_queue() -> None:
     """Of M/M/1 the time in the system is exponential with mu - lambda: 95% within 1 s up to lambda = mu - ln 20."""
     truth, held, off, tries = 10 - math.log(20), 0, [], []

@@ -84,6 +84,7 @@ def test_a_short_run_agrees_with_a_long_one(
     assert fmean(short) == pytest.approx(long, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_ramp_up_and_drain_are_in_the_whole_window_alone() -> None:
     """Unequal lengths, three waves: a fifth of the throughput is missing from first to last."""
     engine = Engine(prefill_ms=0.0)

@@ -34,7 +34,9 @@ def test_every_rule_has_its_broken_repository() -> None:
 
 
 def test_every_rule_is_documented_as_it_is() -> None:
-    page = (Path(__file__).resolve().parents[4] / "docs" / "repository-lint.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[4] / "docs" / "reference" / "repository-lint.md").read_text(
+        encoding="utf-8"
+    )
     for rule in lint.RULES:
         assert f"| `{rule.id}` | {rule.name} | {rule.severity} | {rule.what} | {rule.hint} |" in page
 

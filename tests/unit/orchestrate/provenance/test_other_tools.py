@@ -81,7 +81,7 @@ def test_in_toto_s_own_schema_accepts_statement_and_predicate(store: Store, tmp_
 
 @pytest.mark.programs("openssl")
 def test_openssl_makes_keys_and_verifies_as_the_page_says(store: Store, tmp_path: Path) -> None:
-    """The lines of docs/provenance.md, with nothing of this project."""
+    """The lines of docs/reference/provenance.md, with nothing of this project."""
 
     def shell(line: str) -> str:
         return subprocess.run(
@@ -94,7 +94,7 @@ def test_openssl_makes_keys_and_verifies_as_the_page_says(store: Store, tmp_path
     assert shell("openssl pkey -pubin -in trusted/me.pem -outform DER | sha256sum").split()[0] == key.keyid
     artifact = publish(store)
     provenance.sign(store, artifact.folder, key)
-    page = (Path(__file__).parents[4] / "docs/provenance.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/reference/provenance.md").read_text()
     lines = page.split("```text\n")[1].split("```")[0]
     shutil.copy(artifact.folder / ENVELOPE, tmp_path)
     shutil.copytree(artifact.out, tmp_path / "out")

@@ -494,7 +494,7 @@ def test_what_is_no_file_of_sensible_size_is_not_read(
     for policy in (strict, NOTHING):
         assert {
             "link": "is a link",
-            "folder": "is not a file",
+            "directory": "is not a file",
             "pipe": "is not a file",
             "huge": "more than 65536 KiB",
         }.get(kind, "strict JSON") in messages(artifact, policy)

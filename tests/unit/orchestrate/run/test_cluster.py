@@ -123,7 +123,7 @@ def test_a_job_that_names_a_node_goes_to_the_cluster_and_its_answer_comes_back(
 
 def test_a_job_without_a_node_runs_here(pretend: PretendCluster, executor: ClusterExecutor, tmp_path: Path) -> None:
     executor.submit(job(tmp_path, "download", node=""), [])
-    (event,) = executor.wait(20.0)
+    (event,) = executor.wait(60.0)
     assert isinstance(event, Ended)
     assert event.error is None
     assert not pretend.started
@@ -301,7 +301,7 @@ def test_an_agent_waits_as_long_as_the_pipeline_lives(tmp_path: Path, monkeypatc
             time.sleep(0.1)
         assert not waiting.done()
         write_json(parcel / "parcel.json", {"job": "it"})
-        assert waiting.result(10.0) == {"job": "it"}
+        assert waiting.result(60.0) == {"job": "it"}
 
 
 def test_the_pipeline_says_that_it_lives_while_it_sends(
@@ -345,7 +345,7 @@ def test_what_is_on_its_way_when_an_agent_ends_does_not_stay(
 
     def write_late(self: Remote, name: str, content: bytes) -> None:
         if name.endswith("parcel.json"):
-            arrives.wait(20.0)
+            arrives.wait(60.0)
         write(self, name, content)
 
     monkeypatch.setattr(Remote, "write", write_late)

@@ -146,7 +146,7 @@ def of_recipe(name: str) -> Cell:
 
 
 def test_a_token_takes_as_long_as_reading_the_weights() -> None:
-    """3.875 ms were measured on an H200 for the matrices of Qwen2-7B (docs/performance.md)."""
+    """3.875 ms were measured on an H200 for the matrices of Qwen2-7B (docs/project/quantizing.md)."""
     qwen = of_recipe("qwen2-7b")
     assert durations.token_s(qwen, on("NVIDIA H200"), 1) == pytest.approx(3.875e-3, rel=0.03)
     assert durations.token_s(qwen, on("NVIDIA L4"), 1) == pytest.approx(16 * 3.875e-3, rel=0.03)

@@ -40,6 +40,7 @@ def test_nine_of_ten_plans_that_measure_alone_take_at_most_a_twentieth_more_than
     assert found["within_5_percent"] >= 0.9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gpus", [2, 8])
 def test_wrong_guesses_cost_little_beside_first_come_first_served(makespan: ModuleType, gpus: int) -> None:
     found = makespan.measure(24, 7, gpus, cold="stage")
@@ -53,6 +54,7 @@ def test_no_schedule_is_shorter_than_the_bound(makespan: ModuleType, rule: Exclu
     assert makespan.measure(12, 8, 4, rule=rule)["over_bound_least"] >= 1 - 1e-9
 
 
+@pytest.mark.thorough
 def test_measuring_side_by_side_saves_time_the_more_gpus_there_are(makespan: ModuleType) -> None:
     two, eight = (makespan.measure(24, 1, gpus, rule=Exclusive.GPU) for gpus in (2, 8))
     assert eight["over_machine_total"] < two["over_machine_total"] - 0.1 < 0.8
@@ -68,6 +70,7 @@ def test_loading_servers_beside_the_one_before_saves_time_where_there_is_a_gpu_f
     assert eight["over_one_after_another_worst"] <= 1.02
 
 
+@pytest.mark.thorough
 def test_an_order_that_is_looked_for_takes_no_longer_and_most_plans_come_near_the_bound(makespan: ModuleType) -> None:
     plain, searched = (makespan.measure(4, 3, 8, rule=Exclusive.GPU, search=search) for search in (False, True))
     assert searched["over_bound_median"] <= plain["over_bound_median"]

@@ -13,7 +13,7 @@ from packaging.version import Version
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.serve.export import container_images, kubernetes_names
 
-PAGE = (Path(__file__).parents[4] / "docs" / "images.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "images.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| `(\d\d\.\d\d)-trtllm-python-py3` \| (\S+) \|", re.MULTILINE)
 
 

@@ -206,5 +206,5 @@ def test_it_ends_its_server_when_it_is_told_to_end(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         process.terminate()
-        assert process.wait(10) == 0, "that it ends when told is no failure"
+        assert process.wait(60) == 0, "that it ends when told is no failure"
     assert not list(tmp_path.glob("bundle.*"))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.serve.gateway.asked import Asked
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Reasoning
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage
+from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
 from trtllm_pipeline.serve.gateway.stops import StopWords
 
 
@@ -106,7 +106,7 @@ def parsed(events: str) -> list[dict[str, Any]]:
 
 
 def test_events_are_json_whatever_the_text_holds() -> None:
-    answers = Answers(Asked("chat", 'm"\n\u2028', include_usage=True), None)
+    answers = Answers(ParsedRequest("chat", 'm"\n\u2028', include_usage=True), None)
     text = '"\\\n\r\u2028</s>\x00é😀\ud800'
     deltas = (Content(text), Reasoning("why"), CallStart(0, "call_1", 'f"'), CallArguments(0, '{"a": 1}'))
     events = parsed(answers.events(1, deltas, ()))

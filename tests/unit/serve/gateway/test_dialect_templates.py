@@ -290,7 +290,7 @@ def test_variables_reach_the_template() -> None:
         ({"role": "assistant", "tool_calls": 5}, "has no function with a name"),
         (
             {"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "[1]"}}]},
-            "arguments is no JSON object",
+            "arguments is not a JSON object",
         ),
     ],
 )

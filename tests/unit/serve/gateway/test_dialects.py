@@ -193,7 +193,7 @@ def test_every_dialect_with_tools_is_tested() -> None:
 
 
 def test_every_dialect_is_documented() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "chat.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "gateway.md").read_text(encoding="utf-8")
     assert [name for name in CALLS if f"\n| `{name}` |" not in page] == []
 
 
@@ -495,12 +495,12 @@ def test_ids() -> None:
         ({"tool_choice": "required", "tools": []}, "tool_choice needs tools", "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice is none of", "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "names 'x'; the tools are", "tool_choice"),
-        ({"tools": [{"type": "web_search"}]}, "is no function", "tools[0]"),
+        ({"tools": [{"type": "web_search"}]}, "is not a function", "tools[0]"),
         ({"tools": [{"type": "function", "function": {}}]}, "name is missing", "tools[0].function.name"),
         ({"tools": [TOOLS[1], TOOLS[1]]}, "another tool named 'now'", "tools[1].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "x", "parameters": 1}}]},
-            "is no JSON schema",
+            "is not a JSON schema",
             "tools[0].function.parameters",
         ),
     ],
@@ -545,6 +545,6 @@ def test_a_model_without_a_known_form_takes_no_tools() -> None:
 
 
 def test_names() -> None:
-    with pytest.raises(UsageError, match="no dialect 'x'") as caught:
+    with pytest.raises(UsageError, match="unknown dialect 'x'") as caught:
         dialect_for("x", None)
     assert "hermes" in str(caught.value.hint)

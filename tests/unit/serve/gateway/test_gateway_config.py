@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import PipelineError, UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.serve import gateway
 from trtllm_pipeline.serve.gateway import gateway_server as server
 from trtllm_pipeline.serve.gateway.keys import Keys
@@ -21,7 +21,7 @@ from trtllm_pipeline.tensorrt.stage.params import key, table
 
 
 def test_an_unknown_dialect_is_refused_before_the_first_request() -> None:
-    with pytest.raises(UsageError, match=r"there is no dialect 'qwen': Qwen2\.5 and Qwen3 write as hermes"):
+    with pytest.raises(UsageError, match=r"unknown dialect 'qwen': Qwen2\.5 and Qwen3 write as hermes"):
         ModelServer(OfferedModel(name="a", url="grpc://127.0.0.1:1", dialect="qwen"), GatewayParams())
     with pytest.raises(UsageError, match="there is no dialect 'klingon'"):
         ModelServer(OfferedModel(name="a", url="grpc://127.0.0.1:1", dialect="klingon"), GatewayParams())
@@ -65,7 +65,7 @@ def test_no_parameter_is_part_of_a_key() -> None:
         ({"schema": 1, "models": [{"name": "a"}]}, "a service.json or a url"),
         ({"schema": 1, "models": [{"name": "a", "url": "x"}]}, "not the address of a server"),
         ({"schema": 1, "models": [{"name": "a", "url": "grpc://x:0"}]}, "not the address of a server"),
-        ({"schema": 1, "models": [{"name": "a", "url": "http://x", "colour": 1}]}, "a model has no color"),
+        ({"schema": 1, "models": [{"name": "a", "url": "http://x", "colour": 1}]}, "a model has no colour"),
         ({"schema": 1, "models": [{"name": "a", "url": "http://x"}] * 2}, "two models have the name a"),
         (
             {

@@ -14,7 +14,7 @@ from trtllm_pipeline.serve.gateway.feed import PassedFeed
 from trtllm_pipeline.serve.gateway.prometheus_metrics import GatewayMetrics
 
 CHAT = "/v1/chat/completions"
-DOCUMENT = Path(__file__).parents[4] / "docs" / "observing.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
 
 
 class Clock:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.openai_shapes import chunk_of, shaped
-from trtllm_pipeline.serve.gateway.asked import read
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage
+from trtllm_pipeline.serve.gateway.parsed_request import read
 from trtllm_pipeline.serve.gateway.stops import StopWords
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "logprobs": True}

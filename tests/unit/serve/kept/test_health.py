@@ -34,7 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Health
         each.close()
     for thread in threading.enumerate():  # else one that is about to ask would ask the next test's server
         if thread.name == "health":
-            thread.join(5)
+            thread.join(60)
 
 
 def refuse() -> tuple[int, bytes]:

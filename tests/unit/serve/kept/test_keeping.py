@@ -75,12 +75,12 @@ def test_a_reason_is_not_taken_from_an_earlier_start_nor_from_the_keeper(tmp_pat
     program = keeper._Program(
         "server", (), log, log, tmp_path / "ready", 1.0, server_health, log_bytes=log.stat().st_size
     )
-    assert "\n".join(program.said().lines).strip() == ""
+    assert "\n".join(program.printed().lines).strip() == ""
     with log.open("a", encoding="utf-8") as file:
         file.write("loading\n2026-11-22 18:44:49 keeper: the server is ready\n")
-    assert "\n".join(program.said().lines).strip() == "loading"
+    assert "\n".join(program.printed().lines).strip() == "loading"
     log.write_text("anew\n", encoding="utf-8")
-    assert "\n".join(program.said().lines).strip() == "anew"
+    assert "\n".join(program.printed().lines).strip() == "anew"
 
 
 def test_a_time_that_cannot_be_is_damage(tmp_path: Path) -> None:
@@ -615,7 +615,7 @@ def test_what_is_started_under_the_name_of_one_that_ended_is_starting_from_the_f
     with pytest.raises(StateError, match="no room"):
         control.start(WHAT, control.Wish(name="one"), tmp_path)
     assert [(server.state, server.reason) for server in seen] == [(State.STARTING, None)]
-    assert servers.told(folder).ports == {"http": 4711}
+    assert servers.read_record(folder).ports == {"http": 4711}
 
 
 def test_nothing_is_started_of_what_was_removed_since_it_was_found(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 from trtllm_pipeline.serve.kept import prometheus_setup
 from trtllm_pipeline.serve.kept.servers import Keeper, KeptRecord, State
 
-DOCUMENT = Path(__file__).parents[4] / "docs" / "observing.md"
+DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metrics.md"
 TRITON = {
     "http": "127.0.0.1:8000",
     "grpc": "127.0.0.1:8001",

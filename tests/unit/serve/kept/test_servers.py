@@ -101,7 +101,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         trusted_keys="/keys",
     )
     told.write(tmp_path)
-    assert servers.told(tmp_path) == told
+    assert servers.read_record(tmp_path) == told
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,12 @@ MET = (
     (
         "Serialization assertion stdVersionRead == kSERIALIZATION_VERSION failed.Version tag does not match",
         INFEASIBLE,
-        "docs/images.md",
+        "docs/reference/images.md",
     ),
     (
         "The engine plan file is not compatible with this version of TensorRT, expecting library version 10.3 got 10.6",
         INFEASIBLE,
-        "docs/images.md",
+        "docs/reference/images.md",
     ),
     (
         "The engine plan file is generated on an incompatible device, expecting compute 8.9 got compute 9.0",

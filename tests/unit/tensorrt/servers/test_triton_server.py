@@ -364,7 +364,7 @@ def test_a_stub_that_no_listing_has_shown_ends_with_its_server(tmp_path: Path) -
             loaded=("m",),
         )
         server.stop()
-        assert left.wait(5) == -signal.SIGKILL
+        assert left.wait(60) == -signal.SIGKILL
         assert others.poll() is None
     finally:
         for each in (left, others):
@@ -463,7 +463,7 @@ def test_a_model_is_dead_when_its_own_process_has_ended() -> None:
         assert triton_server.dead_stubs(reused, os.getppid()) == reused, "a process of another parent has taken the id"
     finally:
         for process in (lives, zombie):
-            process.communicate(b"\n", timeout=10)
+            process.communicate(b"\n", timeout=60)
 
 
 def test_what_others_put_into_shared_memory_under_our_names_is_left_alone(

@@ -598,7 +598,7 @@ def test_inside_a_job_the_plan_says_that_mpirun_cannot_be_started(monkeypatch: p
     for asked in (cell(tp=2), cell(tp=2, settings=SERVE)):  # for the launch; for the engine's check alone
         reason = str(infeasible(asked, here))
         assert "inside a parallel job (SLURM_JOB_ID is set)" in reason
-        assert 'docs/multi-node.md, "In a Slurm allocation"' in reason
+        assert 'docs/clusters.md, "In a Slurm allocation"' in reason
     assert infeasible(cell(), here) is None, "one rank runs without mpirun"
     assert infeasible(cell(tp=2, toolchain=PYTORCH), here) is None
     assert infeasible(cell(tp=2), machine()) is None, "a machine that is only described is another one"

@@ -33,7 +33,7 @@ def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple
                 raise UsageError(
                     f"unknown rule {word!r}",
                     hint="give a rule's id or name, or a prefix of ids: TRT304, dims-differ, TRT3; "
-                    "see docs/repository-lint.md for all rules",
+                    "see docs/reference/repository-lint.md for all rules",
                 )
             ids |= matching
         return ids

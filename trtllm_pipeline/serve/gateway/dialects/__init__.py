@@ -1,4 +1,4 @@
-"""Dialects: how each family of models is told of tools, and how it writes reasoning and tool calls. Pure: no I/O.
+"""Dialects: how each family of models is given tools, and how it writes reasoning and tool calls. Pure: no I/O.
 
     dialect = dialect_for("auto", template_source, config)
     prepared = dialect.prepare(Turn(messages, tools, tool_choice))            # DialectError: a 400 in words
@@ -65,7 +65,7 @@ AUTO: Final = "auto"
 
 
 class DialectFamily(NamedTuple):
-    """A dialect and how its models are known: all of `texts` stand in their chat template, and the configuration is of one
+    """A dialect and how its models are recognized: all of `texts` are in their chat template, and the configuration is of one
     of `model_types` where any are named.
     """
 
@@ -97,7 +97,7 @@ _OFTEN_MEANT: Final = {
     "gpt": ": gpt-oss writes as harmony",
     "llama": ": Llama 3 writes as llama3, Llama 4 as llama4",
 }
-"""Start of a name of models that is no dialect's -> the dialects of these models."""
+"""Prefix of model names without a dialect of that name -> the dialects of these models."""
 
 
 def names() -> list[str]:
@@ -113,11 +113,11 @@ def dialect_for(name: str, template: str | None, config: Mapping[str, Any] | Non
     if name == PLAIN.name:
         return PLAIN
     if name != AUTO:
-        found = next((family.dialect for family in FAMILIES if family.dialect.name == name), None)
-        if found is None:
+        dialect = next((family.dialect for family in FAMILIES if family.dialect.name == name), None)
+        if dialect is None:
             meant = next((text for start, text in _OFTEN_MEANT.items() if name.lower().startswith(start)), "")
-            raise UsageError(f"there is no dialect {name!r}{meant}", hint=f"the dialects are {', '.join(names())}")
-        return found
+            raise UsageError(f"unknown dialect {name!r}{meant}", hint=f"the dialects are {', '.join(names())}")
+        return dialect
     kind = str((config or {}).get("model_type", ""))
     for family in FAMILIES if template else ():
         if all(text in str(template) for text in family.texts) and (

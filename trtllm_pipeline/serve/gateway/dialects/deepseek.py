@@ -1,4 +1,4 @@
-"""DeepSeek V3, R1 and V3.1. The markers have full-width bars, and are no special tokens."""
+"""DeepSeek V3, R1 and V3.1. The markers have full-width bars, and are not special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dialect is: how a family of models is told of tools, and how it writes reasoning and tool calls."""
+"""The interface of a dialect: how a family of models is given tools, and how it writes reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trtllm_pipeline.serve.gateway.dialects.parsing import (
 Object = Mapping[str, Any]
 _ROLES: Final = ("assistant", "developer", "system", "tool", "user")
 _SPEAKING: Final = frozenset({"developer", "system", "user"})
-"""Those who always say something: assistants may only call tools, and tools may have nothing to say."""
+"""Roles whose messages need content: an assistant may only call tools, and a tool may return nothing."""
 
 
 class DialectError(UsageError):
@@ -40,7 +40,7 @@ class Turn:
     messages: Sequence[Object]
     tools: Sequence[Object] = ()
     tool_choice: str | Object | None = None
-    """"none", "auto", "required" or an object that names a function; None is "auto" where there are tools."""
+    """"none", "auto", "required" or an object that names a function; None is "auto" if there are tools."""
     parallel_tool_calls: bool = True
     variables: Object = field(default_factory=dict)
     """Variables of the chat template, such as `enable_thinking`."""
@@ -91,15 +91,15 @@ class Dialect:
 
     name: ClassVar[str] = "plain"
     markers: ClassVar[tuple[str, ...]] = ()
-    """The texts by which the parser knows calls and reasoning. Where the tokenizer has some of them as special tokens, the
+    """The texts by which the parser recognizes calls and reasoning. If the tokenizer has some of them as special tokens, the
     backend must be asked to keep special tokens in the text: see `special_markers`."""
     ends: ClassVar[tuple[str, ...]] = ()
-    """Tokens that end an answer, which stand in its text where special tokens are kept."""
+    """Tokens that end a response. They are in its text if special tokens are kept."""
     reasoning: ClassVar[Mapping[str, str]] = {"<think>": "</think>"}
-    """What closes the reasoning, by what opens it."""
+    """Opening marker of the reasoning -> its closing marker."""
     takes_tools: ClassVar[bool] = False
     arguments_as_text: ClassVar[bool] = False
-    """Whether the template takes the arguments of earlier calls as JSON text, not as an object."""
+    """True if the template takes the arguments of earlier calls as JSON text, not as an object."""
 
     def prepare(self, turn: Turn) -> Prepared:
         """The conversation for the template. Raises DialectError."""
@@ -111,14 +111,14 @@ class Dialect:
             raise DialectError(
                 "this model's chat template shows no form of tool calls that the gateway knows",
                 param="tools",
-                hint="ask without tools; whoever serves the model can name its family with --dialect",
+                hint="send the request without tools; the operator of the server can set the model's family with --dialect",
             )
         offered = [{"type": "function", "function": dict(tool["function"])} for tool in turn.tools] if schemas else []
         messages = _messages(turn.messages, as_text=self.arguments_as_text)
         return Prepared(self, self.chat(messages, offered, turn.variables), schemas, forced, turn.parallel_tool_calls)
 
     def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: Object) -> Chat:
-        """What the template is given."""
+        """The template's arguments."""
         return Chat(messages, tools=tools or None, variables=variables)
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
@@ -128,7 +128,7 @@ class Dialect:
         )
 
     def reasoning_opened(self, prompt: str) -> str | None:
-        """What opens the reasoning that `prompt` ends within."""
+        """The opening marker of the reasoning within which `prompt` ends."""
         end = prompt[-64:].rstrip()
         return next((opening for opening in self.reasoning if end.endswith(opening)), None)
 
@@ -137,7 +137,7 @@ class Dialect:
         return call_id()
 
     def parser(self, expected: Expected, inside: str | None) -> AnswerParser:
-        """What reads an answer."""
+        """The parser of a response."""
         return AnswerParser(lambda reader: self._answer(reader, inside), expected)
 
     def _answer(self, reader: Reader, inside: str | None) -> Steps[None]:
@@ -153,7 +153,7 @@ class Dialect:
         yield from self.grammar(reader)
 
     def grammar(self, reader: Reader) -> Steps[None]:
-        """Read what comes after the reasoning: content and, where there are tools, calls behind markers, in any order."""
+        """Read the part after the reasoning: content and, if there are tools, calls behind markers, in any order."""
         looked_for = self.markers if reader.expected.tools else ()
         while (marker := (yield from reader.pass_on(*looked_for, *self.ends))) is not None:
             if marker in self.ends or (yield from reader.attempt(self.calls(reader, marker))):
@@ -161,7 +161,7 @@ class Dialect:
                 reader.settle()
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """Read the call, or calls, behind `marker`. Raises BrokenError where there is none."""
+        """Read the call, or calls, behind `marker`. Raises BrokenError if there is none."""
         yield from ()
         raise BrokenError
 
@@ -176,21 +176,25 @@ def special_markers(dialect: Dialect, special_tokens: Sequence[str]) -> tuple[st
 
 
 def _schemas(tools: Sequence[Object]) -> dict[str, Object]:
-    found: dict[str, Object] = {}
+    schemas: dict[str, Object] = {}
     for number, tool in enumerate(tools):
         where = f"tools[{number}]"
         function = tool.get("function")
         if tool.get("type", "function") != "function" or not isinstance(function, Mapping):
-            raise DialectError(f"{where} is no function", param=where, hint='{"type": "function", "function": {...}}')
+            raise DialectError(
+                f"{where} is not a function", param=where, hint='{"type": "function", "function": {...}}'
+            )
         name, schema = function.get("name"), function.get("parameters")
         if not isinstance(name, str) or not name:
             raise DialectError(f"{where}.function.name is missing", param=f"{where}.function.name")
-        if name in found:
+        if name in schemas:
             raise DialectError(f"{where}: there is another tool named {name!r}", param=f"{where}.function.name")
         if not isinstance(schema, Mapping) and schema is not None:
-            raise DialectError(f"{where}.function.parameters is no JSON schema", param=f"{where}.function.parameters")
-        found[name] = schema or {"type": "object", "properties": {}}
-    return found
+            raise DialectError(
+                f"{where}.function.parameters is not a JSON schema", param=f"{where}.function.parameters"
+            )
+        schemas[name] = schema or {"type": "object", "properties": {}}
+    return schemas
 
 
 def _forced(choice: str | Object | None, schemas: Mapping[str, Object]) -> str | None:
@@ -216,7 +220,7 @@ def _forced(choice: str | Object | None, schemas: Mapping[str, Object]) -> str |
 
 def _messages(given: Sequence[Object], *, as_text: bool) -> list[dict[str, Any]]:
     """The messages as templates expect them: contents are texts, arguments objects, and results say what was called."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for number, message in enumerate(given):
         where = f"messages[{number}]"
@@ -235,10 +239,10 @@ def _messages(given: Sequence[Object], *, as_text: bool) -> list[dict[str, Any]]
             called = names.get(str(one.get("tool_call_id")))
             if called is not None:
                 one.setdefault("name", called)
-        found.append(one)
-    if not found:
+        messages.append(one)
+    if not messages:
         raise DialectError("messages is empty", param="messages")
-    return found
+    return messages
 
 
 def _content(content: Any, where: str) -> str:
@@ -265,7 +269,7 @@ def _content(content: Any, where: str) -> str:
 
 
 def _calls(calls: Any, where: str, names: dict[str, str], *, as_text: bool) -> list[dict[str, Any]]:
-    found = []
+    items = []
     for number, call in enumerate(calls if isinstance(calls, list) else [None]):
         function = call.get("function") if isinstance(call, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
@@ -274,9 +278,9 @@ def _calls(calls: Any, where: str, names: dict[str, str], *, as_text: bool) -> l
         arguments = _arguments(function.get("arguments"), f"{where}[{number}].function.arguments")
         assert isinstance(call, Mapping)
         names[str(call.get("id"))] = name
-        told = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
-        found.append({**call, "type": "function", "function": {"name": name, "arguments": told}})
-    return found
+        encoded = json.dumps(arguments, ensure_ascii=False) if as_text else arguments
+        items.append({**call, "type": "function", "function": {"name": name, "arguments": encoded}})
+    return items
 
 
 def _arguments(given: Any, where: str) -> Object:
@@ -285,5 +289,5 @@ def _arguments(given: Any, where: str) -> Object:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, Mapping):
-        raise DialectError(f"{where} is no JSON object", param=where)
+        raise DialectError(f"{where} is not a JSON object", param=where)
     return value

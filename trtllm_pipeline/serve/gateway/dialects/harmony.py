@@ -1,4 +1,4 @@
-"""gpt-oss: the channels of the harmony format. Every marker is a special token: without them nothing can be told apart."""
+"""gpt-oss: the channels of the harmony format. Every marker is a special token: without them the channels cannot be distinguished."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ class Harmony(Dialect):
             raise BrokenError
         reader.settle()
         thought = "analysis" in header
-        found = yield from reader.pass_on(*_ENDS, *_STARTS, kind=Reasoning if thought else Content)
-        if found in _STARTS:
-            reader.back(len(found))
+        end = yield from reader.pass_on(*_ENDS, *_STARTS, kind=Reasoning if thought else Content)
+        if end in _STARTS:
+            reader.back(len(end))

@@ -15,20 +15,20 @@ class JsonCalls(Dialect):
 
     takes_tools = True
     opening: ClassVar[str] = ""
-    """What stands before a call's object."""
+    """Text before a call's object."""
     closings: ClassVar[tuple[str, ...]] = ()
-    """What may stand after it."""
+    """Optional text after it."""
     arguments_key: ClassVar[str] = "arguments"
     in_lists: ClassVar[bool] = False
-    """Whether calls stand in lists. One of offered tools that an answer starts with is found without its marker, which
-    backends drop where it is a special token.
+    """True if calls are in lists. A call of an offered tool at the start of a response is recognized without its marker, which
+    backends drop if it is a special token.
     """
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:
         """The opening, and as much of the object as is known."""
         if name:
-            told = json.dumps(name, ensure_ascii=False)
-            return f'{self.opening}{{"name": {told}, "{self.arguments_key}": ', schemas[name] if guided else None
+            encoded = json.dumps(name, ensure_ascii=False)
+            return f'{self.opening}{{"name": {encoded}, "{self.arguments_key}": ', schemas[name] if guided else None
         if not guided:
             return f'{self.opening}{{"name": "', None
         return self.opening, {"anyOf": [self._object(one, schema) for one, schema in schemas.items()]}
@@ -59,7 +59,7 @@ class JsonCalls(Dialect):
 
 
 class Hermes(JsonCalls):
-    """Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ, and others with their form. Their markers are no special tokens.
+    """Hermes 2 Pro and 3, Qwen2.5, Qwen3, QwQ, and others with their form. Their markers are not special tokens.
 
     Source: https://qwen.readthedocs.io/en/latest/framework/function_call.html
     """
@@ -81,11 +81,11 @@ class InContent(JsonCalls):
         for message in messages:
             calls = message.pop("tool_calls", None)
             if calls:
-                told = [
+                items = [
                     {"name": call["function"]["name"], "arguments": call["function"]["arguments"]} for call in calls
                 ]
                 closing = self.closings[0] if self.closings else ""
-                message["content"] += f"{self.markers[0]}{json.dumps(told, ensure_ascii=False)}{closing}"
+                message["content"] += f"{self.markers[0]}{json.dumps(items, ensure_ascii=False)}{closing}"
         return super().chat(messages, tools, variables)
 
 
@@ -102,7 +102,7 @@ class Phi(InContent):
     opening = "<|tool_call|>["
 
     def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: Object) -> Chat:
-        """With the tools in the system message, which is made where there is none."""
+        """The messages with the tools in the system message, which is added if there is none."""
         if tools:
             if messages[0]["role"] != "system":
                 messages.insert(0, {"role": "system", "content": ""})

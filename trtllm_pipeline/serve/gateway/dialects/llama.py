@@ -22,7 +22,7 @@ class Llama(JsonCalls):
     arguments_key = "parameters"
 
     def grammar(self, reader: Reader) -> Steps[None]:
-        """Calls without a marker stand at the beginning, or after another call and a semicolon."""
+        """Calls without a marker are at the start, or after another call and a semicolon."""
         if reader.expected.tools:
             yield from reader.space()
             while (yield from reader.ahead("{", "[")) and (yield from reader.attempt(self._bare(reader))):

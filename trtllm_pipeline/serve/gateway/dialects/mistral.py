@@ -17,7 +17,7 @@ _ID_LENGTH: Final = 9
 
 
 class Mistral(JsonCalls):
-    """All markers are control tokens. Where a backend drops them, calls of tools that were offered are still found at the
+    """All markers are control tokens. If a backend drops them, calls of offered tools are still recognized at the
     beginning of the answer. Templates refuse ids of calls of another form, so those of other models are replaced.
 
     Source: https://github.com/mistralai/mistral-common (tokens/tokenizers)
@@ -29,7 +29,7 @@ class Mistral(JsonCalls):
     reasoning = {"[THINK]": "[/THINK]", "<think>": "</think>"}
     in_lists = True
     by_name = False
-    """Whether calls are written as a name and arguments."""
+    """True if calls are written as a name and arguments."""
 
     def chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], variables: Object) -> Chat:
         """With ids of nine letters and digits."""
@@ -68,15 +68,15 @@ class Mistral(JsonCalls):
         if (yield from reader.ahead("[", "{")):
             yield from reader.calls_in_json()
             return
-        name, found = "", None
-        while found is None:
+        name, value = "", None
+        while value is None:
             name += yield from reader.character()
             if len(name) > 256 or "\n" in name:
                 raise BrokenError
-            found = yield from reader.take("[CALL_ID]", "[ARGS]", "{")
-        if found == "[CALL_ID]":
+            value = yield from reader.take("[CALL_ID]", "[ARGS]", "{")
+        if value == "[CALL_ID]":
             yield from reader.until("[ARGS]")
-        elif found == "{":
+        elif value == "{":
             reader.back(1)
         yield from reader.space()
         yield from reader.call(name.strip(), reader.arguments)

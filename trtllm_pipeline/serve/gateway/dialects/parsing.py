@@ -1,6 +1,6 @@
 """Reads a model's answer while it is written: its content, its reasoning and its tool calls.
 
-A grammar is a generator that asks a `Reader` for text and yields where it has to wait for more. So a marker may be
+A grammar is a generator that requests text from a `Reader` and yields when it has to wait for more. So a marker may be
 split over any pieces, and the pieces do not change what is found.
 
     parser = AnswerParser(grammar, Expected(tools, stream=True))
@@ -82,7 +82,7 @@ Delta = Union[Content, Reasoning, CallStart, CallArguments]  # noqa: UP007 - eva
 
 
 class BrokenError(Exception):
-    """What started as a call is none."""
+    """Text that started like a call is not a call."""
 
 
 class _EnoughError(Exception):
@@ -96,14 +96,14 @@ def call_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a parser looks for."""
+    """The markers and tools of a parser."""
 
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Schema of the arguments by the tool's name. Without any, nothing is read as a call."""
     stream: bool = False
-    """Whether parts of a call are passed on before it is whole."""
+    """True if parts of a call are passed on before it is complete."""
     parallel: bool = True
-    """Whether there may be more than one call."""
+    """True if there may be more than one call."""
     new_id: Callable[[], str] = call_id
 
 
@@ -117,24 +117,24 @@ class AnswerParser:
 
     @property
     def called(self) -> bool:
-        """Whether there was a tool call."""
+        """True if there was a tool call."""
         return self._reader.calls > 0
 
     def prime(self, text: str) -> None:
-        """Read the beginning of the answer that stands in the prompt. What it says comes with the next part."""
+        """Read the start of the response that is in the prompt. Its events come with the next part."""
         if text:
             self._reader.add(text)
             self._go_on()
 
     def feed(self, text: str) -> list[Delta]:
-        """What the next part of the answer says."""
+        """The events of the next part of the response."""
         if text and not self.done:
             self._reader.add(text)
             self._go_on()
         return self._reader.taken()
 
     def end(self) -> list[Delta]:
-        """What was held back: the answer has ended."""
+        """The events held back, at the end of the response."""
         self._reader.ended = True
         if not self.done:
             self._go_on()
@@ -176,15 +176,15 @@ class Reader:
     # -------------------------------------------------------------------------------------------------------- deciding
 
     def settle(self) -> None:
-        """What was read is syntax."""
+        """The text just read is syntax."""
         self._mark = self._position
 
     def give_back(self) -> None:
-        """What was read is content."""
+        """The text just read is content."""
         self._send(self._position, Content)
 
     def attempt(self, steps: Steps[None]) -> Steps[bool]:
-        """Follow `steps`. If what they read is no call, it is given back."""
+        """Follow `steps`. If the text is not a call, it is given back."""
         try:
             yield from steps
         except BrokenError:
@@ -222,27 +222,27 @@ class Reader:
 
     def take(self, *texts: str) -> Steps[str | None]:
         """Read whichever of `texts` comes next."""
-        found = yield from self.ahead(*texts)
-        self._position += len(found or "")
-        return found
+        marker = yield from self.ahead(*texts)
+        self._position += len(marker or "")
+        return marker
 
     def need(self, *texts: str) -> Steps[str]:
         """Read one of `texts`. Raises BrokenError if none comes next."""
-        found = yield from self.take(*texts)
-        if found is None:
+        marker = yield from self.take(*texts)
+        if marker is None:
             raise BrokenError
-        return found
+        return marker
 
     def space(self) -> Steps[str]:
         """Read white space, up to the first other character."""
-        found = ""
+        marker = ""
         while True:
             start = self._position
             while self._position < len(self._text) and self._text[self._position] in _SPACE:
                 self._position += 1
-            found += self._text[start : self._position]
+            marker += self._text[start : self._position]
             if self._position < len(self._text) or not (yield from self.more()):
-                return found
+                return marker
 
     def character(self) -> Steps[str]:
         """One character. Raises BrokenError at the end of the answer."""
@@ -282,27 +282,27 @@ class Reader:
         def send(_piece: str) -> None:
             self._send(self._mark + len(self._text[self._mark : self._position].rstrip(_SPACE)), kind)
 
-        found = yield from self.copy(send, *markers)
-        if found is None:
+        marker = yield from self.copy(send, *markers)
+        if marker is None:
             self._send(self._position, kind)
-        return found
+        return marker
 
     def _copy(
         self, emit: Emit, whole: re.Pattern[str], partial: re.Pattern[str] | None = None, longest: int = 1
     ) -> Steps[str | None]:
         while True:
-            found = whole.search(self._text, self._position)
+            marker = whole.search(self._text, self._position)
             stop = len(self._text)
-            if found is not None:
-                stop = found.start()
+            if marker is not None:
+                stop = marker.start()
             elif partial is not None:
-                # The beginning of a marker may stand at the end of what is here.
+                # The text may end with the start of a marker.
                 cut = partial.search(self._text, max(self._position, stop - longest + 1))
                 stop = stop if cut is None else cut.start()
             self._emit(stop, emit)
-            if found is not None:
-                self._position = found.end()
-                return found[0]
+            if marker is not None:
+                self._position = marker.end()
+                return marker[0]
             if not (yield from self.more()):
                 self._emit(len(self._text), emit)
                 return None
@@ -328,7 +328,7 @@ class Reader:
     def json(self, emit: Emit, depth: int = 0) -> Steps[None]:
         """Give `emit` a JSON value as it comes, repaired where models err: control characters, escapes, Python's words.
 
-        Raises BrokenError where it is none.
+        Raises BrokenError for other text.
         """
         first = yield from self.ahead('"', "{", "[")
         if first == '"':
@@ -344,8 +344,8 @@ class Reader:
         last = {"{": "}", "[": "]"}[first]
         emit((yield from self.need(first)))
         emit((yield from self.space()))
-        found = yield from self.take(last)
-        while found != last:
+        marker = yield from self.take(last)
+        while marker != last:
             if first == "{":
                 yield from self._string(emit)
                 emit((yield from self.space()))
@@ -353,37 +353,37 @@ class Reader:
                 emit((yield from self.space()))
             yield from self.json(emit, depth + 1)
             emit((yield from self.space()))
-            found = yield from self.need(",", last)
-            if found == ",":
-                emit(found)
+            marker = yield from self.need(",", last)
+            if marker == ",":
+                emit(marker)
                 emit((yield from self.space()))
         emit(last)
 
     def _string(self, emit: Emit) -> Steps[None]:
         emit((yield from self.need('"')))
         while True:
-            found = yield from self._copy(emit, _IN_STRING)
-            if found is None:
+            marker = yield from self._copy(emit, _IN_STRING)
+            if marker is None:
                 raise BrokenError
-            if found == "\\":
+            if marker == "\\":
                 escaped = yield from self.character()
                 emit(("\\" if escaped in _ESCAPES else "\\\\") + escaped)
             else:
-                emit(found if found == '"' else json.dumps(found)[1:-1])
-            if found == '"':
+                emit(marker if marker == '"' else json.dumps(marker)[1:-1])
+            if marker == '"':
                 return
 
     def _scalar(self, emit: Emit) -> Steps[None]:
         parts: list[str] = []
-        found = yield from self._copy(parts.append, _AFTER_SCALAR)
-        self._position -= len(found or "")
+        marker = yield from self._copy(parts.append, _AFTER_SCALAR)
+        self._position -= len(marker or "")
         word = "".join(parts)
         if word not in _SCALARS and not _NUMBER.fullmatch(word):
             raise BrokenError
         emit(_SCALARS.get(word, word))
 
     def at_end(self) -> Steps[bool]:
-        """Whether nothing follows."""
+        """True if no text follows."""
         return self._position == len(self._text) and not (yield from self.more())
 
     # ----------------------------------------------------------------------------------------------------------- calls
@@ -434,7 +434,7 @@ class Reader:
     def calls_in_json(self, *, declared: bool = False) -> Steps[None]:
         """One call as an object with `name` and `arguments` or `parameters`, or a list of such. Raises BrokenError.
 
-        A missing end does not matter after whole arguments. `declared`: names of other tools are no calls.
+        A missing end does not matter after whole arguments. `declared`: names of other tools are not calls.
         """
         yield from self.space()
         if not (yield from self.take("[")):
@@ -493,7 +493,7 @@ def _given(text: str, emit: Emit) -> Steps[None]:
 
 @lru_cache(maxsize=256)
 def _patterns(markers: Collection[str]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """What finds one of `markers`, what finds the beginning of one at the end of a text, and the longest one's length."""
+    """A pattern for one of `markers`, a pattern for the start of one at the end of a text, and the longest one's length."""
     beginnings = {marker[:length] for marker in markers for length in range(1, len(marker))}
     ordered = sorted(beginnings, key=len, reverse=True) or ["\0"]
     whole = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))

@@ -62,14 +62,14 @@ def _brackets(reader: Reader, emit: Emit) -> Steps[None]:
     """The text up to the bracket that closes an open one."""
     depth, length = 1, 0
     while depth:
-        found = yield from reader.copy(emit, "(", ")", "[", "]", "{", "}", "'", '"')
-        if found is None:
+        marker = yield from reader.copy(emit, "(", ")", "[", "]", "{", "}", "'", '"')
+        if marker is None:
             raise BrokenError
-        emit(found)
-        if found in "'\"":
-            yield from _string(reader, found, emit)
+        emit(marker)
+        if marker in "'\"":
+            yield from _string(reader, marker, emit)
         else:
-            depth += 1 if found in "([{" else -1
+            depth += 1 if marker in "([{" else -1
         length += 1
         if length > _LONGEST:
             raise BrokenError
@@ -77,16 +77,16 @@ def _brackets(reader: Reader, emit: Emit) -> Steps[None]:
 
 def _string(reader: Reader, quote: str, emit: Emit) -> Steps[None]:
     while True:
-        found = yield from reader.copy(emit, quote, "\\", "\n")
-        if found is None:
+        marker = yield from reader.copy(emit, quote, "\\", "\n")
+        if marker is None:
             raise BrokenError
-        if found == "\\":
+        if marker == "\\":
             escaped = yield from reader.character()
             # Models write ends of lines and backslashes as they are, which Python does not take.
             emit("\\n" if escaped == "\n" else f"\\{escaped}" if escaped in _ESCAPES else f"\\\\{escaped}")
         else:
-            emit("\\n" if found == "\n" else found)
-        if found == quote:
+            emit("\\n" if marker == "\n" else marker)
+        if marker == quote:
             return
 
 

@@ -28,11 +28,11 @@ class TagCalls(Dialect):
 
     takes_tools = True
     key: ClassVar[tuple[str, str]]
-    """What stands before an argument's name, and after it."""
+    """Text before an argument's name, and after it."""
     before_value: ClassVar[str] = ""
     after_value: ClassVar[tuple[str, ...]]
     end: ClassVar[str]
-    """What follows the arguments."""
+    """Text after the arguments."""
 
     def arguments(self, reader: Reader, name: str, emit: Emit) -> Steps[None]:
         """The arguments up to the end. Raises BrokenError."""
@@ -121,23 +121,23 @@ class Glm(TagCalls):
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
         """One call."""
         parts: list[str] = []
-        found = yield from reader.copy(parts.append, "<arg_key>", self.end)
+        value = yield from reader.copy(parts.append, "<arg_key>", self.end)
         name = "".join(parts).strip()
-        if found is None or not name or "\n" in name or "{" in name:
+        if value is None or not name or "\n" in name or "{" in name:
             raise BrokenError
-        reader.back(len(found))
+        reader.back(len(value))
         yield from reader.call(name, lambda emit: self.arguments(reader, name, emit))
 
 
 def _type_names(schema: Any) -> set[str]:
-    """The types that a schema allows; string where it says none."""
+    """The types that a schema allows. string if it has none."""
     if not isinstance(schema, dict):
         return {"string"}
-    found: set[str] = set()
+    names: set[str] = set()
     for one in (schema, *_listed(schema.get("anyOf")), *_listed(schema.get("oneOf"))):
         kind = one.get("type") if isinstance(one, dict) else None
-        found.update(each for each in (kind, *_listed(kind)) if isinstance(each, str))
-    return found & _TYPES.keys() or ({"string"} if not schema.get("enum") else set(_TYPES))
+        names.update(each for each in (kind, *_listed(kind)) if isinstance(each, str))
+    return names & _TYPES.keys() or ({"string"} if not schema.get("enum") else set(_TYPES))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -145,7 +145,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _converted(text: str, allowed: set[str]) -> str:
-    """A value in JSON: of an allowed type where it can be read as one, else the text."""
+    """A value in JSON: of an allowed type if it can be parsed as one, else the text."""
     text = text.strip()
     try:
         value = _WORDS[text] if text in _WORDS else json.loads(text)

@@ -1,0 +1,391 @@
+"""A request of a client, checked: OpenAI's fields, and those that clients of vLLM, SGLang and trtllm-serve send as well."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from trtllm_pipeline.base import JsonError, decode
+from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
+
+Endpoint = Literal["chat", "completions"]
+PATHS: Final[Mapping[Endpoint, str]] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+MOST_CHOICES: Final = 128
+MOST_STOPS: Final = 16
+MOST_STOP_CHARACTERS: Final = 1024
+"""In one stop word: text that may begin it is held back."""
+MOST_MESSAGES: Final = 10_000
+_INT32: Final = 2**31 - 1
+_MOST_BRACKETS: Final = 100_000
+"""Limit of objects in a body: more small objects would block the parser, and all other requests, for longer."""
+
+_FOR_OPENAI: Final = frozenset(
+    {
+        *(
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+        ),
+        *("request_id", "rid", "priority"),
+    }
+)
+"""Fields that say nothing about the answer."""
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    # unsupported field -> the values that have no effect
+    "best_of": (None, 1),
+    "suffix": (None, ""),
+    "logit_bias": (None, {}),
+    "prediction": (None,),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+    "functions": (None, []),
+    "function_call": (None, "none"),
+    "web_search_options": (None,),
+    "verbosity": (None, "medium"),
+    "use_beam_search": (None, False),
+    "prompt_logprobs": (None,),
+    # of vLLM, SGLang and trtllm-serve
+    "include_stop_str_in_output": (None, False),
+    "no_stop_trim": (None, False),
+    "spaces_between_special_tokens": (None, True),
+    "detokenize": (None, True),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
+    "return_tokens_as_token_ids": (None, False),
+    "return_token_ids": (None, False),
+    "truncate_prompt_tokens": (None,),
+    "allowed_token_ids": (None, []),
+    "cache_salt": (None,),
+    "kv_transfer_params": (None,),
+    "disaggregated_params": (None,),
+    "structured_outputs": (None, {}),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "regex": (None,),
+    "ebnf": (None,),
+    "top_p_min": (None, 0),
+    "early_stopping": (None, False),
+    "lora_request": (None,),
+    "lora_path": (None,),
+}
+_WHY: Final = {
+    "best_of": "it would generate answers and throw them away; ask for n",
+    "suffix": "the model continues a text, it does not fill one in",
+    "functions": "its successor is tools",
+    "function_call": "its successor is tool_choice",
+    **dict.fromkeys(("guided_json", "structured_outputs"), "response_format has its schema"),
+    **dict.fromkeys(("lora_request", "lora_path"), "the name of the model says which adapter: MODEL:ADAPTER"),
+}
+_SAMPLING: Final[Mapping[str, tuple[type, float, float]]] = {
+    # field -> type, least, most
+    "temperature": (float, 0, 2),
+    "top_p": (float, 0, 1),
+    "top_k": (int, -1, _INT32),
+    "min_p": (float, 0, 1),
+    "frequency_penalty": (float, -2, 2),
+    "presence_penalty": (float, -2, 2),
+    "repetition_penalty": (float, 1e-6, 100),
+    "length_penalty": (float, -100, 100),
+    "min_tokens": (int, 0, _INT32),
+    "end_id": (int, -1, _INT32),
+    "pad_id": (int, 0, _INT32),
+}
+_COMMON: Final = frozenset(
+    {
+        *("model", "stream", "stream_options", "n", "max_tokens", "stop", "seed", "bad_words", "response_format"),
+        *("ignore_eos", "stop_token_ids", "skip_special_tokens", "add_special_tokens"),
+    }
+)
+_KNOWN: Final[Mapping[Endpoint, frozenset[str]]] = {
+    "chat": _COMMON
+    | _SAMPLING.keys()
+    | _NEUTRAL.keys()
+    | _FOR_OPENAI
+    | {
+        "messages",
+        "max_completion_tokens",
+        "logprobs",
+        "top_logprobs",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "chat_template_kwargs",
+    },
+    "completions": _COMMON | _SAMPLING.keys() | _NEUTRAL.keys() | _FOR_OPENAI | {"prompt", "echo", "logprobs"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """The format that the text has to follow. `kind` is TensorRT-LLM's guided_decoding_guide_type."""
+
+    kind: Literal["json", "json_schema"]
+    schema: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """One request."""
+
+    endpoint: Endpoint
+    model: str
+    stream: bool = False
+    include_usage: bool = False
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    """Nothing but `stop` ends the answer before `max_tokens`."""
+    stop_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the answer."""
+    add_special_tokens: bool | None = None
+    """Put the tokenizer's special tokens around the prompt."""
+    seed: int | None = None
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """The fields of `_SAMPLING` in the request."""
+    logprobs: bool = False
+    echo: bool = False
+    guide: Guide | None = None
+    prompts: tuple[str, ...] = ()
+    """Fields of completions."""
+    messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool = True
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template."""
+
+    @property
+    def choices(self) -> int:
+        """How many answers there will be."""
+        return self.n * max(1, len(self.prompts))
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """The object in a request's body. Raises ApiError."""
+    if body.count(b"[") + body.count(b"{") > _MOST_BRACKETS:
+        raise ApiError(400, f"the body has more than {_MOST_BRACKETS} lists and objects", code="invalid_json")
+    try:
+        value = decode(body)
+    except JsonError as error:
+        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, "the body is not a JSON object", code="invalid_json")
+    return value
+
+
+def model_of(body: Mapping[str, Any]) -> str:
+    """The name of the model that is asked for. Raises ApiError."""
+    model = body.get("model")
+    if model is None:
+        raise bad("model", "you must provide a model parameter", code="missing_required_parameter")
+    if not isinstance(model, str):
+        raise _wrong("model", "a text", model)
+    return model
+
+
+def read(endpoint: Endpoint, body: Mapping[str, Any]) -> ParsedRequest:
+    """The request in a body. Raises ApiError for what it cannot say, and for what nothing here does."""
+    if unknown := sorted(body.keys() - _KNOWN[endpoint]):
+        other: Endpoint = "completions" if endpoint == "chat" else "chat"
+        where = f"; it belongs to {PATHS[other]}" if unknown[0] in _KNOWN[other] else ""
+        raise bad(
+            unknown[0], f"unrecognized request argument: {', '.join(unknown)[:200]}{where}", code="unknown_parameter"
+        )
+    for name, value in body.items():
+        if name in _NEUTRAL and not any(value is each or value == each for each in _NEUTRAL[name]):
+            why = f": {_WHY[name]}" if name in _WHY else ""
+            raise bad(name, f"{name} is not supported{why}", code="unsupported_parameter")
+    stream = _flag(body, "stream")
+    options = _object(body, "stream_options")
+    if options and not stream:
+        raise bad("stream_options", "stream_options is only allowed with stream: true")
+    given: dict[str, Any] = {
+        "stream": stream,
+        "include_usage": _flag(options, "include_usage", "stream_options.include_usage"),
+        "n": _whole(body, "n", 1, MOST_CHOICES) or 1,
+        "max_tokens": _whole(body, "max_tokens", 1, _INT32),
+        "stop": _stops(body),
+        "bad_words": _texts(body, "bad_words", 1000),
+        "ignore_eos": _flag(body, "ignore_eos"),
+        "stop_token_ids": _token_ids(body, "stop_token_ids"),
+        **{
+            name: _flag(body, name)
+            for name in ("skip_special_tokens", "add_special_tokens")
+            if body.get(name) is not None
+        },
+        "seed": _whole(body, "seed", -(2**63), 2**64 - 1),
+        "sampling": {name: _number(body, name) for name in body if name in _SAMPLING and body[name] is not None},
+        "guide": _guide(_object(body, "response_format")),
+    }
+    own = _chat(body) if endpoint == "chat" else _completion(body)
+    return ParsedRequest(endpoint, model_of(body), **{**given, **own})
+
+
+def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    messages = body.get("messages")
+    if messages is None:
+        raise bad("messages", "you must provide a messages parameter", code="missing_required_parameter")
+    if not isinstance(messages, list) or not messages:
+        raise _wrong("messages", "a list of messages, at least one", messages)
+    if len(messages) > MOST_MESSAGES:
+        raise bad("messages", f"messages has {len(messages)} items; the limit is {MOST_MESSAGES}")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _wrong(f"messages[{number}]", "an object with role and content", message)
+    most = _whole(body, "max_completion_tokens", 1, _INT32)
+    tools = body.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise _wrong("tools", "a list of tools", tools)
+    choice = body.get("tool_choice")
+    if choice is not None and not isinstance(choice, (str, dict)):
+        raise _wrong("tool_choice", "a text or an object", choice)
+    logprobs, top = _flag(body, "logprobs"), _whole(body, "top_logprobs", 0, 20)
+    if top is not None and not logprobs:
+        raise bad("top_logprobs", "top_logprobs is only allowed with logprobs: true")
+    if top:
+        raise bad(
+            "top_logprobs", "the server gives the log probability of the chosen token only: top_logprobs is 0 here"
+        )
+    variables = dict(_object(body, "chat_template_kwargs"))
+    if (effort := body.get("reasoning_effort")) is not None:
+        if not isinstance(effort, str):
+            raise _wrong("reasoning_effort", "a text", effort)
+        variables.setdefault("reasoning_effort", effort)
+    return {
+        **({} if most is None else {"max_tokens": most}),
+        "messages": messages,
+        "tools": tools or (),
+        "tool_choice": choice,
+        "parallel_tool_calls": _flag(body, "parallel_tool_calls", default=True),
+        "logprobs": logprobs,
+        "variables": variables,
+    }
+
+
+def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
+    prompt = body.get("prompt")
+    if prompt is None:
+        raise bad("prompt", "you must provide a prompt parameter", code="missing_required_parameter")
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if isinstance(prompts, list) and any(isinstance(each, (int, list)) for each in prompts):
+        raise bad("prompt", "a prompt of token ids is not supported: give its text", code="unsupported_parameter")
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(each, str) for each in prompts):
+        raise _wrong("prompt", "a text, or a list of texts", prompt)
+    if len(prompts) > MOST_CHOICES:
+        raise bad("prompt", f"prompt has {len(prompts)} texts; the limit is {MOST_CHOICES}")
+    logprobs = _whole(body, "logprobs", 0, 5)
+    echo = _flag(body, "echo")
+    if logprobs:
+        raise bad("logprobs", "the server gives the log probability of the chosen token only: logprobs is 0 here")
+    if logprobs is not None and echo:
+        raise bad("echo", "echo cannot be combined with logprobs: the server gives none of the prompt")
+    return {"prompts": tuple(prompts), "logprobs": logprobs is not None, "echo": echo}
+
+
+def _guide(request: Mapping[str, Any]) -> Guide | None:
+    where = "response_format"
+    kind = request.get("type") if request else "text"
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Guide("json")
+    if kind != "json_schema":
+        raise bad(f"{where}.type", f"{where}.type is {_shown(kind)}; expected text, json_object or json_schema")
+    schema = _object(_object(request, "json_schema", f"{where}.json_schema"), "schema", f"{where}.json_schema.schema")
+    if not schema:
+        raise bad(f"{where}.json_schema.schema", f"{where}.json_schema.schema is missing")
+    return Guide("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def _flag(body: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise _wrong(where or name, "true or false", value)
+    return value
+
+
+def _object(body: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _wrong(where or name, "an object", value)
+    return value
+
+
+def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise _wrong(name, f"a whole number from {least} to {most}", value)
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str) -> float | None:
+    kind, least, most = _SAMPLING[name]
+    if kind is int:
+        return _whole(body, name, int(least), int(most))
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        raise _wrong(name, f"a number from {least:g} to {most:g}", value)  # nan is not between
+    return float(value)
+
+
+def _texts(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
+    value = body.get(name)
+    texts = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise _wrong(name, "a text, or a list of texts", value)
+    if len(texts) > most:
+        raise bad(name, f"{name} has {len(texts)} texts; the limit is {most}")
+    return tuple(each for each in texts if each)
+
+
+def _token_ids(body: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    value = body.get(name)
+    ids = [] if value is None else value
+    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= _INT32 for each in ids):
+        raise _wrong(name, "a list of token ids", value)
+    if len(ids) > MOST_STOPS:
+        raise bad(name, f"{name} has {len(ids)} ids; the limit is {MOST_STOPS}")
+    return tuple(ids)
+
+
+def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    words = _texts(body, "stop", MOST_STOPS)
+    if (longest := max(map(len, words), default=0)) > MOST_STOP_CHARACTERS:
+        raise bad("stop", f"stop has a text of {longest} characters; the limit is {MOST_STOP_CHARACTERS}")
+    return words
+
+
+def _wrong(param: str, expected: str, value: object) -> ApiError:
+    return bad(param, f"{param} is {_shown(value)}; expected {expected}")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, (list, dict)):
+        return f"{'a list' if isinstance(value, list) else 'an object'}{'' if value else ' that is empty'}"
+    if isinstance(value, int) and abs(value) > 2**128:
+        return "a number with many digits"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 100 else f"{text[:100]}..."
