@@ -39,7 +39,7 @@ from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import FAMILIES
 from trtllm_pipeline.tensorrt.modelopt.shards import ShardWriter
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import Selection
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, HuggingFaceCheckpoint
 
 _LLAMA: Final = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 500000.0}

@@ -36,7 +36,7 @@ from trtllm_pipeline.show.cli.command_signatures import MATRIX_WORD
 from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
 from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
-from trtllm_pipeline.tensorrt.trtllm import model_shape
+from trtllm_pipeline.tensorrt.toolchains import model_shape
 from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
 from trtllm_pipeline.tensorrt.trtllm.rules import RULES as REFUSALS
 from trtllm_pipeline.tensorrt.trtllm.templates import FIXED, PLACEHOLDERS

@@ -16,8 +16,8 @@ from tests.helpers import trtllm_cells
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token, kv_element_bytes
 from trtllm_pipeline.tensorrt.trtllm import needs
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token, kv_element_bytes
 
 FILE = Path(__file__).parents[1] / "data" / "tensorrt_llm" / "memory.json"
 FIGURES: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["figures"]

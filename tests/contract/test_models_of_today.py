@@ -112,7 +112,11 @@ def test_pytorch_says_why_it_does_not_have_it(tmp_path: Path, recipe: str) -> No
 def test_engines_say_why_they_do_not_have_it(tmp_path: Path, recipe: str) -> None:
     precision = "as_is" if load_recipe(recipes_folder() / f"{recipe}.yaml").quantization else "bf16"
     (planned,) = plan(tmp_path, [recipe], precision, "1.2.0", 100, ENGINES).cells
-    said = "takes its images in no release" if "llava" in recipe else "no script of TensorRT-LLM that we know converts"
+    said = (
+        "does not support its images in any release"
+        if "llava" in recipe
+        else "no script of TensorRT-LLM that we know converts"
+    )
     assert said in str(planned.reason)
 
 
@@ -181,7 +185,7 @@ def test_auto_takes_engines_with_a_visual_one_where_pytorch_has_not_the_family(t
 
 @pytest.mark.parametrize(
     ("lane", "said"),
-    [(ENGINES, "no visual engine of family llama"), ("embedded", "only the TensorRT-LLM toolchains take images")],
+    [(ENGINES, "no visual engine of family llama"), ("embedded", "only the TensorRT-LLM toolchains support images")],
 )
 def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None:
     asked = cell(toolchain=lane, recipe={"images": True}, settings={"perf.images": "1@64x64"})
@@ -194,7 +198,7 @@ def test_where_images_are_not_taken_a_plan_says_so(lane: str, said: str) -> None
     [
         (ENGINES, "no visual engine of family llama"),
         (PYTORCH, "trtllm-serve takes images"),
-        ("embedded", "only the TensorRT-LLM toolchains take images"),
+        ("embedded", "only the TensorRT-LLM toolchains support images"),
     ],
 )
 def test_images_in_rows_are_refused_before_anything_is_downloaded(
@@ -218,9 +222,13 @@ def test_images_in_rows_are_refused_before_anything_is_downloaded(
         ("llava-1.5-7b", ENGINES, "only as pixels that a client has prepared"),
         ("llava-onevision-qwen2-7b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
         ("llava-1.5-7b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
-        ("internvl3-8b", ENGINES, "preprocessing of Triton's templates takes its images in no release"),
+        ("internvl3-8b", ENGINES, "preprocessing of Triton's templates does not support its images in any release"),
         ("internvl3-8b", PYTORCH, "no release's list of models of the PyTorch backend has it"),
-        ("llava-v1.6-mistral-7b", ENGINES, "preprocessing of Triton's templates takes its images in no release"),
+        (
+            "llava-v1.6-mistral-7b",
+            ENGINES,
+            "preprocessing of Triton's templates does not support its images in any release",
+        ),
     ],
 )
 def test_what_no_release_serves_is_said_with_the_reason(tmp_path: Path, recipe: str, lane: str, said: str) -> None:
@@ -239,7 +247,7 @@ def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:
 
 
 def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:
-    from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token
+    from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token
 
     shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.yaml").model_dump(mode="json"))
     # 61 layers of 512 + 64 numbers, on each GPU.

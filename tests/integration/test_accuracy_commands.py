@@ -20,7 +20,7 @@ from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.load.target import OPENAI
 from trtllm_pipeline.measure.score import drift
 from trtllm_pipeline.show.cli.app import main
-from trtllm_pipeline.tensorrt.stage.asking import protocol_for
+from trtllm_pipeline.tensorrt.stage.server_requests import protocol_for
 
 pytestmark = pytest.mark.seam
 

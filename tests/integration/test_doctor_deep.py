@@ -71,7 +71,7 @@ def test_the_embedded_toolchain_is_verified_once_and_then_known(tmp_path: Path) 
         "int4_wo": "verified",
         "fp8": "cannot",
     }
-    assert "the embedded toolchain has" in cells["fp8"]["detail"]
+    assert "the embedded toolchain supports" in cells["fp8"]["detail"]
     right, coarse = (cells[name]["agreement"] for name in ("fp16", "int4_wo"))
     assert (right["tokens"], right["unreadable"]) == (8 * material.MAX_TOKENS, [])
     assert right["loss_nats"] < 0.01 < coarse["loss_nats"] < cells["int4_wo"]["tolerance_nats"]

@@ -28,7 +28,7 @@ from tests.helpers.scripted_server import Script, config, running
 from tests.helpers.waiting import eventually
 from tests.standins import templates
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
-from trtllm_pipeline.tensorrt.stage.asking import number_of
+from trtllm_pipeline.tensorrt.stage.server_requests import number_of
 
 JSON = {"content-type": "application/json"}
 LIMITS: dict[str, Any] = {

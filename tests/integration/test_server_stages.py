@@ -166,7 +166,7 @@ def test_smoke_catches_every_lie(start: Start, respond: Respond, message: str) -
     [
         (
             ("max_batch_size: 64", "max_batch_size: 8"),
-            "max_batch_size should be 8 as in config.pbtxt, the server says 64",
+            "max_batch_size should be 8 as in config.pbtxt, the server reports 64",
         ),
         (("TYPE_UINT64", "TYPE_INT64"), "inputs should be"),
         (("text_output", "answer"), "outputs should be"),

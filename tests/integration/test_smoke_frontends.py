@@ -119,7 +119,9 @@ def test_where_nobody_says_a_limit_none_is_tried(start: Start, kind: str) -> Non
     work = start(kind, max_seq_len=None)
     smoke.run(work)
     said = json.loads((work.out / "smoke.json").read_text())["checks"]
-    assert [check["detail"] for check in said if check["name"] == "limits"] == ["not tried: the engine names no limit"]
+    assert [check["detail"] for check in said if check["name"] == "limits"] == [
+        "not tested: the engine specifies no limit"
+    ]
 
 
 def unary_lie(model: str, values: Mapping[str, Any]) -> Script:

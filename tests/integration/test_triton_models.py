@@ -313,7 +313,7 @@ def test_the_engine_model_alone(client: Client) -> None:
     assert ids(answers["3"]) == b"ZABC"
     with client.stream() as stream:
         stream.send("tensorrt_llm", "1", input_ids=[65], input_lengths=3, request_output_len=1)
-        assert "input_lengths says 3 tokens; input_ids has 1" in (stream.finish()["1"].error or "")
+        assert "input_lengths has 3 tokens; input_ids has 1" in (stream.finish()["1"].error or "")
 
 
 def test_a_client_gets_the_outputs_that_it_asks_for_and_no_process_dies(client: Client) -> None:

@@ -320,7 +320,7 @@ def test_a_taken_port_is_transient_and_named(models: Path, tmp_path: Path) -> No
         with launched(models, tmp_path / "attempt", http_port=port) as service:
             status, log = service.end()
     assert status == 1
-    assert f"ServerError FailureClass.TRANSIENT: port {port} of 127.0.0.1 is taken" in log
+    assert f"ServerError FailureClass.TRANSIENT: port {port} of 127.0.0.1 is used" in log
 
 
 def test_a_port_lost_between_test_and_start_is_passing(models: Path, tmp_path: Path) -> None:

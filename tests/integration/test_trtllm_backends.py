@@ -366,7 +366,7 @@ def test_a_damaged_engine_is_refused_until_it_is_built_again(machine: Lane) -> N
     rank.write_bytes(rank.read_bytes()[::-1])
     (cell,) = machine.run(*SERVED, *words, code=1).values()
     assert (cell["failed_stage"], cell["failure"]) == ("launch", "user")
-    assert "rank0.engine is not as it was built: expected digest" in cell["reason"]
+    assert "rank0.engine has changed since it was built: expected digest" in cell["reason"]
     machine.pipeline("store", "verify", "--workspace", str(machine.workspace), code=1)
     (cell,) = machine.run(*SERVED, *words).values()
     assert cell["status"] == "done"
@@ -563,7 +563,7 @@ def test_a_run_says_which_model_is_asked_with_text_alone(tmp_path: Path) -> None
     lane.matrix.write_text(IMAGES.partition("settings:\n")[0], encoding="utf-8")
     running = lane.start(*lane.words("--until", "repository"))
     said = running.communicate(timeout=100)[1]
-    assert (running.returncode, said.count("model: asked with text alone")) == (0, 1), said
+    assert (running.returncode, said.count("model: checked with text alone")) == (0, 1), said
 
 
 def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:

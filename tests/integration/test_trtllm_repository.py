@@ -33,9 +33,9 @@ from trtllm_pipeline.measure.client.triton import Client as TritonClient
 from trtllm_pipeline.models.triton_repository import lint
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, OfferedModel
 from trtllm_pipeline.tensorrt.servers import triton_server
-from trtllm_pipeline.tensorrt.stage.asking import adapter_options
 from trtllm_pipeline.tensorrt.stage.lora_tensors import LoraTensors, convert
 from trtllm_pipeline.tensorrt.stage.params import load
+from trtllm_pipeline.tensorrt.stage.server_requests import adapter_options
 from trtllm_pipeline.tensorrt.trtllm import frontends
 from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository
 

@@ -1,4 +1,4 @@
-"""What can be built and served: stages, toolchains, servers, and the diagnosis of failures."""
+"""Building and serving: stages, toolchains, servers, and the diagnosis of failures."""
 
 from trtllm_pipeline.doors import door
 

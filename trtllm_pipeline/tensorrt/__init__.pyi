@@ -27,10 +27,6 @@ from .servers.triton_server import busy_ports as busy_ports
 from .servers.triton_server import remove_stale_leftovers as remove_stale_leftovers
 from .stage import failure as failure
 from .stage import params as params
-from .stage.asking import draft_options as draft_options
-from .stage.asking import load_adapter as load_adapter
-from .stage.asking import lora_request as lora_request
-from .stage.asking import number_of as number_of
 from .stage.base import FAILURE_FILE as FAILURE_FILE
 from .stage.base import JOB as JOB
 from .stage.base import OUT as OUT
@@ -42,7 +38,7 @@ from .stage.base import StageContext as StageContext
 from .stage.calibration_rows import DEFAULT_DATA as DEFAULT_DATA
 from .stage.download import PARTIAL as PARTIAL
 from .stage.launch import LOG_FILE as LOG_FILE
-from .stage.launch import told_to_end as told_to_end
+from .stage.launch import stop_requested as stop_requested
 from .stage.lora import ADAPTERS as ADAPTERS
 from .stage.lora import NO_ADAPTER as NO_ADAPTER
 from .stage.lora_tensors import convert as convert
@@ -63,8 +59,13 @@ from .stage.params import to_json as to_json
 from .stage.perf import measured as measured
 from .stage.repository_settings import RepositorySettings as RepositorySettings
 from .stage.repository_settings import Setting as Setting
+from .stage.server_requests import draft_options as draft_options
+from .stage.server_requests import load_adapter as load_adapter
+from .stage.server_requests import lora_request as lora_request
+from .stage.server_requests import number_of as number_of
 from .toolchains import catalog as catalog
 from .toolchains import companions as companions
+from .toolchains import vision as vision
 from .toolchains.catalog import DRAFTER as DRAFTER
 from .toolchains.catalog import EMBEDDED as EMBEDDED
 from .toolchains.catalog import ENGINES as ENGINES
@@ -77,12 +78,11 @@ from .trtllm import installation as installation
 from .trtllm import program_options as program_options
 from .trtllm import releases as releases
 from .trtllm import templates as templates
-from .trtllm import vision as vision
 from .trtllm.backends import BACKEND as BACKEND
 from .trtllm.launching import serve_command as serve_command
 from .trtllm.llmapi import MODEL as MODEL
 from .trtllm.params import SERVE_FILE as SERVE_FILE
 from .trtllm.releases import brings_code as brings_code
-from .trtllm.rules import HUB_UNASKED as HUB_UNASKED
+from .trtllm.rules import HUB_UNREACHED as HUB_UNREACHED
 from .worker import run_program as run_program
 from .worker import write_job as write_job

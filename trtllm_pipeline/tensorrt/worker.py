@@ -1,7 +1,7 @@
-"""`python -m trtllm_pipeline.tensorrt.worker JOB.json [MODULE:FUNCTION]`: one program of ours, on one attempt at a stage run.
+"""`python -m trtllm_pipeline.tensorrt.worker JOB.json [MODULE:FUNCTION]`: runs a stage's program on one attempt.
 
-Every stage's own program is started this way, and so are helpers that run before it, which are named. It imports what
-the program needs and nothing of the command line. Why it failed is left in `failure.json` beside the log.
+Every stage's own program is started this way. So are helpers that run before it, by name. The process imports only what
+the program needs, nothing of the command line. A failure is recorded in `failure.json` next to the log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trtllm_pipeline.tensorrt.stage.base import JOB, StageContext
 
 
 def _named(path: str) -> Any:
-    """What "module:name" means."""
+    """The object that "module:name" refers to."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -34,14 +34,14 @@ def run_program(program: str, stage: str, context: StageContext[Any]) -> None:
     except MemoryError as error:
         raise StageError(f"{stage}: ran out of memory", failure=FailureClass.OUT_OF_MEMORY) from error
     except OSError as error:
-        told = disk.no_room(error, context.out)
-        if told is None:
+        reason = disk.no_room(error, context.out)
+        if reason is None:
             raise
-        raise StageError(f"{stage}: {told}", failure=FailureClass.USER, hint=disk.hint(error)) from error
+        raise StageError(f"{stage}: {reason}", failure=FailureClass.USER, hint=disk.hint(error)) from error
 
 
 def write_job(stage: str, program: str | None, context: StageContext[Any]) -> Path:
-    """Write the part of a job file that `main` reads; returns its path."""
+    """Write the part of a job file that `main` reads. Returns its path."""
     job: dict[str, Json] = {"stage": stage, "program": program, "params_class": params.class_name(context.params)}
     job["params"] = params.to_json(context.params)
     for name, paths in (("inputs", context.inputs), ("files", context.files)):
@@ -52,7 +52,7 @@ def write_job(stage: str, program: str | None, context: StageContext[Any]) -> Pa
 
 
 def context_of(job: Mapping[str, Any]) -> StageContext[Any]:
-    """What a job file gives the stage's program."""
+    """The context that a job file describes."""
     return StageContext(
         params=params.load(_named(job["params_class"]), job["params"]),
         inputs={name: Path(path) for name, path in job["inputs"].items()},
@@ -73,10 +73,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         run_program(other[0] if other else job["program"], job["stage"], context)
     except PipelineError as error:
-        # Anything but a StageError that is said on purpose is about the user's files: prompts, calibration rows.
+        # Any error other than a deliberate StageError is about the user's files: prompts, calibration rows.
         user = FailureClass.USER
-        told = error if isinstance(error, StageError) else StageError(error.message, failure=user, hint=error.hint)
-        failure.write(context.attempt, told)
+        failed = error if isinstance(error, StageError) else StageError(error.message, failure=user, hint=error.hint)
+        failure.write(context.attempt, failed)
         print(f"error: {error.message}", file=sys.stderr)  # noqa: T201 - the stage's log
         return 1
     except KeyboardInterrupt:

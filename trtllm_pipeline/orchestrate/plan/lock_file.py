@@ -130,7 +130,7 @@ def _copied(plan: Plan, folder: Path) -> Iterator[tuple[str, str]]:
 def _other_models(plan: Plan) -> Iterator[tuple[str, str]]:
     """Names of further models in settings -> their pinned names."""
     for cell in plan.feasible:
-        for name, model in companions.asked_for(cell).items():
+        for name, model in companions.named_models(cell).items():
             pinned = cell.companions.get(name, {})
             source, folder = pinned.get("source"), pinned.get("folder")
             if folder is not None:

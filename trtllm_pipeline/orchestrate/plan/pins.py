@@ -92,14 +92,16 @@ class Pins:
         recipe, published = self._recipes[same]
         pinned = cell.pinned(recipe, _ruled_out(cell, published))
         if id(cell.settings) not in self._alone:
-            self._alone[id(cell.settings)] = not (companions.asked_for(cell) or companions.configurations_needed(cell))
+            self._alone[id(cell.settings)] = not (
+                companions.named_models(cell) or companions.configurations_needed(cell)
+            )
         if pinned.reason is not None or self._alone[id(cell.settings)]:
             return pinned
         return self._with_companions(pinned)
 
     def _with_companions(self, cell: Cell) -> Cell:
         """`cell` with its further models pinned. It gets a reason if one of them does not fit its model."""
-        further = companions.asked_for(cell)
+        further = companions.named_models(cell)
         pinned = {name: self._companion(name, model, cell) for name, model in further.items()}
         known = {"model": cell.recipe, **pinned}
         configurations = {
@@ -127,7 +129,7 @@ class Pins:
 
     def _with_drafter(self, cell: Cell, pinned: Mapping[str, Mapping[str, Json]]) -> Cell:
         """`cell` with the architecture of its draft model, which also becomes an engine."""
-        name, draft = companions.asked_for(cell)[companions.DRAFT], pinned[companions.DRAFT]
+        name, draft = companions.named_models(cell)[companions.DRAFT], pinned[companions.DRAFT]
         config = self._configuration(draft, cell, CONFIGURATION[MODEL], whole=True)
         try:
             numbers = numbers_of(name, config, Path(cell.base_dir))

@@ -73,7 +73,7 @@ def replanned(plan: Plan, store: Store, pins: Pins, until: str | None) -> Plan:
 def check_feasible(plan: Plan) -> None:
     """Raise PlanError if no cell can work."""
     if not plan.feasible:
-        from trtllm_pipeline.tensorrt import HUB_UNASKED
+        from trtllm_pipeline.tensorrt import HUB_UNREACHED
 
         reasons = sorted({str(cell.reason) for cell in plan.cells})
         fit = (
@@ -83,7 +83,7 @@ def check_feasible(plan: Plan) -> None:
         )
         if any("\n" in reason for reason in reasons):
             hint = "with these lines in the matrix the same command continues"
-        elif all(HUB_UNASKED in reason for reason in reasons):
+        elif all(HUB_UNREACHED in reason for reason in reasons):
             hint = (
                 "plan with access to the hub, list trusted files with their SHA-256 in "
                 "settings.download.trust_remote_code, or use a local directory: model: [./FOLDER]; "

@@ -141,7 +141,7 @@ def fits_of(request: Request, store: Store | None) -> Fits:
     corrections = estimates.Corrections(() if store is None else store.index.peaks(), machine)
     pins = Pins(store, guess=True)
     cells = [
-        pins.pin(cell) if cell.reason is None and companions.asked_for(cell) else cell
+        pins.pin(cell) if cell.reason is None and companions.named_models(cell) else cell
         for cell in expanded(request, loaded, machine)
     ]
     roomy = estimates.without_limits(machine)

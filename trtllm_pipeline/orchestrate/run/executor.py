@@ -193,7 +193,7 @@ def failure_of(
     if (cause and cause.killed) or (returncode == -signal.SIGKILL and not (cause and cause.certain)):
         kind, words, hint = out_of_memory.verdict(before)
         line = cause.line if cause else next(iter(logs[0].last(1)), None)
-        quote = "" if line is None else f"; its {'log says' if cause else 'last line'}: {line.said}"
+        quote = "" if line is None else f"; its {'log says' if cause else 'last line'}: {line.message}"
         number = cause.line.number if cause else None
         return StageError(f"{job.stage}: {how}; {words}{quote}", failure=kind, hint=hint, log=log, line=number)
     if cause is not None:
@@ -208,7 +208,7 @@ def failure_of(
         )
     lines = telling_lines(logs)
     error = first_error(logs)
-    quote = f"; its log says: {error.said}" if error else f"; its last line: {lines[-1].said}" if lines else ""
+    quote = f"; its log says: {error.message}" if error else f"; its last line: {lines[-1].message}" if lines else ""
     return StageError(
         f"{job.stage}: {how}{quote}",
         log=log,

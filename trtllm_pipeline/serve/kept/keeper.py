@@ -55,7 +55,7 @@ from trtllm_pipeline.tensorrt import (
     LogText,
     busy_ports,
     out_of_memory,
-    told_to_end,
+    stop_requested,
 )
 
 FIRST_PAUSE_S: Final = 1.0
@@ -529,7 +529,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: the server {folder.name} is kept already", file=sys.stderr)  # noqa: T201
         return 1
     try:
-        with told_to_end() as ended:
+        with stop_requested() as ended:
             return _Kept(folder, lock, checked=len(argv) > 1).keep(ended)
     except (PipelineError, OSError, ValueError, KeyError, TypeError) as error:
         if not isinstance(error, (PipelineError, OSError)):

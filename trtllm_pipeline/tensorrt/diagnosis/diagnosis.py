@@ -1,9 +1,9 @@
-"""The first cause of a failure, from all logs that it left: whose words, at which line, and what to change.
+"""The first cause of a failure from all its logs: the process, the line, and the change that helps.
 
-A failure is told many times: a rank runs out of memory, the others lose it, mpirun says that one has ended, Triton that
-no model is loaded. The form of the logs tells which statement is the first cause (`statements.py`). Known words in that
-statement, and nowhere else, say what it means (`data/signatures.yaml`), the most particular of them. What only follows from a cause
-is never one. Where the words are not known, the most telling lines of all logs are shown.
+One failure appears in many logs: a rank runs out of memory, the others lose it, mpirun reports that one has ended, Triton
+that no model is loaded. The form of the logs shows which statement is the first cause (`statements.py`). Known words in
+that statement only define its meaning (`data/signatures.yaml`); the most specific words win. Consequences are never a
+cause. If the words are unknown, the most informative lines of all logs are shown.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures as shipped_
 from trtllm_pipeline.tensorrt.diagnosis.statements import Grade, Statement, first_statement, flattened, statements
 
 HEAD_BYTES: Final = 1 << 18
-"""Of a log that is too long to be searched whole, as much of its beginning ..."""
+"""For a log that is too long to be searched whole: bytes read from its start ..."""
 TAIL_BYTES: Final = 1 << 20
-"""... and of its end is."""
+"""... and from its end."""
 TELLING: Final = 10
-"""Lines that are shown of a failure that nobody knows."""
+"""Lines that are shown of an unknown failure."""
 _LONGEST: Final = 300
 _NOISE: Final = (
     r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM|\bpinned\b|unable to create stream|CUDA memory pool|NCCL INFO"
@@ -35,14 +35,14 @@ _NOISE: Final = (
     r"|pip's dependency resolver does not|not a git repository|debconf: |Error in cpuinfo|XDG_RUNTIME_DIR"
     r"|PMIX ERROR: (?:ERROR|NOT)|libi40iw|libibverbs|^I\d+ [\d:. ]+\w+\.cc:\d+\]\s*$|^\s*usage: |^\s*\[--?\w"
 )
-"""What every server without a GPU writes, what is no error, tables and lists of models and options: no cause is there."""
+"""Lines without a cause: output of every server without a GPU, non-errors, tables and lists of models and options."""
 _PREFIX: Final = r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
-"""What mpirun, Triton and TensorRT-LLM write before the text of a line: rank, severity, time, process, place."""
+"""The prefix that mpirun, Triton and TensorRT-LLM write before a line: rank, severity, time, process, location."""
 _T = TypeVar("_T")
 _ANSI: Final = r"\x1b\[[0-9;]*[A-Za-z]"
 _HALF: Final = "=half"
 _USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
-"""What a setting without a value means, as far as `half` needs to know."""
+"""The default of a setting, if `half` needs it."""
 
 
 @cache
@@ -61,14 +61,14 @@ class LogLine:
     text: str
 
     @property
-    def said(self) -> str:
-        """Its text without what stands before every line."""
+    def message(self) -> str:
+        """Its text without the line prefix."""
         text = _compiled(_PREFIX).sub("", self.text.strip())
         return (flattened(text) or text).strip('"')[:_LONGEST]
 
     def __str__(self) -> str:
-        """`file:line: text`, with the name of the file alone."""
-        return f"{self.path.name}:{self.number}: {self.said}"
+        """`file:line: text`, with the base name of the file."""
+        return f"{self.path.name}:{self.number}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,44 +76,44 @@ class Diagnosis:
     """The first cause of a failure."""
 
     signature: Signature | None
-    """What its words mean; None where they are not known."""
+    """The signature of its words. None if they are unknown."""
     line: LogLine
     certain: bool
-    """Whether its words are known to be a cause. If not, the form of the logs says that it was the first."""
+    """True if its words are known to be a cause. Otherwise the form of the logs shows that it was the first."""
     groups: Mapping[str, str] = field(default_factory=dict)
     words: str = ""
-    """What the line says, without what others put around it."""
+    """The text of the line, without wrappers."""
 
     @property
     def failure(self) -> FailureClass:
-        """Its class: nothing is decided by what is not certain."""
+        """Its class. No decision depends on an uncertain one."""
         return self.signature.failure if self.signature and self.certain else FailureClass.BUG
 
     @property
     def hint(self) -> str | None:
-        """What to do."""
+        """The hint."""
         return None if self.signature is None else _filled(self.signature.hint, self.groups)
 
     @property
     def killed(self) -> bool:
-        """Its words are that a process was killed, certain or not: `out_of_memory.verdict` knows more."""
+        """True if its words are that a process was killed, certain or not. `out_of_memory.verdict` knows more."""
         return self.signature is not None and self.signature.key == KILLED
 
     @property
     def quote(self) -> str:
-        """What the log says, to be added to a message."""
+        """The quote from the log, for a message."""
         return self.quoted("its log")
 
     def quoted(self, log: str) -> str:
-        """The same, of a log of this name."""
+        """The same, for a log of this name."""
         return (
-            f"{log} says: {self.line.said}"
+            f"{log} says: {self.line.message}"
             if self.certain
-            else f"the first error in {log}: {(self.words or self.line.said)[:_LONGEST]}"
+            else f"the first error in {log}: {(self.words or self.line.message)[:_LONGEST]}"
         )
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
-        """What to change where `stage`, of these parameters, failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
+        """The change if `stage` with these parameters failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
         known = self.signature.settings if self.signature and self.certain else {}
         text = known.get(stage, known.get(ANY_STAGE))
         if text is None or not text.endswith(_HALF):
@@ -125,10 +125,10 @@ class Diagnosis:
 
 
 class LogText:
-    """A log, or its beginning and end, with the numbers of its lines. Lines that are noise are empty."""
+    """A log, or its start and end, with line numbers. Noise is replaced by empty lines."""
 
     def __init__(self, path: Path, *, since: int = 0, but: re.Pattern[str] | None = None) -> None:
-        """`since`: bytes at its beginning that belong to something else; lines that `but` matches do as well."""
+        """`since`: bytes at its start that belong to an earlier process. Lines that `but` matches are excluded as well."""
         self.path = path
         self._before = self._lost = 0
         self._head: int | None = None
@@ -138,11 +138,11 @@ class LogText:
         except OSError:
             data = b""
         text = _compiled(_ANSI).sub("", data.decode("utf-8", "replace"))
-        found = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-        noise = [_compiled(_NOISE).search(line) or (but is not None and but.match(line)) for line in found]
-        self._written = found
+        texts = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+        noise = [_compiled(_NOISE).search(line) or (but is not None and but.match(line)) for line in texts]
+        self._written = texts
         self._noise = frozenset(index for index, silent in enumerate(noise) if silent)
-        self.lines = ["" if index in self._noise else line for index, line in enumerate(found)]
+        self.lines = ["" if index in self._noise else line for index, line in enumerate(texts)]
 
     def _read(self, file: BinaryIO, since: int) -> bytes:
         left = file.seek(0, 2) - since
@@ -157,7 +157,7 @@ class LogText:
 
     @cached_property
     def stated(self) -> list[Statement]:
-        """All that it says of a failure."""
+        """All its statements about a failure."""
         return statements(self._written, self._noise)
 
     def at(self, index: int) -> LogLine:
@@ -167,46 +167,46 @@ class LogText:
 
     def last(self, most: int) -> list[LogLine]:
         """The last lines that are not blank."""
-        there = [index for index, line in enumerate(self.lines) if line.strip()]
-        return [self.at(index) for index in there[-most:]]
+        filled = [index for index, line in enumerate(self.lines) if line.strip()]
+        return [self.at(index) for index in filled[-most:]]
 
 
 def _count_lines(file: BinaryIO, size: int) -> int:
     """Line ends in the next `size` bytes of a file."""
-    found = 0
+    total = 0
     while size > 0 and (block := file.read(min(size, TAIL_BYTES))):
-        found += block.count(b"\n")
+        total += block.count(b"\n")
         size -= len(block)
-    return found
+    return total
 
 
-def _best(found: Iterable[tuple[Weight, int, _T]]) -> tuple[Weight, int, _T] | None:
-    """The most particular, of these the first line, and of one line the first of the table."""
-    return min(found, key=lambda each: each[:2], default=None)
+def _best(meanings: Iterable[tuple[Weight, int, _T]]) -> tuple[Weight, int, _T] | None:
+    """The most specific match. Ties go to the first line, and then to the first signature in the table."""
+    return min(meanings, key=lambda each: each[:2], default=None)
 
 
 def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None = None) -> Diagnosis | None:
-    """The first cause that the logs name; of several logs, the first one's comes first. None where none names one.
+    """The first cause in the logs. With several logs, the first log's cause comes first. None if no log has one.
 
-    The form of the logs says which line it is, the signatures what its words mean. It is certain where they are particular,
-    the line is said as an error, and no other error has the words of a cause of another kind.
+    The form of the logs selects the line, the signatures define its meaning. It is certain if its words are specific, the
+    line is written as an error, and no other error has the words of a cause of another kind.
     """
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
-    told = first_statement(stated)
-    if told is None:
+    first = first_statement(stated)
+    if first is None:
         return None
-    log, statement = logs[told[0]], told[1]
+    log, statement = logs[first[0]], first[1]
     line = log.at(statement.index)
     known = shipped_signatures() if signatures is None else signatures
-    found = _best(_meanings(log, statement, known))
-    if found is None:
+    meanings = _best(_meanings(log, statement, known))
+    if meanings is None:
         return Diagnosis(None, line, certain=False, words=statement.text)
-    weight, place, (signature, match) = found
+    weight, place, (signature, match) = meanings
     groups = {name: value or "" for name, value in match.groupdict().items()}
     clear = statement.grade <= (Grade.FAINT if weight is Weight.CAUSE else Grade.BARE)
     others = [_best(_meanings(logs[place], each, known)) for place, each in stated if each.grade <= Grade.PASSED_ON]
     rivals = {each[2][0].category for each in others if each and each[0] is Weight.CAUSE} - {signature.category}
-    # A process that kills others for a reason writes about it first.
+    # A process that kills others deliberately writes about it first.
     reasoned = signature.key == KILLED and any(
         each.grade is not Grade.WARNED and each.index < statement.index for each in log.stated
     )
@@ -217,20 +217,20 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
 def _meanings(
     log: LogText, statement: Statement, signatures: Sequence[Signature]
 ) -> Iterator[tuple[Weight, int, tuple[Signature, re.Match[str]]]]:
-    """What may be meant, by weight and line. A match may begin in the code of a traceback; it ends in the statement's words."""
+    """Possible meanings, by weight and line. A match may start in the code of a traceback. It ends in the statement's words."""
     text = "\n".join(log.lines[statement.first : statement.last + 1])
     for signature in signatures:
         if signature.weight is not Weight.SYMPTOM:
             matched = _compiled(signature.pattern).finditer(text)
             ends = [(statement.first + text.count("\n", 0, match.end()), match) for match in matched]
-            said = [end for end in ends if end[0] in statement.words]
-            if said:
-                index, match = next((end for end in said if end[0] in statement.own), said[0])
+            in_words = [end for end in ends if end[0] in statement.words]
+            if in_words:
+                index, match = next((end for end in in_words if end[0] in statement.own), in_words[0])
                 yield signature.weight, index, (signature, match)
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:
-    """The lines that say most, in their order: of equal ones the first, with what stands above it where they are few.
+    """The most informative lines, in order. Of equal lines, the first, with the lines above it if there are few.
 
     Without any, the last lines.
     """
@@ -244,16 +244,16 @@ def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:
 
 
 def first_error(logs: Sequence[LogText]) -> LogLine | None:
-    """The line that says most, of equal ones the first, also where it only follows from a cause; None without any."""
+    """The most informative line, of equal ones the first, even if it is only a consequence. None without any."""
     return next((logs[place].at(index) for place, index in _most_telling(logs)), None)
 
 
 def _most_telling(logs: Sequence[LogText]) -> list[tuple[int, int]]:
-    """Places of lines that speak of a failure, by log and index, the first cause first. Lines that differ in numbers are one."""
+    """Positions of lines about a failure, by log and index, the first cause first. Lines that differ only in numbers are one."""
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
-    told = first_statement(stated)
+    first = first_statement(stated)
     places: dict[str, tuple[int, int]] = {}
-    for place, each in sorted(stated, key=lambda one: (one != told, one[1].grade, one[0], one[1].index)):
+    for place, each in sorted(stated, key=lambda one: (one != first, one[1].grade, one[0], one[1].index)):
         places.setdefault(re.sub(r"0x[0-9a-f]+|\d+", "0", each.text), (place, each.index))
     return list(places.values())
 

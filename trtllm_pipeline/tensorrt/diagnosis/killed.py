@@ -18,9 +18,9 @@ from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 
 STUB: Final = "triton_python_backend_stub"
 LOOK_EVERY_S: Final = 0.05
-"""A process that dies before it was seen has no name. Looking takes at most a tenth of the time."""
+"""A process that dies before it was listed has no name. Listing takes at most a tenth of the time."""
 _LEFT_S: Final = 0.4
-"""A process that its parent waits for is reaped sooner."""
+"""A process whose parent waits for it is reaped sooner."""
 
 
 def model_run_by(pid: int) -> str | None:
@@ -29,14 +29,14 @@ def model_run_by(pid: int) -> str | None:
 
 
 def model_of(command: list[bytes]) -> str | None:
-    """The same of a command line, whose first argument is REPOSITORY/MODEL/VERSION/model.py."""
+    """The same from a command line, whose first argument is REPOSITORY/MODEL/VERSION/model.py."""
     if STUB.encode() not in command[0] or len(command) < 2:
         return None
     return Path(os.fsdecode(command[1])).parent.parent.name
 
 
 class Watch:
-    """Looks for such processes below `root`; `before` are the kernel's counts at its start."""
+    """Finds such processes below `root`. `before` are the kernel's counts at its start."""
 
     def __init__(self, root: int, before: out_of_memory.Counts) -> None:
         self._root = root
@@ -46,19 +46,19 @@ class Watch:
         self._next = 0.0
 
     def look(self) -> tuple[str, int] | None:
-        """The process that was killed and its signal, if there is one. Looks only now and then if called often."""
+        """The killed process and its signal, if there is one. Rate-limited if called often."""
         now = time.monotonic()
         if now < self._next:
             return None
         table = process_table(zombies=True)
-        found = {pid: table[pid] for pid in with_descendants({self._root}, table) if pid != self._root}
+        descendants = {pid: table[pid] for pid in with_descendants({self._root}, table) if pid != self._root}
         self._next = now + max(LOOK_EVERY_S, 10 * (time.monotonic() - now))
-        self._since = {pid: self._since.get(pid, now) for pid, process in found.items() if process.zombie}
-        for pid, process in found.items():
+        self._since = {pid: self._since.get(pid, now) for pid, process in descendants.items() if process.zombie}
+        for pid, process in descendants.items():
             if not process.zombie and (model := model_run_by(pid)):
                 self._models[pid] = model
         for pid, since in self._since.items():
-            signo = found[pid].exit_code & 0x7F
+            signo = descendants[pid].exit_code & 0x7F
             if signo and now - since >= _LEFT_S and (who := self._who(pid, signo)):
                 return who, signo
         return None

@@ -1,4 +1,4 @@
-"""The kernel's counters of processes killed for lack of memory, the only evidence of who sent a SIGKILL."""
+"""The kernel's counters of out-of-memory kills, the only evidence about the sender of a SIGKILL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtllm_pipeline.base import FailureClass
 MACHINE: Final = "/proc/vmstat"
 OWN_GROUPS: Final = "/proc/self/cgroup"
 _CGROUPS: Final = (
-    # what /proc/self/cgroup calls the hierarchy -> its directory, the file of a group that counts, in this order
+    # name of the hierarchy in /proc/self/cgroup -> its directory, the counter file of a group, in this order
     ("memory", "/sys/fs/cgroup/memory", "memory.oom_control"),
     ("", "/sys/fs/cgroup", "memory.events"),
     ("", "/sys/fs/cgroup/unified", "memory.events"),
@@ -33,14 +33,14 @@ HINTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Number of processes that the kernel has killed for lack of memory, by file; at most one of the two is set."""
+    """Number of processes that the kernel has killed for lack of memory, by file. At most one of the two is set."""
 
     group: Mapping[str, int] = field(default_factory=dict)
-    """Of this process's control group."""
+    """Counter of this process's control group."""
     machine: Mapping[str, int] = field(default_factory=dict)
-    """Of the whole machine, including processes of others; used only if the group has no counter."""
+    """Counter of the whole machine, including processes of other users. Used only if the group has no counter."""
     at_s: float = 0.0
-    """When they were read, in seconds since boot."""
+    """Read time, in seconds since boot."""
 
 
 def counts() -> Counts:
@@ -56,11 +56,11 @@ def counts() -> Counts:
 def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
     """For a failure by SIGKILL since `before`: its class, whether the kernel reports lack of memory, and a hint."""
     now = counts()
-    found = {**now.group, **now.machine}
-    if before is None or not found:
-        words = "the kernel has no counter that tells whether it was killed for lack of memory"
+    counters = {**now.group, **now.machine}
+    if before is None or not counters:
+        words = "the kernel has no counter that shows whether it was killed for lack of memory"
         return FailureClass.BUG, words, HINTS[FailureClass.BUG]
-    ((path, count),) = found.items()
+    ((path, count),) = counters.items()
     earlier = {**before.group, **before.machine}.get(path, count)
     if count <= earlier:
         words = f"the kernel did not kill it for lack of memory (oom_kill in {path} stayed at {count})"
@@ -69,14 +69,14 @@ def verdict(before: Counts | None) -> tuple[FailureClass, str, str]:
     if now.machine:
         words = f"the kernel killed a process on this machine for lack of memory at that time ({counted})"
     else:
-        said = _said(before.at_s)
-        words = f"the kernel killed it for lack of memory ({counted}{f'; it says: {said}' if said else ''})"
+        kernel_message = _kernel_message(before.at_s)
+        words = f"the kernel killed it for lack of memory ({counted}{f'; it says: {kernel_message}' if kernel_message else ''})"
     return FailureClass.OUT_OF_MEMORY, words, HINTS[FailureClass.OUT_OF_MEMORY]
 
 
 @cache
 def _group_files(groups: str) -> tuple[str, ...]:
-    """Files that may have the count of this process's control group; in a container the group is often the top."""
+    """Files that may have the count of this process's control group. In a container, the group is often the top."""
     try:
         lines = Path(groups).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -93,15 +93,15 @@ def _group_files(groups: str) -> tuple[str, ...]:
 def _count(path: str) -> int | None:
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - half the calls of pathlib, before every command
-            found = _COUNT.search(file.read())
+            match = _COUNT.search(file.read())
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
-def _said(since_s: float) -> str | None:
-    """The kernel's last message about a process killed for lack of memory, if its messages may be read."""
-    found = None
+def _kernel_message(since_s: float) -> str | None:
+    """The kernel's last message about a process killed for lack of memory, if its messages are readable."""
+    message = None
     try:
         messages = os.open(_MESSAGES, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -111,12 +111,12 @@ def _said(since_s: float) -> str | None:
             try:
                 record = os.read(messages, 8192).decode("utf-8", "replace")
             except BrokenPipeError:
-                continue  # it was overwritten while we read; the next one is there
+                continue  # overwritten during the read; try the next one
             head, _, text = record.partition(";")
             told_s = int(head.split(",")[2]) / 1e6
             if told_s >= since_s - 1.0 and "out of memory: Killed process" in text.replace("Out", "out"):
-                found = text.partition("\n")[0]
+                message = text.partition("\n")[0]
     except (OSError, ValueError, IndexError):
-        return found  # the last one was read
+        return message  # after the last message
     finally:
         os.close(messages)

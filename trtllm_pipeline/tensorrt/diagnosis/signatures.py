@@ -1,4 +1,4 @@
-"""Words in logs and what they mean: whether a retry helps, what to do, and which setting does it.
+"""Words in logs and their meaning: whether a retry helps, what to do, and the setting to change.
 
 The table is `data/signatures.yaml`, which explains its keys. `tensorrt/diagnosis/diagnosis.py` chooses among the signatures that match.
 """
@@ -16,7 +16,7 @@ from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import FailureClass
 
 KILLED: Final = "killed"
-"""Key of the signature for a process that was killed. The log does not say by what; `out_of_memory.verdict` finds out."""
+"""Key of the signature for a process that was killed. The log does not name the killer. `out_of_memory.verdict` finds it."""
 ANY_STAGE: Final = "any"
 _PATH: Final = PACKAGE / "data" / "signatures.yaml"
 
@@ -27,16 +27,16 @@ class Weight(IntEnum):
     CAUSE = 0
     """Only this cause has these words."""
     GENERAL = 1
-    """The cause, unless more particular words are present."""
+    """The cause, unless more specific words are present."""
     CLASS = 2
-    """A kind of trouble with many causes: used only for the line that the form of the logs marks as first."""
+    """A kind of problem with many causes: used only for the line that the form of the logs marks as first."""
     SYMPTOM = 3
-    """Follows from a cause: never reported as one."""
+    """Follows from a cause. Never reported as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """Words in a log, and what they mean."""
+    """Words in a log, and their meaning."""
 
     key: str
     category: str
@@ -44,11 +44,11 @@ class Signature:
     patterns: tuple[str, ...]
     """Regular expressions, any of which matches. ^ and $ match at every line."""
     hint: str
-    """What to do. `{name}` is a named group of the patterns."""
+    """The hint. `{name}` is a named group of the patterns."""
     met: tuple[str, ...]
-    """Words as users met them."""
+    """The words as users reported them."""
     source: tuple[str, ...]
-    """Where they were met."""
+    """The source of the words."""
     weight: Weight = Weight.CAUSE
     settings: Mapping[str, str] = field(default_factory=dict)
     """Stage or ANY_STAGE -> "settings.SECTION.KEY=VALUE": the setting to change if this stage failed."""
@@ -70,16 +70,16 @@ def read_signatures(path: Path) -> tuple[Signature, ...]:
     import yaml
 
     data = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    found: dict[str, Signature] = {}
+    by_key: dict[str, Signature] = {}
     for row in data["signatures"]:
         key = row.get("key")
-        if key in found:
+        if key in by_key:
             raise ValueError(f"{path.name}: {key}: the key is not unique")
         try:
-            found[key] = _signature(row, data["phrases"])
+            by_key[key] = _signature(row, data["phrases"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path.name}: {key}: {error}") from error
-    return tuple(found.values())
+    return tuple(by_key.values())
 
 
 def _signature(row: Mapping[str, Any], phrases: Mapping[str, str]) -> Signature:

@@ -1,8 +1,8 @@
-"""What a log says went wrong, by its form alone: which lines are statements of a failure, and which of them came first.
+"""The errors in a log, by its form alone: which lines are statements of a failure, and which of them came first.
 
-No word of a particular failure is known here, only how programs speak of failures: Python's tracebacks and their chains,
-C++ exceptions and assertions, severities of loggers, errors of command lines, the wrappers that Triton, executors and
-clients put around the words of others, and what merely follows when another process has failed.
+No words of a particular failure are known here, only the ways in which programs report failures: Python's tracebacks and
+their chains, C++ exceptions and assertions, severities of loggers, errors of command lines, the wrappers of Triton,
+executors and clients around the words of others, and the consequences of another process's failure.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ from typing import Final
 
 
 class Grade(IntEnum):
-    """How much a statement says of the cause; the lightest that are there count."""
+    """How informative a statement is about the cause. The lowest grade that is present counts."""
 
     OWN = 0
-    """Says in words of its own what is wrong."""
+    """Names the error in its own words."""
     PASSED_ON = 1
-    """The same, as a client passes on what its server said, or a script prints it and may continue."""
+    """The same, forwarded by a client from its server, or printed by a script that may continue."""
     BARE = 2
-    """Says that something is wrong, hardly what: a crash, `'NoneType' object has no attribute`."""
+    """Reports an error with hardly any detail: a crash, `'NoneType' object has no attribute`."""
     FAINT = 3
-    """Speaks of something that did not work, but not as an error."""
+    """Reports a problem, but not as an error."""
     WARNED = 4
     """The same, as a warning."""
     ENDED = 5
-    """Says which process has died, or which check failed of what was skipped: told where nothing says why."""
+    """Names the process that died, or the check that failed with a skip. Reported only without a better statement."""
     FOLLOWS = 6
-    """Says that something else has failed."""
+    """Reports that something else has failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A place of a log that speaks of a failure."""
+    """A place in a log that reports a failure."""
 
     grade: Grade
     index: int
-    """The line that says it, counted from 0."""
+    """The line with the words, counted from 0."""
     first: int
     """The first line that belongs to it, such as the head of its traceback ..."""
     last: int
     """... and the last one."""
     text: str
-    """What it says, without what others put around it."""
+    """Its words, without wrappers."""
     when: tuple[str, ...] = ()
-    """Who wrote the time, month, day and time, as far as its line, or one before, tells."""
+    """Time of the writer, month, day and time, from its line or an earlier one."""
     raised: tuple[int, ...] = ()
-    """Of a traceback the lines of its exceptions and their messages."""
+    """In a traceback, the lines of its exceptions and their messages."""
     until: int | None = None
-    """Of several exceptions the line where the message of the one that counts ends."""
+    """With several exceptions, the last line of the message of the one that counts."""
 
     @property
     def words(self) -> Sequence[int]:
-        """The lines that its words stand in: of a traceback not the code, nor what others wrote in between."""
+        """The lines of its words. In a traceback, without the code and without lines of other writers."""
         return self.raised or range(self.first, self.last + 1)
 
     @property
     def own(self) -> range:
-        """Those of them in which the exception that counts speaks, where there are several."""
+        """The lines of the exception that counts, if there are several."""
         return range(
             self.first if self.until is None else self.index, (self.last if self.until is None else self.until) + 1
         )
@@ -69,72 +69,72 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line without what loggers, launchers and containers write before it."""
+    """A line without the prefix of loggers, launchers and containers."""
 
     index: int
     stream: str
-    """Who wrote it, as far as the line tells: its rank or process."""
+    """Its writer, if the line shows it: its rank or process."""
     severity: str
-    """E, W, I, or nothing."""
+    """E, W, I, or empty."""
     body: str
-    """With its indentation."""
+    """The text with its indentation."""
     when: tuple[str, ...]
     shouted: bool
-    """It starts with `ERROR:`, as what scripts and installers print."""
+    """True if it starts with `ERROR:`, like the output of scripts and installers."""
     continued: bool
-    """It continues with a message of several lines, each written with the same time and place."""
+    """True if it continues a message of several lines, each written with the same time and location."""
     above: int
-    """The line before it of those that the same one wrote, blank ones aside; -1 without any."""
+    """The previous line of the same writer, without blank ones. -1 without any."""
 
     @property
     def indent(self) -> int:
-        """Spaces before its text."""
+        """Number of spaces before its text."""
         return len(self.body) - len(self.body.lstrip())
 
 
 @dataclass(slots=True)
 class _Traceback:
-    """A traceback that is being read."""
+    """A traceback that is being parsed."""
 
     first: int
     indent: int
     harmless: bool
-    """What stands above says that nothing hangs on it."""
+    """True if the lines above report that it is harmless."""
     strangers: int = 0
 
 
 @dataclass(slots=True)
 class _Raised:
-    """What a chain of tracebacks raised: the index of each line and its text, and how it came from the one before."""
+    """The exceptions of a chain of tracebacks: the index and text of each line, and its relation to the one before."""
 
     first: int
     harmless: bool
-    said: list[tuple[int, str]] = field(default_factory=list)
+    raised: list[tuple[int, str]] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
-    """How the message of the last one continues."""
+    """Continuation of the last message."""
     words: list[int] = field(default_factory=list)
-    """The lines of all of that."""
+    """All their lines."""
     last: int = 0
     linked: bool = False
-    """The next one comes from it."""
+    """True if the next one comes from it."""
     open: bool = True
-    """Lines that follow may continue with its message."""
+    """True if the lines below may continue its message."""
     when: tuple[str, ...] = ()
 
     def add(self, index: int, text: str) -> None:
-        """What was raised next."""
-        self.said.append((index, text))
+        """The next exception."""
+        self.raised.append((index, text))
         self.words.append(index)
         self.more.clear()
         self.last, self.linked, self.open = index, False, True
 
 
 _PARAGRAPH: Final = 10
-"""Lines that a statement has at most."""
+"""Maximum lines of a statement."""
 _LONGEST: Final = 4000
 """Characters of a line that are read."""
 _PATTERNS: Final = {
-    # what stands before the text of a line: launchers, containers, loggers
+    # prefixes of lines: launchers, containers, loggers
     "prefix": r"""(?x)
         (?P<task>[ ]*\d{1,4}:[ ](?=\S|[ ]{2}))|(?P<tag>\[\d+,\d+\]<std(?:err|out)>:[ ]?)
         |(?P<rank>\[?[Rr](?:ank|ANK)[ _:]?\d+\]?:?[ ]?(?=\S|[ ])|\[(?:default)?\d+\]:?[ ](?=\S|[ ]))
@@ -167,7 +167,7 @@ _PATTERNS: Final = {
     r"|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$",
     "link": r"The above exception was the direct cause of the following exception|During handling of the above exception",
     "frame": r"^\s*(?:\d+\s+0x|File \"|at |#\d|\d+# |\^+$|~+|\[?0x[0-9a-f]{6,}|\S+\.so(?:\.\d+)*\(|\[\S+\] \[ ?\d+\]|[-=*#]{5,}\s*$)",
-    # what others put around the words of a cause; taken off again and again
+    # wrappers around the words of a cause, removed repeatedly
     "wrapper": r"""(?x)^(?:["'\s]+
         |(?:ERROR|Error|error|FATAL|Fatal|fatal|Exception|Failed|Failure|Internal|Unknown|Unavailable|Invalid[ ]argument|Not[ ]found)(?::|,|[ ]-)[ ]*(?=\S)
         |\[(?:TensorRT-LLM|TRT-LLM|TRT|TensorRT-LLm[ ]Error)\]|\[(?:ERROR|E)\]
@@ -189,7 +189,7 @@ _PATTERNS: Final = {
         |UNAVAILABLE:
     )\s*""",
     "place": r"\s*\(/?[\w./+-]+\.(?:cpp|cu|cuh|h|hpp|cc|py):\d+\)",
-    # what only says that something else has failed
+    # reports that something else has failed
     "follows": r"""(?xi)
         ^(?:\S+[ ]){0,12}(?:check|see)[ ](?:the[ ])?(?:error[ ]|root[ ]|previous[ ]|stack[ ])?(?:log|cause|trace|above|below)s?\b.{0,20}$
         |^(?:see[ ]above|see[ ].{0,30}(?:log|above|below)|unknown(?:[ ]error)?|failed|error|none|null|\W*)[.!]?$
@@ -208,22 +208,22 @@ _PATTERNS: Final = {
         |Process[ ]received[ ]signal|End[ ]of[ ]error[ ]message|Failing[ ]at[ ]address|core[ ]dumped|Signal[ ]code:|\(\d+[ ]sub-exceptions?\)|leaked[ ](?:semaphore|shared)|resource_tracker|destroy_process_group
         |^executing[ ]trt[ ]engine[ ]failed|(?:encountered|hit|got|had)[ ]an?[ ](?:\w+[ ])?(?:error|exception)[.!]?$|^an?[ ](?:unknown[ ]|unexpected[ ])?(?:error|exception)[ ](?:occurred|was)[^:]*$|^(?:assertion[ ]failed|failed[ ]to[ ](?:load|create|start|run|build)(?:[ ](?:the|a))?[ ]?(?:model|engine|server|instance|executor)s?)[.:]?$
         """,
-    # what the program continues without
+    # failures that the program survives
     "left out": r"(?i)\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b",
     "checked": r"(?i)\bfailed\b.{0,10}\bskipping\b",
-    # which process has ended, where that is the first that is known
+    # a process that has ended, if it is the first known failure
     "ended": r"(?i)\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
-    # what says hardly more than that something is wrong
+    # hardly more than that an error occurred
     "bare": r"""(?x)'NoneType'[ ]object|NoneType:[ ]None$|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception):?$|^ZeroDivisionError
         |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|:[ ]tasks?[ ][\d,-]+:[ ]Killed$|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
         |Failed[ ]to[ ]deserialize[ ]cuda[ ]engine|subprocess-exited-with-error|metadata-generation-failed|Failed[ ]building[ ]wheel|Could[ ]not[ ]build[ ]wheels|terminate[ ]called|TimeoutError$|[Ss]erver[ ]disconnected|[Dd]eadline[ ]exceeded|[Tt]imed[ ]out[ ]waiting|\bwatchdog\b.{0,60}\btime(?:out|d[ ]out)|\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)|by[ ]watchdog\b|[Hh]eartbeat[ ]monitor[ ]timed[ ]out|\bHang[ ]detected\b|[Tt]imed[ ]out[ ]after[ ]\d+[ ]seconds[ ]waiting|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|store[ -]based[ ]barrier|RemoteDisconnected|[Cc]onnection[ ]refused|[Ff]ailed[ ]to[ ]connect[ ]to|unhandled[ ](?:cuda|system)[ ]error|^std::exception$|[Uu]nknown[ ]error|unspecified[ ]launch|an[ ]illegal[ ]memory[ ]access
         """,
     "killed": r"OOMKilled|[Ee]xit code:? -\d|Bus error|exited on signal|\bKilled\b|SIGKILL|Signal: \w|[Ss]ignal \(\d+\) received|Segmentation fault|Floating point exception|Illegal instruction",
-    # what is often caught and told better: preferred to nothing in a chain
+    # often caught and reported better: any other one in a chain is preferred
     "terse": r"^(?:KeyError: \S+|(?:IndexError|StopIteration|StopAsyncIteration|AttributeError)\b.*|(?:\w+\.)*HTTP(?:Status)?Error\b.*)$",
-    # what a program catches that tries one way after another
+    # caught by a program that tries several ways
     "looked up": r"^(?:\w+\.)*(?:KeyError|AttributeError|LookupError|FileNotFoundError|ImportError|ModuleNotFoundError)\b",
-    # how programs speak of an error
+    # the ways in which programs report an error
     "own": r"""(?x)Assertion[ ](?:.{0,80}[ ])?failed|Assertion[ ]`|what\(\):|\bterminate[ ]called
         |(?:^|:[ ]|\)[ ])(?:fatal[ ])?error(?:[ ]?[A-Z]+\d+)?:[ ]\S|^E:[ ]\S|^Error[ ](?:\w+ing|from|in|while|when|at)\b|^[\w.-]+:[ ](?:\w+[ ]){1,2}error:[ ]\S|Un(?:caught|handled)[ ]exception[^:]{0,60}:[ ]\S|<class[ ]'[\w.]+(?:Error|Exception)'>|^Warning[ ]{2,}Failed|\bUCX[ ]+ERROR|OOMKilled|Bus[ ]error
         |^(?:free|malloc|realloc|munmap_chunk)\(\)|double[ ]free|corrupted[ ](?:size|double)|stack[ ]smashing
@@ -241,7 +241,7 @@ _PATTERNS: Final = {
     r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
     "function": r"^[a-z]\w*(?:\(\))?: \S",
     "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ]+)?):$",
-    # what continues with the words of another program, in the lines below
+    # continues with the words of another program, in the lines below
     "quotes": r"\bstderr: |\bprinting contents of\b",
     "said": r"Error Code|Assertion|: \S|\d{2}",
     "warning": r"^(?:\S+:\d+: )?\w*Warning: |^WARNING|^warning: |^Warning\b(?!  | [Oo]r )",
@@ -257,10 +257,10 @@ def _compiled(name: str) -> re.Pattern[str]:
 
 
 def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Statement]:
-    """All statements of a log, in their order. Of `noise` nothing but the time is read."""
+    """All statements of a log, in their order. Only the time is read from `noise`."""
     parsed = list(_parsed(lines, noise))
     chains, inside = _tracebacks(parsed)
-    found = [_of_chain(chain) for chain in chains]
+    collected = [_of_chain(chain) for chain in chains]
     heads = {chain.first: chain for chain in chains}
     below = {line.above: line for line in parsed}
     ruled = False
@@ -270,36 +270,36 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
             each = _of_help(each, parsed)
         ruled = line.body.startswith("--------------------")
         if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
-            found.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
-    return _led_up(sorted(found, key=lambda each: each.index), parsed)
+            collected.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
+    return _led_up(sorted(collected, key=lambda each: each.index), parsed)
 
 
-def _led_up(found: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
-    """With what the lines right above an error are to it. What a function says there, and speaks of a failure too, is a part
-    of it: libraries without a logger tell an error from the innermost function outwards, a line each. Where it gives the
-    words of another program, what was said above only follows from these.
+def _led_up(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
+    """Adds the lines right above an error to it. If a function reports a failure there, its line belongs to the error: libraries
+    without a logger report an error from the innermost function outwards, one line each. If it quotes another program, the
+    lines above are only consequences.
     """
-    places = {each.last: place for place, each in enumerate(found)}
-    for place in range(len(found) - 1, -1, -1):
-        line = lines[found[place].first]
+    places = {each.last: place for place, each in enumerate(collected)}
+    for place in range(len(collected) - 1, -1, -1):
+        line = lines[collected[place].first]
         above = places.get(line.above)
-        if above is None or found[place].grade > Grade.FAINT:
+        if above is None or collected[place].grade > Grade.FAINT:
             continue
         quoting = _compiled("quotes").search(lines[line.above].body) is not None
         while quoting and above is not None:
-            found[above] = replace(found[above], grade=Grade.FOLLOWS)
-            above = places.get(lines[found[above].first].above)
+            collected[above] = replace(collected[above], grade=Grade.FOLLOWS)
+            above = places.get(lines[collected[above].first].above)
         if above is None:
             continue
-        said = lines[line.above]
-        function = not (said.severity or line.severity) and _compiled("function").match(said.body)
-        if function and found[place].grade is Grade.OWN and found[above].grade is Grade.FAINT:
-            found[above] = replace(found[above], grade=Grade.OWN)
-    return found
+        before = lines[line.above]
+        function = not (before.severity or line.severity) and _compiled("function").match(before.body)
+        if function and collected[place].grade is Grade.OWN and collected[above].grade is Grade.FAINT:
+            collected[above] = replace(collected[above], grade=Grade.OWN)
+    return collected
 
 
 def _end(lines: Sequence[_Line], index: int, inside: set[int]) -> int:
-    """The last line of what starts at `index`: indented lines below it continue with it."""
+    """The last line of the statement at `index`: indented lines below continue it."""
     last = index
     for line in lines[index + 1 : index + _PARAGRAPH]:
         deeper = line.indent > lines[index].indent and not line.severity and line.index not in inside
@@ -310,40 +310,40 @@ def _end(lines: Sequence[_Line], index: int, inside: set[int]) -> int:
 
 
 def _announces(line: _Line, heads: Mapping[int, _Raised]) -> bool:
-    """Whether a line says no more than that the traceback below it follows."""
+    """True if a line only announces the traceback below it."""
     below = next((heads[line.index + n] for n in (0, 1, 2) if line.index + n in heads), None)
-    if below is None or below.harmless or line.index >= below.said[0][0]:
+    if below is None or below.harmless or line.index >= below.raised[0][0]:
         return False
-    said = _compiled("head").sub("", unwrapped(line.body)).strip()
-    if any(said and said in text for _, text in below.said):
-        return all(said != text for _, text in below.said)
-    return _compiled("said").search(said) is None and len(said.split()) <= 12
+    title = _compiled("head").sub("", unwrapped(line.body)).strip()
+    if any(title and title in text for _, text in below.raised):
+        return all(title != text for _, text in below.raised)
+    return _compiled("said").search(title) is None and len(title.split()) <= 12
 
 
-def first_statement(found: Sequence[tuple[int, Statement]]) -> tuple[int, Statement] | None:
-    """The one that says the first cause, of (log, statement) pairs: the most particular, then the earliest.
+def first_statement(stated: Sequence[tuple[int, Statement]]) -> tuple[int, Statement] | None:
+    """The first cause of (log, statement) pairs: the most specific, then the earliest.
 
-    None where all warn of something, or only follow.
+    None if all are warnings or consequences.
     """
-    told = [(log, each) for log, each in found if each.grade not in {Grade.WARNED, Grade.FOLLOWS}]
-    if not told:
+    causes = [(log, each) for log, each in stated if each.grade not in {Grade.WARNED, Grade.FOLLOWS}]
+    if not causes:
         return None
-    best = min(each.grade for _, each in told)
-    told = [(log, each) for log, each in told if each.grade is best]
+    best = min(each.grade for _, each in causes)
+    causes = [(log, each) for log, each in causes if each.grade is best]
     if best is Grade.FAINT:
-        told = _last_together(told)
+        causes = _last_together(causes)
     firsts: dict[int, Statement] = {}
-    for log, each in told:
+    for log, each in causes:
         if log not in firsts or each.index < firsts[log].index:
             firsts[log] = each
     timed = len({each.when[:1] for each in firsts.values()}) == 1
     return min(firsts.items(), key=lambda pair: (pair[1].when if timed else (), pair[0], pair[1].index))
 
 
-def _last_together(told: Sequence[tuple[int, Statement]]) -> list[tuple[int, Statement]]:
-    """Of what may be harmless, what was said last and at once: a program that ends says why at its end."""
-    together = [told[-1]]
-    for log, each in reversed(told[:-1]):
+def _last_together(causes: Sequence[tuple[int, Statement]]) -> list[tuple[int, Statement]]:
+    """The last of possibly harmless statements, at the same time: a program that ends reports the reason at its end."""
+    together = [causes[-1]]
+    for log, each in reversed(causes[:-1]):
         if log != together[-1][0] or together[-1][1].index - each.last > 2:
             break
         together.append((log, each))
@@ -358,26 +358,26 @@ def _parsed(lines: Sequence[str], noise: Container[int]) -> Iterator[_Line]:
         stream = severity = ""
         place = 0
         shouted = False
-        while (found := prefix.match(text, place)) and found.end() > place:
-            place = found.end()
-            kind = found.lastgroup
+        while (match := prefix.match(text, place)) and match.end() > place:
+            place = match.end()
+            kind = match.lastgroup
             if kind in {"task", "tag", "rank", "actor", "pod"}:
-                stream += found[0].strip()
+                stream += match[0].strip()
             elif kind in {"torch", "tf"}:
-                severity = found[kind][0]
+                severity = match[kind][0]
             elif kind == "glog":
-                severity = found[0][0]
-                when = (kind, found[0][1:3], found[0][3:5], found["clocked"]) if found["clocked"] else when
+                severity = match[0][0]
+                when = (kind, match[0][1:3], match[0][3:5], match["clocked"]) if match["clocked"] else when
             elif kind == "iso":
-                when = (kind, found["iso"][5:7], found["iso"][8:10], found["iso"][11:].replace(",", "."))
+                when = (kind, match["iso"][5:7], match["iso"][8:10], match["iso"][11:].replace(",", "."))
             elif kind == "us":
-                when = (kind, found["us"][:2], found["us"][3:5], found["us"][11:])
+                when = (kind, match["us"][:2], match["us"][3:5], match["us"][11:])
             elif kind == "syslog":
-                severity = found["level1"][0]
-                when = (kind, found["day"][:2], found["day"][3:], found["clock"])
+                severity = match["level1"][0]
+                when = (kind, match["day"][:2], match["day"][3:], match["clock"])
             elif kind is not None and kind != "clock2":
-                shouted = found["level3"] == "ERROR" and found.start() == 0
-                severity = found[kind][0].upper()
+                shouted = match["level3"] == "ERROR" and match.start() == 0
+                severity = match[kind][0].upper()
             if kind in {"iso", "clock2"} and (level := _compiled("level").match(text, place)):
                 severity, place = level[1][0], level.end()
         body = "" if index in noise else flattened(text[place : place + _LONGEST].rstrip())
@@ -390,7 +390,7 @@ def _parsed(lines: Sequence[str], noise: Container[int]) -> Iterator[_Line]:
 
 
 def flattened(text: str) -> str:
-    """Of several lines that were written as one, with escaped line ends, the one that says something."""
+    """The informative one of several lines that were written as one, with escaped line ends."""
     if r"\n" not in text:
         return text
     parts = [part for part in text.split(r"\n") if part.strip()]
@@ -410,7 +410,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
     for line in lines:
         body = line.body.strip().strip('"')
         if headed is not None and line.index == headed.index + 1 and headed.stream and not line.stream:
-            # Only the head was written by a logger.
+            # A logger wrote only the head.
             reading[line.stream] = reading.pop(headed.stream)
         before, chain = reading.get(line.stream), chains.get(line.stream)
         if _compiled("head").search(line.body):
@@ -463,7 +463,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
 
 
 def _code_above(lines: Sequence[_Line], raised: _Line) -> Iterator[int]:
-    """The lines of code right above an exception, where the beginning of its traceback is not there."""
+    """The lines of code right above an exception, if the start of its traceback is missing."""
     place = raised.above
     while place >= 0 and lines[place].severity == raised.severity and lines[place].indent >= raised.indent + 2:
         yield place
@@ -471,35 +471,35 @@ def _code_above(lines: Sequence[_Line], raised: _Line) -> Iterator[int]:
 
 
 def _harmless(above: _Line) -> bool:
-    """Whether a line above a traceback says that the program continues without what failed."""
+    """True if a line above a traceback reports that the program continues without the failed part."""
     warned = above.severity == "W" and above.body.endswith(":")
     return warned or _compiled("harmless").search(above.body) is not None
 
 
 def _goes_on(line: _Line) -> bool:
-    """Whether a line below an exception continues with its message."""
+    """True if a line below an exception continues its message."""
     body = line.body.strip()
     another = any(_compiled(name).search(body) for name in ("exception", "own", "named"))
     return not (another or line.stream or _compiled("frame").search(line.body))
 
 
 def _of_chain(chain: _Raised) -> Statement:
-    """Of exceptions that came from one another, the first that says something; the last, where all before were lookups."""
+    """The first informative one of chained exceptions. The last, if all before were lookups."""
     graded = [
-        (_grade_raised(text), _compiled("terse").match(text) is not None, *said)
-        for said in chain.said
-        for text in said[1:]
+        (_grade_raised(text), _compiled("terse").match(text) is not None, index, text) for index, text in chain.raised
     ]
     grade, _, index, text = min(graded, key=lambda each: each[:3])
-    if len(chain.said) > 2 and all(_compiled("looked up").match(text) for _, text in chain.said[:-1]):
-        index, text = chain.said[-1]
+    if len(chain.raised) > 2 and all(_compiled("looked up").match(text) for _, text in chain.raised[:-1]):
+        index, text = chain.raised[-1]
         grade = _grade_raised(text)
     if chain.harmless:
         grade = max(grade, Grade.WARNED)
-    if (text.endswith(":") or "validation error" in text) and index == chain.said[-1][0]:
+    if (text.endswith(":") or "validation error" in text) and index == chain.raised[-1][0]:
         text = " ".join([text, *chain.more])
     until = max(
-        line for line in chain.words if line < min((said for said, _ in chain.said if said > index), default=line + 1)
+        line
+        for line in chain.words
+        if line < min((later for later, _ in chain.raised if later > index), default=line + 1)
     )
     return Statement(grade, index, chain.first, chain.last, unwrapped(text), chain.when, tuple(chain.words), until)
 
@@ -516,7 +516,7 @@ def _grade_raised(text: str) -> Grade:
 
 
 def _of_help(each: Statement, lines: Sequence[_Line]) -> Statement:
-    """An error that stands between rules, as mpirun draws them around its help: an indented line of it says what failed."""
+    """An error between rules, as in mpirun's help messages: an indented line of it has the reason."""
     for line in lines[each.index : each.index + 2 * _PARAGRAPH]:
         if line.body.startswith("--------------------"):
             break
@@ -527,7 +527,7 @@ def _of_help(each: Statement, lines: Sequence[_Line]) -> Statement:
 
 
 def _of_line(line: _Line, below: _Line | None) -> Statement | None:
-    """What a line outside of tracebacks states, or the next one of the same writer, where it is a title."""
+    """The statement of a line outside of tracebacks, or of the next line of the same writer, if this one is a title."""
     body = line.body.strip()
     if not body or _compiled("frame").search(line.body):
         return None
@@ -536,12 +536,12 @@ def _of_line(line: _Line, below: _Line | None) -> Statement | None:
     if grade is None:
         return None
     titled = below is not None and below.body.strip() and _compiled("titled").search(body)
-    said = below if below is not None and titled and not _compiled("head").search(below.body) else line
-    return Statement(grade, said.index, line.index, said.index, unwrapped(said.body.strip()), line.when)
+    speaker = below if below is not None and titled and not _compiled("head").search(below.body) else line
+    return Statement(grade, speaker.index, line.index, speaker.index, unwrapped(speaker.body.strip()), line.when)
 
 
 def _grade_line(body: str, line: _Line, *, went_on: bool) -> Grade | None:
-    """`went_on`: what wrote the line informs of something else in the next one, as after an exception that it only printed."""
+    """`went_on`: the line's writer reports normal progress in the next one, as after an exception that it only printed."""
     named = _compiled("named").search(body)
     own = named or (line.severity == "E" and not line.continued) or _compiled("own").search(body)
     if not own and (not _compiled("faint").search(body) or _compiled("calm").search(body)):
@@ -566,8 +566,8 @@ def _grade_line(body: str, line: _Line, *, went_on: bool) -> Grade | None:
 
 
 def unwrapped(text: str) -> str:
-    """The innermost words of a line: without what loggers and other processes put around them, and without its place."""
+    """The innermost words of a line: without the wrappers of loggers and other processes, and without its location."""
     wrapper = _compiled("wrapper")
-    while (found := wrapper.match(text)) and found.end():
-        text = text[found.end() :]
+    while (match := wrapper.match(text)) and match.end():
+        text = text[match.end() :]
     return _compiled("place").sub("", text).strip().rstrip('"')

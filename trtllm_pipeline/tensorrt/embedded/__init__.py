@@ -1,1 +1,1 @@
-"""The embedded toolchain. Nothing is imported here: programs of its stages are started without the table of them."""
+"""The embedded toolchain. Imports nothing: programs of its stages start without the table of them."""

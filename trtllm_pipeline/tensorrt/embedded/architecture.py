@@ -1,4 +1,4 @@
-"""What a Hugging Face `config.json` says about a model, for the architectures that are converted."""
+"""The model description in a Hugging Face `config.json`, for the architectures that are converted."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ FINAL_NORM: Final = "model.norm.weight"
 HEAD: Final = "lm_head.weight"
 _MOST_LAYERS: Final = 10_000
 _MOST_TOKENS: Final = 10_000_000
-"""Ten times what any known model has: what is listed for each must not fill the memory."""
+"""Ten times the layers of any known model: a table of each layer must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Rotary frequencies stretched by wavelength, as Llama 3.1 does it."""
+    """Rotary frequencies stretched by wavelength, as in Llama 3.1."""
 
     factor: float
     low_freq_factor: float
@@ -51,30 +51,30 @@ class ModelConfig:
     rope_scaling: float | Llama3Scaling | None
     """A float is the factor of linear position interpolation."""
     tie_word_embeddings: bool
-    # What follows is only for the float reference: no such model is converted.
+    # The remaining fields are only for the float reference: such models are not converted.
     activation: Literal["silu", "gelu_tanh"] = "silu"
     rotary_dim: int | None = None
-    """Of each head, so many numbers are rotated; None for all of them, 0 where positions are learned."""
+    """Number of rotated values of each head. None for all of them, 0 for learned positions."""
     embedding_scale: float = 1.0
     attention_scale: float | None = None
-    """What scores are multiplied by; None for head_dim^-0.5."""
+    """Factor of the attention scores. None for head_dim^-0.5."""
     attention_cap: float | None = None
     """Scores x become cap tanh(x / cap)."""
     logit_cap: float | None = None
     parallel: bool = False
-    """Attention and MLP both read the layer's input."""
+    """True if attention and MLP both read the layer's input."""
     num_experts: int = 0
     experts_per_token: int = 0
     renormalized: bool = True
-    """The weights of the experts that a token goes to add up to 1."""
+    """True if the weights of a token's experts add up to 1."""
 
     @property
     def rotated(self) -> int:
-        """How many numbers of each head are rotated."""
+        """Number of rotated values of each head."""
         return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
     def rope_divisors(self) -> NDArray[np.float64]:
-        """What each of the rotated/2 rotary frequencies is divided by; ones without scaling.
+        """Divisors of the rotated/2 rotary frequencies. Ones without scaling.
 
         Source for llama3: the reference implementation in https://github.com/meta-llama/llama-models.
         """
@@ -86,7 +86,7 @@ class ModelConfig:
             return np.full(half, scaling or 1.0)
         frequencies = self.rope_theta ** (-np.arange(half) / half)
         turns = scaling.original_context * frequencies / (2 * np.pi)  # full turns within the original context
-        # 0 where the whole frequency is stretched, 1 where none is, between the two a linear blend.
+        # 0 if the whole frequency is stretched, 1 if none is, a linear blend between the two.
         keep = np.clip(
             (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0.0, 1.0
         )
@@ -121,7 +121,7 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 def read_config(folder: Path) -> ModelConfig:
     """The geometry of the model in `directory`.
 
-    Raises StageError (infeasible) where the model is not one the converter, and llama.cpp, would compute exactly.
+    Raises StageError (infeasible) if the converter, and llama.cpp, would not compute the model exactly.
     """
     path = folder / "config.json"
     raw = Fields.read(folder, path.name)
@@ -155,7 +155,7 @@ def read_config(folder: Path) -> ModelConfig:
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise refused(
             path,
-            f"{config.num_heads} heads over {config.num_kv_heads} key/value heads of {config.head_dim} do not divide evenly",
+            f"{config.num_heads} heads and {config.num_kv_heads} key/value heads of {config.head_dim} do not divide evenly",
         )
     return config
 
@@ -175,20 +175,20 @@ def _rope(path: Path, raw: Fields, architecture: str) -> tuple[float, float | Ll
     if kind == "linear":
         return theta, scaling.number("factor")
     if kind == "llama3" and architecture == "LlamaForCausalLM":
-        found = Llama3Scaling(
+        llama3 = Llama3Scaling(
             factor=scaling.number("factor"),
             low_freq_factor=scaling.number("low_freq_factor"),
             high_freq_factor=scaling.number("high_freq_factor"),
             original_context=scaling.integer("original_max_position_embeddings"),
         )
-        if found.low_freq_factor >= found.high_freq_factor:
+        if llama3.low_freq_factor >= llama3.high_freq_factor:
             raise refused(path, "its low_freq_factor is not below its high_freq_factor")
-        return theta, found
-    raise refused(path, f"rope scaling {kind!r} is not supported (default, linear, and llama3 for Llama are)")
+        return theta, llama3
+    raise refused(path, f"rope scaling {kind!r} is not supported (supported: default, linear, and llama3 for Llama)")
 
 
 def refused(path: Path, reason: str, *, hint: str | None = None) -> StageError:
-    """A model that can never be converted, in words."""
+    """The error for a model that cannot be converted."""
     return StageError(
         f"{path} cannot be converted: {reason}",
         failure=FailureClass.INFEASIBLE,

@@ -1,7 +1,7 @@
-"""The build stage: a checkpoint and limits become an engine directory, which the runtime serves and whose limits it enforces.
+"""The build stage: turns a checkpoint and limits into an engine directory. The runtime serves it and enforces the limits.
 
-The weights stay what they are, so engines of one checkpoint share one file. What is new is the config, and the proof: the
-runtime loads the engine once with these limits and generates a few tokens.
+The weights do not change, so engines of one checkpoint share one file. New are the config and the proof: the runtime loads
+the engine once with these limits and generates a few tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROOF_TOKENS: Final = 8
 
 
 def run(context: StageContext[BuildEmbedded]) -> None:
-    """Program of the stage. Input `checkpoint`: what convert left. Leaves `model.gguf`, `config.json`, `build.json`."""
+    """Program of the stage. Input `checkpoint`: output of convert. Writes `model.gguf`, `config.json`, `build.json`."""
     checkpoint = context.inputs["checkpoint"]
     facts = _read_checkpoint(checkpoint)
     limits = _limits(context.params, int(facts["geometry"]["max_position_embeddings"]))
@@ -62,9 +62,9 @@ def run(context: StageContext[BuildEmbedded]) -> None:
 
 
 def prove(engine: Path, vocab_size: int) -> dict[str, Any]:
-    """Load an engine, generate from a prompt as long as it allows (but no longer than 64 tokens), and close it.
+    """Load an engine, generate from a prompt of its maximum length (but no longer than 64 tokens), and close it.
 
-    Returns what was measured: `load_s`, `generate_s`, `resident_bytes` of this process with the engine loaded, `tokens`.
+    Returns the measurements: `load_s`, `generate_s`, `resident_bytes` of this process with the engine loaded, `tokens`.
     """
     started = time.perf_counter()
     with Runtime(engine) as runtime:
@@ -75,7 +75,7 @@ def prove(engine: Path, vocab_size: int) -> dict[str, Any]:
         ended = time.perf_counter()
         resident = _resident_bytes()
     if len(tokens) != room or not all(0 <= token < vocab_size for token in tokens):
-        raise StageError(f"the engine loaded, but answered {tokens} where {room} tokens were asked for")
+        raise StageError(f"the engine loaded, but generated {tokens} instead of {room} tokens")
     return {
         "load_s": round(loaded - started, 3),
         "generate_s": round(ended - loaded, 3),
@@ -85,7 +85,7 @@ def prove(engine: Path, vocab_size: int) -> dict[str, Any]:
 
 
 def kv_cache_bytes_per_token(facts: Mapping[str, Any]) -> int:
-    """Bytes of keys and values that one token takes, over all layers, of a checkpoint with these facts."""
+    """Bytes of keys and values of one token, over all layers, for a checkpoint with these facts."""
     geometry = facts["geometry"]
     values = 2 * geometry["num_layers"] * geometry["num_kv_heads"] * geometry["head_dim"]
     return int(values * _KV_BYTES[facts["kv_cache_precision"]])
@@ -116,31 +116,31 @@ def _no_checkpoint(folder: Path, reason: str) -> StageError:
     return StageError(
         f"{folder} is not a checkpoint of the embedded toolchain: {reason}",
         failure=FailureClass.USER,
-        hint="make one with `pipeline stage convert`",
+        hint="create one with `pipeline stage convert`",
     )
 
 
-def _limits(asked: BuildEmbedded, context: int) -> Limits:
+def _limits(params: BuildEmbedded, context: int) -> Limits:
     limits = Limits(
-        asked.max_batch_size, asked.max_input_len, asked.max_seq_len, asked.max_num_tokens or USUAL_NUM_TOKENS
+        params.max_batch_size, params.max_input_len, params.max_seq_len, params.max_num_tokens or USUAL_NUM_TOKENS
     )
     if limits.max_seq_len <= limits.max_input_len:
         raise StageError(
             f"max_seq_len {limits.max_seq_len} leaves no room for an answer after max_input_len {limits.max_input_len}",
             failure=FailureClass.INFEASIBLE,
-            hint="max_seq_len counts prompt and answer together",
+            hint="max_seq_len includes prompt and answer",
         )
     if limits.max_seq_len > context:
         raise StageError(
-            f"max_seq_len {limits.max_seq_len} exceeds the {context} positions the model was made for",
+            f"max_seq_len {limits.max_seq_len} exceeds the {context} positions of the model",
             failure=FailureClass.INFEASIBLE,
-            hint="choose lengths whose sum is at most that",
+            hint="choose lengths with at most that sum",
         )
     return limits
 
 
 def _check_memory(needed: int, limits: Limits) -> None:
-    """Refuse what cannot fit, before llama.cpp takes memory the whole machine then lacks."""
+    """Reject limits that cannot fit, before llama.cpp exhausts the machine's memory."""
     total = physical_bytes()
     if needed > total:
         raise StageError(

@@ -1,4 +1,4 @@
-"""The convert stage: a Hugging Face directory becomes a checkpoint, which is a GGUF file with everything a build needs beside it."""
+"""The convert stage: turns a Hugging Face directory into a checkpoint, which is a GGUF file and the inputs of a build."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from trtllm_pipeline.tensorrt.stage.base import StageContext
 
 
 def run(context: StageContext[ConvertEmbedded]) -> None:
-    """Program of the stage. Input `model`: a Hugging Face directory. Leaves `model.gguf` and `config.json`."""
+    """Program of the stage. Input `model`: a Hugging Face directory. Writes `model.gguf` and `config.json`."""
     folder = context.inputs["model"]
     config, weights = read_config(folder), Weights(folder)
     print(  # noqa: T201 - the stage's log
         f"{config.architecture}, {len(weights)} tensors of {', '.join(weights.dtypes())}, to {context.params.precision}",
         flush=True,
     )
-    # With numpy, which a model that is refused, or a file that is missing, does not take.
+    # Imports numpy, which is not needed if the model is rejected or a file is missing.
     from trtllm_pipeline.tensorrt.embedded import gguf_file
 
     gguf_file.convert(context, config, weights)

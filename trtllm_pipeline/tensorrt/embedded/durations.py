@@ -1,4 +1,4 @@
-"""How long the embedded toolchain's stages take of a model's size, in seconds: see `tensorrt/toolchains/time_estimates.py`."""
+"""Durations of the embedded toolchain's stages by model size, in seconds: see `tensorrt/toolchains/time_estimates.py`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Final
 
 from trtllm_pipeline.base import Cell, Machine
 from trtllm_pipeline.tensorrt.embedded.needs import weights_bytes
+from trtllm_pipeline.tensorrt.toolchains import model_shape
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, token_s
-from trtllm_pipeline.tensorrt.trtllm import model_shape
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
 
 _CONVERT_PER_GB: Final = 7.0
-"""Of 16-bit weights, on one CPU."""
+"""For 16-bit weights, on one CPU."""
 _PROOF_TOKENS: Final = 8
 
 

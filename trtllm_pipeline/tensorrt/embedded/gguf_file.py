@@ -1,7 +1,7 @@
-"""A Hugging Face directory as a GGUF file, with everything a build needs beside it.
+"""Writes a Hugging Face directory as a GGUF file, with the other inputs of a build.
 
-One tensor is in memory at a time. Tensors keep their values but for the rounding of the precision; rows of Llama's query and
-key projections change places, because GGML rotates neighbouring pairs there where Hugging Face rotates two halves.
+One tensor is in memory at a time. Tensors keep their values except for the rounding of the precision. Rows of Llama's
+query and key projections change places, because GGML rotates neighboring pairs and Hugging Face rotates two halves.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -42,14 +42,14 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """One tensor of the GGUF file: where it comes from and how it is stored."""
+    """One tensor of the GGUF file: its source and its storage."""
 
     name: str
     source: str
     shape: tuple[int, ...]
     kind: gguf.GGMLQuantizationType
     rotated_heads: int
-    """Number of heads whose rows change places; 0 where none do."""
+    """Number of heads whose rows change places. 0 without any."""
 
 
 def convert(context: StageContext[ConvertEmbedded], config: ModelConfig, weights: Weights) -> None:
@@ -108,12 +108,12 @@ def convert(context: StageContext[ConvertEmbedded], config: ModelConfig, weights
 
 
 def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision: GgufPrecision) -> list[TensorPlan]:
-    """The tensors of the GGUF file in their order there.
+    """The tensors of the GGUF file in file order.
 
-    Raises StageError (infeasible) where the model lacks one, has one too many, or one of another shape than its config says.
+    Raises StageError (infeasible) if a tensor is missing, unexpected, or has another shape than in the config.
     """
     path, expected = folder / "config.json", dict(tensors(config))
-    # Some exports store the tied head a second time, or the rotary frequencies, which follow from the config.
+    # Some exports store the tied head a second time, or the rotary frequencies, which are derived from the config.
     spare = {HEAD} if config.tie_word_embeddings else set()
     present = {name for name in weights if name not in spare and not name.endswith("rotary_emb.inv_freq")}
     if missing := sorted(expected.keys() - present):
@@ -123,7 +123,7 @@ def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision:
     plans, names = [], gguf_names(config)
     for source, shape in expected.items():
         if weights.shape(source) != shape:
-            raise refused(path, f"{source} has shape {list(weights.shape(source))}, its config says {list(shape)}")
+            raise refused(path, f"{source} has shape {list(weights.shape(source))}, its config has {list(shape)}")
         kind = gguf.GGMLQuantizationType.F32
         if len(shape) == 2:
             kind = precision.embedding if source in {EMBEDDING, HEAD} else precision.linear
@@ -132,7 +132,7 @@ def plan_tensors(folder: Path, config: ModelConfig, weights: Weights, precision:
 
 
 def rotated_heads(config: ModelConfig, source: str) -> int:
-    """Number of heads of a tensor whose rows change places in GGUF; 0 where none do."""
+    """Number of heads of a tensor whose rows change places in GGUF. 0 without any."""
     if config.architecture != "llama":
         return 0
     if source.endswith("self_attn.q_proj.weight"):
@@ -156,7 +156,7 @@ def _more(names: list[str]) -> str:
 
 
 def _declare(writer: gguf.GGUFWriter, plan: TensorPlan) -> None:
-    """Announce a tensor whose data follows later, by its shape in bytes: numpy has no name for most types."""
+    """Announce a tensor whose data follows later, by its shape in bytes: numpy does not support most types."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[plan.kind]
     if plan.shape[-1] % block:
         raise _named(plan, blocks_do_not_fit(plan.shape[-1], plan.kind))
@@ -180,7 +180,7 @@ def _named(plan: TensorPlan, error: StageError) -> StageError:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """A vocabulary in GGUF's terms; `tokens`, `types` and `scores` have one entry for each row of the embedding."""
+    """A vocabulary in GGUF's terms. `tokens`, `types` and `scores` have one entry for each row of the embedding."""
 
     model: str
     pre: str
@@ -196,22 +196,23 @@ class TokenizerFacts:
 def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
     """Vocabulary, merges and special tokens of the model in `directory`, padded to the rows of its embedding.
 
-    Raises StageError (infeasible) where there is no tokenizer.json, or it is of a kind GGUF cannot hold.
+    Raises StageError (infeasible) if there is no tokenizer.json, or if GGUF does not support its kind.
     """
     path = folder / "tokenizer.json"
     if find(folder, path.name) is None:
-        raise refused(path, "the file is missing", hint="save the model's fast tokenizer beside its weights")
+        raise refused(path, "the file is missing", hint="save the model's fast tokenizer next to its weights")
     raw = Fields.read(folder, path.name)
     model = raw.fields("model")
     kind, vocabulary = model.text("type"), model.fields("vocab")
     if kind != "BPE" or not vocabulary.values:
-        raise refused(path, f"a {kind} tokenizer is not supported, BPE with a vocabulary is")
-    load_tokenizer(folder)  # what prompts are encoded with has to read it as well
+        raise refused(path, f"a {kind} tokenizer is not supported (supported: BPE with a vocabulary)")
+    load_tokenizer(folder)  # the tokenizers package encodes prompts, so it must read the file too
     fallback = model.flag("byte_fallback")
     normal = gguf.TokenType.NORMAL
     by_id = {vocabulary.integer(text, least=0): (text, normal) for text in vocabulary.values}
-    # llama.cpp holds back tokens until they complete a character, and a runtime that speaks in ids would never see them.
-    # Control tokens have no text, so nothing is held back: that is what tokens cut within a character are marked as.
+    # llama.cpp holds back tokens until they complete a character, and a runtime that uses ids would never see them.
+    # Control tokens have no text and are not held back, so tokens that are cut within a character are marked as control
+    # tokens.
     for number, (text, _) in by_id.items():
         if fallback and (byte := BYTE_TOKEN.fullmatch(text)):
             by_id[number] = (text, gguf.TokenType.BYTE if int(byte[1], 16) < 0x80 else gguf.TokenType.CONTROL)
@@ -222,7 +223,7 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
         by_id[added.integer("id", least=0)] = (added.required_text("content"), added_kind)
     if max(by_id) >= config.vocab_size:
         raise refused(path, f"it has token {max(by_id)}, the model's embedding ends at {config.vocab_size - 1}")
-    # Embeddings are often padded to a round number of rows; ids that name no token still need an entry.
+    # Embeddings are often padded to a round number of rows. Ids without a token still need an entry.
     unused = gguf.TokenType.UNUSED
     entries = [by_id.get(number, (f"[PAD{number}]", unused)) for number in range(config.vocab_size)]
 
@@ -241,12 +242,12 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
 
 
 def _special_ids(folder: Path, number_of: Mapping[str, int], vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """The ids of special tokens: what the model says goes before what the tokenizer says.
+    """The ids of special tokens. The model's configuration precedes the tokenizer's.
 
-    What generation_config.json says is for servers to read: which tokens end an answer changes no weight.
+    generation_config.json is left to servers: the tokens that end an answer do not change the weights.
     """
     config, settings = Fields.read(folder, "config.json"), Fields.read_optional(folder, "tokenizer_config.json")
-    found = {}
+    special = {}
     for name in ("bos", "eos", "pad"):
         key = f"{name}_token_id"
         ids = config.token_ids(key) if config.has(key) else None
@@ -255,14 +256,14 @@ def _special_ids(folder: Path, number_of: Mapping[str, int], vocab_size: int) ->
             ids = () if number is None else (number,)
         if beyond := [number for number in ids if number >= vocab_size]:
             raise refused(
-                folder / "config.json", f"its {key} is {beyond[0]}, the model's embedding ends at {vocab_size - 1}"
+                folder / "config.json", f"its {key} is {beyond[0]}, but the model's embedding ends at {vocab_size - 1}"
             )
-        found[name] = ids
-    return found
+        special[name] = ids
+    return special
 
 
 def _merge(model: Fields, rule: object) -> str:
-    """A rule of a BPE as one text: newer files write it as a pair."""
+    """A rule of a BPE as one text: newer files store a pair."""
     if isinstance(rule, list) and len(rule) == 2 and all(isinstance(part, str) for part in rule):
         return " ".join(rule)
     if not isinstance(rule, str):
@@ -271,7 +272,7 @@ def _merge(model: Fields, rule: object) -> str:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether a byte-level token is whole UTF-8 characters."""
+    """True if a byte-level token is whole UTF-8 characters."""
     table = byte_level_alphabet()
     try:
         bytes(table[character] for character in text).decode()
@@ -281,7 +282,7 @@ def _is_whole(text: str) -> bool:
 
 
 def _pre_tokenizer(config: ModelConfig, text: str) -> str:
-    """llama.cpp's name for how text is split before merging. Prompts arrive as token ids, so a near miss is harmless."""
+    """llama.cpp's name for the split of text before merging. Prompts arrive as token ids, so a near miss is harmless."""
     if config.architecture != "llama":
         return "qwen2"
     if "{1,3}" in text:

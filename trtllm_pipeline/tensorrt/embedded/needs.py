@@ -1,6 +1,6 @@
-"""Memory and disk that the embedded toolchain's stages take: pure functions of a model's numbers and a cell.
+"""Memory and disk needs of the embedded toolchain's stages: pure functions of a model's numbers and a cell.
 
-The constants were measured with SmolLM2-135M and a model of 182 million random weights (docs/memory.md).
+The constants were measured with SmolLM2-135M and a model of 182 million random weights (docs/project/estimates.md).
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from typing import Final
 
 from trtllm_pipeline.base import Cell, Machine, Needs
 from trtllm_pipeline.tensorrt.embedded.params import CONTEXT_STEP
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, kv_bytes_per_token
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token
 
 _BITS: Final = {"fp32": (32.0, 32.0), "fp16": (16.0, 16.0), "bf16": (16.0, 16.0), "int8_wo": (8.5, 8.5)}
 _FOUR_BITS: Final = (4.5, 8.5)
-"""Precision -> bits of a weight of the layers, and of embedding and head: a 16-bit scale for each block of 32."""
+"""Precision -> bits of a weight of the layers, and of embedding and head. A block of 32 has a 16-bit scale."""
 _CONVERTER: Final = 55_000_000
 """Python with numpy and gguf."""
 _CONVERTED_TOKEN: Final = 1060
 """An entry of the vocabulary in Python's own objects."""
 _LOADED: Final = 6
-"""Bytes of each weight of the tensor that is converted: as it is stored, and as float32."""
+"""Bytes of each weight of the tensor that is converted: as stored, and as float32."""
 _ENCODED: Final = {"fp16": 2, "bf16": 6}
-"""What is added to that by what it becomes; blocks are encoded a few rows at a time."""
+"""Additional bytes for the converted form. Blocks are encoded a few rows at a time."""
 _RUNTIME: Final = 41_000_000
 """Python with llama.cpp, before weights."""
 _VOCABULARY: Final = 114
@@ -33,7 +33,7 @@ _SERVER: Final = 205_000_000
 _SERVED_TOKEN: Final = 3000
 """An entry of the vocabulary in the tokenizers of all models."""
 _SERVER_SHARED: Final = 4 << 20
-"""Of /dev/shm: a region for each Python model, which grows with its tensors."""
+"""Part of /dev/shm: a region for each Python model, which grows with its tensors."""
 
 
 def weights_bytes(shape: Shape, precision: str) -> int:
@@ -44,9 +44,9 @@ def weights_bytes(shape: Shape, precision: str) -> int:
 
 
 def runtime_bytes(cell: Cell) -> int:
-    """An engine that is loaded, in bytes, without the Python around it: weights, KV cache, logits, vocabulary.
+    """A loaded engine, in bytes, without its Python process: weights, KV cache, logits, vocabulary.
 
-    The layers of 4-bit weights are there twice: llama.cpp puts a copy of them in the order that its kernels like.
+    4-bit weights of the layers are in memory twice: llama.cpp makes a copy in its kernels' order.
     """
     shape = Shape.of(cell.recipe)
     repacked = shape.layer_weights * _FOUR_BITS[0] / 8 if cell.precision not in _BITS else 0.0

@@ -41,4 +41,4 @@ class BuildEmbedded(Parameters):
 class RepositoryEmbedded(TextModels):
     """Parameters of the repository stage."""
 
-    max_batch_size: Annotated[int, Param("requests Triton lets in at once", ge=1)]
+    max_batch_size: Annotated[int, Param("requests that Triton accepts at once", ge=1)]

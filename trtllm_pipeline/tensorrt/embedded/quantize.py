@@ -1,7 +1,7 @@
-"""The precisions of the embedded toolchain, and rows of weights turned into GGUF blocks.
+"""The precisions of the embedded toolchain, and the encoding of weights as GGUF blocks.
 
-The block formats are GGML's and so is the code that fills them: llama.cpp's shared library, which the runtime brings along,
-exports GGML's public `ggml_quantize_chunk`.
+The block formats and their encoder are GGML's: llama.cpp's shared library, which comes with the runtime, exports GGML's
+public `ggml_quantize_chunk`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ BLOCK: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class GgufPrecision:
-    """How the weights of one precision are stored. Norms and biases are float32 in all of them.
+    """Storage of the weights of one precision. Norms and biases are float32 in all of them.
 
-    How far from the float reference each may be stands in `benchmarks/fidelity.py`.
+    `benchmarks/fidelity.py` has the maximum distance of each from the float reference.
     """
 
     linear: GGMLQuantizationType
     """The projections of the layers."""
     embedding: GGMLQuantizationType
-    """Token embedding and output head. Quantized ones stay at 8 bits: they decide every token, and llama.cpp keeps them higher too."""
+    """Token embedding and output head. Quantized ones stay at 8 bits: they decide every token, and llama.cpp does the same."""
 
     @property
     def group_size(self) -> int | None:
-        """Values that share a scale, or None where none is needed."""
+        """Number of values that share a scale. None without scales."""
         return BLOCK if GGML_QUANT_SIZES[self.linear][0] == BLOCK else None
 
 
@@ -67,7 +67,7 @@ def encode(values: Array, kind: GGMLQuantizationType) -> NDArray[Any]:
         largest = float(np.abs(values).max(initial=0.0))
         if largest > np.finfo(np.float16).max:
             hint = "use precision bf16, fp32, int8_wo or int4_wo"
-            raise _infeasible(f"a weight of {largest:g} does not fit fp16, which ends at 65504", hint)
+            raise _infeasible(f"a weight of {largest:g} is beyond the range of fp16, 65504", hint)
         return values.astype(np.float16)
     if kind == _T.BF16:
         return to_bfloat16(values).view(np.uint8)
@@ -84,18 +84,18 @@ def encode(values: Array, kind: GGMLQuantizationType) -> NDArray[Any]:
     def run(first: int, count: int) -> int:
         return int(quantize_chunk(int(kind), *tables, first * columns, count, columns, None))
 
-    # ctypes lets go of the interpreter lock, so threads do run side by side.
+    # ctypes releases the interpreter lock, so threads run in parallel.
     workers = max(1, min(cpu_count(), rows // 64))
     starts = [rows * index // workers for index in range(workers + 1)]
     with ThreadPoolExecutor(workers) as pool:
         written = sum(pool.map(run, starts[:-1], np.diff(starts).tolist()))
     if written != output.size:
-        raise StageError(f"GGML wrote {written} bytes of {kind.name} where {output.size} were expected")
+        raise StageError(f"GGML wrote {written} bytes of {kind.name}, expected {output.size}")
     return output
 
 
 def blocks_do_not_fit(columns: int, kind: GGMLQuantizationType) -> StageError:
-    """The error for rows of as many values that cannot be stored as `kind`."""
+    """The error for rows of this many values that cannot be stored as `kind`."""
     words = f"rows of {columns} values do not divide into {kind.name} blocks of {GGML_QUANT_SIZES[kind][0]}"
     return _infeasible(words, "use precision fp16 for this model")
 

@@ -1,4 +1,4 @@
-"""Tiny generated models: standard Hugging Face directories, made in a second, for tests and for trying the pipeline out.
+"""Tiny generated models: standard Hugging Face directories, generated in a second, for tests and for trying the pipeline.
 
 They speak nonsense, but with a model's manners: greedy text varies, probabilities are peaked, some channels are much louder
 than others, as in trained models, so that precisions can be told apart, and any UTF-8 text survives the tokenizer.
@@ -36,13 +36,13 @@ CHAT_TEMPLATE: Final = (
 )
 
 _HIDDEN, _INNER, _LAYERS, _HEADS, _KV_HEADS = 128, 512, 4, 4, 2
-# Qwen3 alone has heads wider than hidden_size / heads, and ties its head to the embedding as its small siblings do.
+# Only Qwen3 has heads wider than hidden_size / heads, and ties its head to the embedding like its small siblings.
 _HEAD_DIM: Final = {"llama": 32, "qwen2": 32, "qwen3": 48}
 _COMPARABLE_HEAD_DIM: Final = {**_HEAD_DIM, "qwen3": 64}
-"""Sizes that kernels of GPUs have."""
+"""Sizes that GPU kernels support."""
 
 
-# Every output comes from the layers, not from the last token alone: their part of the sum is made the larger one.
+# Every output comes from the layers, not from the last token alone: their part of the sum is made larger.
 _GAINS: Final = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj"), 1.25),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), 1.0),
@@ -50,7 +50,7 @@ _GAINS: Final = {
     "lm_head": 1.5,
     **dict.fromkeys(("gate", "shared_expert_gate"), 2.0),
 }
-"""Of a matrix, for inputs of unit variance."""
+"""Standard deviation of a matrix, for inputs of unit variance."""
 _NORMS: Final = {
     **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm"), (0.5, 1.0)),
     **dict.fromkeys(("pre_feedforward_layernorm", "post_feedforward_layernorm"), (0.5, 1.0)),
@@ -63,13 +63,13 @@ _EMBEDDINGS: Final = ("embed_tokens", "embed_positions")
 
 
 def write_model(out: Path, architecture: str = "llama", seed: int = 0, *, comparable: bool = False) -> None:
-    """Write a model of about 1.3 million parameters into the directory `out`, which is made if it is not there.
+    """Write a model of about 1.3 million parameters into the directory `out`, which is created if necessary.
 
-    `architecture` is llama, qwen2 or qwen3. The same arguments give the same weights. Raises UsageError for another one.
+    `architecture` is llama, qwen2 or qwen3. The same arguments give the same weights. Raises UsageError for other names.
 
-    A `comparable` model tells a wrong computation from a coarse one. Its projections are one magnitude with random signs,
-    which precisions down to 4 bits hold as they are, so that what rounding changes is the activations'. And no token
-    that it says is the beginning of another, so that `spoken` reads its very tokens from its text.
+    A `comparable` model separates a wrong computation from a coarse one. Its projections are one magnitude with random signs,
+    which precisions down to 4 bits represent exactly, so that rounding changes only activations. And no token that it
+    generates is the prefix of another, so that `spoken` finds its exact tokens in its text.
     """
     names = {short: name for name, short in ARCHITECTURES.items()}
     if architecture not in names:
@@ -101,7 +101,7 @@ def write_model(out: Path, architecture: str = "llama", seed: int = 0, *, compar
 
 
 def write_texts(out: Path, config: Mapping[str, Any], *, comparable: bool = True) -> list[int]:
-    """Write all of a model but its weights: `config` with what all have, and a tokenizer. Returns what it shall not say."""
+    """Write all of a model except its weights: `config` with the common keys, and a tokenizer. Returns the tokens to suppress."""
     out.mkdir(parents=True, exist_ok=True)
     end = SPECIAL_TOKENS.index("<|im_end|>")
     _write_json(out / "config.json", {**config, "bos_token_id": 0, "eos_token_id": end, "dtype": "bfloat16"})
@@ -112,10 +112,10 @@ def write_texts(out: Path, config: Mapping[str, Any], *, comparable: bool = True
 
 
 def weight(name: str, shape: tuple[int, ...], random: np.random.Generator, *, comparable: bool) -> Array:
-    """A random tensor, of a size that its name asks for."""
+    """A random tensor, with the size for its name."""
     part, kind = name.split(".")[-2:]
     values = random.standard_normal(shape, dtype=np.float32)
-    if part in _NORMS and kind == "weight":  # log-normal: few channels carry most of the signal
+    if part in _NORMS and kind == "weight":  # log-normal: a few channels carry most of the signal
         spread, scale = _NORMS[part]
         values = scale * np.exp(values * np.float32(spread * (0.5 if comparable else 1.0)))
     elif len(shape) == 1:
@@ -131,7 +131,7 @@ def weight(name: str, shape: tuple[int, ...], random: np.random.Generator, *, co
 
 
 def _write_tokenizer(out: Path) -> Tokenizer:
-    """A byte-level BPE trained on the calibration texts of this package; its alphabet is all 256 bytes."""
+    """A byte-level BPE trained on the calibration texts of this package. Its alphabet is all 256 bytes."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     from trtllm_pipeline.tensorrt.stage.calibration_rows import default_set, read_rows
@@ -153,24 +153,24 @@ def _write_tokenizer(out: Path) -> Tokenizer:
         "eos_token": SPECIAL_TOKENS[2],
         "pad_token": SPECIAL_TOKENS[0],
         "chat_template": CHAT_TEMPLATE,
-        "clean_up_tokenization_spaces": False,  # transformers 4 would take spaces away before punctuation
+        "clean_up_tokenization_spaces": False,  # transformers 4 would remove spaces before punctuation
     }
     _write_json(out / "tokenizer_config.json", settings)
     return tokenizer
 
 
 def _texts(tokenizer: Tokenizer) -> dict[str, int]:
-    """Text -> token, of those that a model may say: all others get no row in the head to speak of.
+    """Text -> token, for the tokens that a model may generate. All others get negligible rows in the head.
 
-    Those are special ones, so that a test decides when a text ends, and parts of characters, so that its texts are
-    texts and can be encoded again.
+    The others are special tokens, so that a test decides when a text ends, and parts of characters, so that the texts are
+    valid and can be encoded again.
     """
     texts = ((tokenizer.decode([number]), number) for number in range(tokenizer.get_vocab_size()))
     return {text: number for text, number in texts if text not in {"", "\ufffd"}}
 
 
 def spellings(tokenizer: Tokenizer) -> dict[str, int]:
-    """Text -> token, of those that a comparable model may say: none is the beginning of another."""
+    """Text -> token, for the tokens that a comparable model may generate: none is the prefix of another."""
     texts = _texts(tokenizer)
     in_order = sorted(texts)  # what starts with a text follows it
     return {
@@ -181,7 +181,7 @@ def spellings(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def spoken(text: str, spellings: Mapping[str, int]) -> list[int] | None:
-    """The tokens of a text that a comparable model said; None where it cannot have said it."""
+    """The tokens of a text from a comparable model. None if it cannot have generated the text."""
     longest, tokens, start = max(map(len, spellings)), [], 0
     while start < len(text):
         ends = (start + length for length in range(1, longest + 1))

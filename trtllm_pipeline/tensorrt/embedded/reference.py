@@ -1,8 +1,8 @@
 """A plain numpy forward pass of the converted architectures, layer by layer. `pipeline doctor --deep` compares
 servers with it.
 
-Single precision matrix products, double precision where sums are long (norms, softmax). Weights go by their Hugging Face
-names, so the same code runs on a model directory and, through `benchmarks/fidelity.py`, on a converted file.
+Single precision matrix products, double precision for long sums (norms, softmax). Weights have their Hugging Face names, so
+the same code runs on a model directory and, through `benchmarks/fidelity.py`, on a converted file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def layer(
     """One transformer layer: the new states (batch, tokens, hidden_size), and keys and values including `past`'s."""
 
     def linear(name: str, inputs: Array) -> Array:
-        # One product of two matrices: numpy would loop over a batch of them.
+        # One product of two matrices: numpy would loop over a batch.
         output: Array = (inputs.reshape(-1, inputs.shape[-1]) @ weights[f"{name}.weight"].T).reshape(
             *inputs.shape[:-1], -1
         )
@@ -105,7 +105,7 @@ def layer(
 def _experts(
     config: ModelConfig, weights: Mapping[str, Array], inputs: Array, mlp: Callable[[str, Array], Array]
 ) -> Array:
-    """What the experts that a router chooses for each token say, weighed by its probabilities; plus a shared expert's."""
+    """The outputs of the experts that a router chooses for each token, weighted by its probabilities, plus a shared expert's."""
     rows = inputs.reshape(-1, inputs.shape[-1])
     shares = np.exp(log_softmax(rows @ weights["mlp.gate.weight"].T)).astype(np.float32)
     dropped = np.argsort(-shares, axis=-1, kind="stable")[:, config.experts_per_token :]
@@ -124,15 +124,15 @@ def _experts(
 
 
 def _silu(values: Array) -> Array:
-    with np.errstate(over="ignore"):  # exp(-x) of a very negative x is inf, and the value then 0, as it should be
-        found: Array = values / (1.0 + np.exp(-values))
-    return found
+    with np.errstate(over="ignore"):  # exp(-x) of a very negative x is inf, and the value is then correctly 0
+        activated: Array = values / (1.0 + np.exp(-values))
+    return activated
 
 
 def _gelu_tanh(values: Array) -> Array:
     """Source: arXiv 1606.08415."""
-    found: Array = 0.5 * values * (1.0 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (values + 0.044715 * values**3)))
-    return found
+    activated: Array = 0.5 * values * (1.0 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (values + 0.044715 * values**3)))
+    return activated
 
 
 _ACTIVATIONS: Final = {"silu": _silu, "gelu_tanh": _gelu_tanh}
@@ -140,12 +140,12 @@ _ACTIVATIONS: Final = {"silu": _silu, "gelu_tanh": _gelu_tanh}
 
 def capped(values: Array, cap: float) -> Array:
     """Values between -cap and cap: cap tanh(x / cap)."""
-    found: Array = np.float32(cap) * np.tanh(values / np.float32(cap))
-    return found
+    limited: Array = np.float32(cap) * np.tanh(values / np.float32(cap))
+    return limited
 
 
 def normalized(values: Array, weights: Mapping[str, Array], name: str, eps: float) -> Array:
-    """Values by the norm of that name: one that has a bias takes the mean away first. Source: arXiv 1607.06450."""
+    """Values normalized by the norm of that name. One with a bias subtracts the mean first. Source: arXiv 1607.06450."""
     bias = weights.get(f"{name}.bias")
     if bias is None:
         return rms_norm(values, weights[f"{name}.weight"], eps)
@@ -168,7 +168,7 @@ def rope(config: ModelConfig, start: int, count: int) -> tuple[Array, Array]:
 
 
 def _rotate(heads: Array, rotation: tuple[Array, Array]) -> Array:
-    """Rotary embedding as Hugging Face stores it: the two halves of what is rotated are the pairs' first and second members."""
+    """Rotary embedding in Hugging Face's layout: the two halves of the rotated part are the pairs' first and second members."""
     cosine, sine = rotation
     half = cosine.shape[-1]
     first, second, rest = np.split(heads, [half, 2 * half], axis=-1)
@@ -177,7 +177,7 @@ def _rotate(heads: Array, rotation: tuple[Array, Array]) -> Array:
 
 @dataclass(slots=True)
 class Cache:
-    """Keys and values of the tokens seen so far, one pair of arrays (batch, kv_heads, tokens, head_dim) a layer."""
+    """Keys and values of the tokens so far, one pair of arrays (batch, kv_heads, tokens, head_dim) per layer."""
 
     layers: list[tuple[Array, Array] | None]
     length: int = 0
@@ -200,7 +200,7 @@ class Reference:
         return Cache([None] * self.config.num_layers)
 
     def hidden_states(self, tokens: NDArray[np.int64], cache: Cache | None = None) -> Array:
-        """States after the final norm, (batch, tokens, hidden_size); `tokens` is (batch, tokens), all of one length."""
+        """States after the final norm, (batch, tokens, hidden_size). `tokens` is (batch, tokens), all of one length."""
         cache = cache or self.new_cache()
         states = self.weights[EMBEDDING][tokens] * np.float32(self.config.embedding_scale)
         if (learned := self.weights.get(POSITIONS)) is not None:
@@ -214,7 +214,7 @@ class Reference:
         return normalized(states, self.weights, FINAL_NORM.removesuffix(".weight"), self.config.rms_norm_eps)
 
     def logits(self, tokens: Sequence[int], cache: Cache | None = None) -> Array:
-        """Logits after each of `tokens`, (tokens, vocab_size). A cache makes them continue what it holds."""
+        """Logits after each of `tokens`, (tokens, vocab_size). With a cache, they continue its tokens."""
         states = self.hidden_states(np.asarray([tokens], dtype=np.int64), cache)[0]
         logits: Array = states @ self.weights[EMBEDDING if self.config.tie_word_embeddings else HEAD].T
         logits += self.weights.get(HEAD_BIAS, np.float32(0.0))
@@ -225,7 +225,7 @@ class Reference:
         return log_softmax(self.logits(tokens))
 
     def generate(self, tokens: Sequence[int], count: int, stop: Iterable[int] = ()) -> list[int]:
-        """Up to `count` greedy tokens after `tokens`; ends before one in `stop`. Ties go to the lowest id."""
+        """Up to `count` greedy tokens after `tokens`. Ends before a token in `stop`. Ties go to the lowest id."""
         cache, stop, output = self.new_cache(), frozenset(stop), []
         step: Sequence[int] = tokens
         for _ in range(count):

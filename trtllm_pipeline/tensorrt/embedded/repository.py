@@ -1,8 +1,8 @@
 """The program of the repository stage: the five models of a Triton repository around one engine.
 
 Names, types and shapes of all tensors are TensorRT-LLM's (`models/tensors.py`). Configurations are written as
-`ModelConfig` protobufs, so they always parse. The models' code stays in this package; what is written here is the few
-lines that fetch it.
+`ModelConfig` protobufs, so they always parse. The models' code stays in this package. The repository only has the few
+lines that import it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trtllm_pipeline.tensorrt.stage.base import StageContext
 PYTHON_MODELS: Final = ("preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 MODELS: Final = (*PYTHON_MODELS, "ensemble")
 BLS_THREADS: Final = 64
-"""Requests one instance of the BLS model can have under way; they mostly wait."""
+"""Maximum concurrent requests of one instance of the BLS model. They mostly wait."""
 
 _MODEL_PY: Final = '''\
 """Triton model `{name}`: its code is in the package trtllm_pipeline."""
@@ -43,28 +43,28 @@ def run(context: StageContext[RepositoryEmbedded]) -> None:
     engine, model = context.inputs["engine"].absolute(), context.inputs["model"].absolute()
     if not (model / "tokenizer.json").is_file():
         raise StageError(
-            f"{model} has no tokenizer.json: text cannot be served without a fast tokenizer",
+            f"{model} has no tokenizer.json: serving text needs a fast tokenizer",
             failure=FailureClass.INFEASIBLE,
-            hint="--model, or --model-folder of pipeline serve start, names the model's own directory",
+            hint="set --model, or --model-folder of pipeline serve start, to the model's own directory",
         )
     write(context.out, engine, model, context.params)
     print(f"wrote {', '.join(MODELS)} for {engine}")  # noqa: T201  a stage's stdout is its log
 
 
-def write(folder: Path, engine: Path, model: Path, asked: RepositoryEmbedded) -> None:
+def write(folder: Path, engine: Path, model: Path, params: RepositoryEmbedded) -> None:
     """Write the five models for `engine`, with the tokenizer of `model`, into the empty `directory`. Raises StageError for one that takes fewer requests."""
     limit = Limits.read(engine).max_batch_size
-    if asked.max_batch_size > limit:
+    if params.max_batch_size > limit:
         raise StageError(
-            f"max_batch_size is {asked.max_batch_size}; expected 1 to {limit}, the engine's max_batch_size",
+            f"max_batch_size is {params.max_batch_size}; expected 1 to {limit}, the engine's max_batch_size",
             failure=FailureClass.INFEASIBLE,
         )
     for name in MODELS:
         (folder / name / "1").mkdir(parents=True)
-        (folder / name / "config.pbtxt").write_text(config_text(name, engine, model, asked), encoding="utf-8")
+        (folder / name / "config.pbtxt").write_text(config_text(name, engine, model, params), encoding="utf-8")
     for name in PYTHON_MODELS:
         (folder / name / "1" / "model.py").write_text(_MODEL_PY.format(name=name), encoding="utf-8")
-    # Triton wants a version directory, and an empty one does not survive every way of copying directories.
+    # Triton requires a version directory, and some ways of copying directories drop an empty one.
     (folder / "ensemble" / "1" / ".keep").touch()
 
 

@@ -1,15 +1,14 @@
-"""Runs an engine directory: llama.cpp with in-flight batching, spoken to in token ids.
+"""Runs an engine directory: llama.cpp with in-flight batching. The interface uses token ids.
 
-One `Runtime` holds one engine and `max_batch_size` slots; requests join and leave the running batch at any step. Text
-does not exist here: prompts come as ids, and ids go out one `Event` at a time, on a thread of the runtime.
+One `Runtime` holds one engine and `max_batch_size` slots. Requests join and leave the running batch at any step. There is
+no text: prompts arrive as ids, and ids are returned one `Event` at a time, on a thread of the runtime.
 
-What llama.cpp cannot do by itself is done between *segments*. A request is a chain of completions, each of which
-continues where the last one ended: a new segment starts when `min_length` is reached, when a bad word has to be taken
-back (its last token is then forbidden for one step, as TensorRT-LLM forbids it), or when llama.cpp stops at a token
-that ends nothing for this request.
+Features that llama.cpp lacks are added between *segments*. A request is a chain of completions, each of which continues
+the last one. A new segment starts if `min_length` is reached, if a bad word has to be removed (its last token is then
+forbidden for one step, as in TensorRT-LLM), or if llama.cpp stops at a token that does not end this request.
 
-The vocabulary inside the GGUF must mark every token that is not whole characters as a control token: llama.cpp holds
-tokens back while its own text ends within a character and would then not report their ids.
+The vocabulary in the GGUF must mark every token that is not whole characters as a control token: llama.cpp holds tokens
+back while its own text ends within a character and would then not report their ids.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ if TYPE_CHECKING:
 MODEL_FILE: Final = "model.gguf"
 CONFIG_FILE: Final = "config.json"
 CHUNK_TOKENS: Final = 64
-"""Most tokens computed in one step: what a long prompt can delay the others by. A prompt of 900 tokens made the
-others wait 0.26 s a token with 64 and 0.48 s with 128 (SmolLM2-135M, 2 cores), and came no later itself."""
+"""Maximum tokens computed in one step, which limits the delay that a long prompt causes. With a prompt of 900 tokens, other
+requests waited 0.26 s per token with 64 and 0.48 s with 128 (SmolLM2-135M, 2 cores), and its own first token was not later."""
 ONE_THREAD_BYTES: Final = 32 << 20
-"""Below this file size a second thread costs more in barriers than it brings."""
+"""Below this file size a second thread costs more in barriers than it gains."""
 
 
 class RequestError(ValueError):
-    """A request this engine cannot serve; the message is for the client."""
+    """A request that this engine cannot serve. The message is for the client."""
 
 
 class Finish(str, Enum):
@@ -62,7 +61,7 @@ class Sampling:
 
     temperature: float = 1.0
     top_k: int = 0
-    """0 means no limit, or greedy when `top_p` is 0 as well."""
+    """0 means no limit, or greedy if `top_p` is 0 as well."""
     top_p: float = 0.0
     """0 means no limit."""
     random_seed: int = 0
@@ -70,24 +69,24 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     min_length: int = 0
-    """`end_id` cannot be generated before this many tokens."""
+    """Minimum number of tokens before `end_id`."""
     end_id: int | None = None
-    """Ends the request and is not part of the output."""
+    """Ends the request. Not part of the output."""
     stop_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that end the request; they are part of the output."""
+    """Token sequences that end the request. They are part of the output."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that are never generated."""
     return_log_probs: bool = False
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """True if the most likely token is always chosen."""
         return self.top_k == 1 or self.temperature == 0 or (self.top_k == 0 and self.top_p == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One step of a request: a token, an end, or both at once. `error` is set when `finish` is ERROR."""
+    """One step of a request: a token, an end, or both at once. `error` is set if `finish` is ERROR."""
 
     token: int | None = None
     log_prob: float | None = None
@@ -98,7 +97,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine was built for, in requests and tokens."""
+    """The limits that an engine was built for, in requests and tokens."""
 
     max_batch_size: int
     max_input_len: int
@@ -107,7 +106,7 @@ class Limits:
 
     @staticmethod
     def read(engine: Path) -> Limits:
-        """The limits in an engine directory's config. Raises ServerError if that is no engine directory."""
+        """The limits in an engine directory's config. Raises ServerError if it is not an engine directory."""
         try:
             build = Fields.read(engine, CONFIG_FILE).fields("build_config")
             length = build.integer("max_seq_len")
@@ -127,7 +126,7 @@ class Limits:
         if input_tokens == 0:
             raise RequestError("the prompt has no tokens; send at least one")
         if output_tokens < 1:
-            raise RequestError(f"request_output_len is {output_tokens}; ask for at least 1 token")
+            raise RequestError(f"request_output_len is {output_tokens}; it must be at least 1")
         if input_tokens > self.max_input_len:
             raise RequestError(
                 f"a prompt of {input_tokens} tokens exceeds the engine's max_input_len {self.max_input_len}"
@@ -141,7 +140,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Generation:
-    """A submitted request. `cancel` may be called from any thread; the end arrives as an event like any other."""
+    """A submitted request. `cancel` may be called from any thread. The end arrives as an event like any other."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -153,10 +152,10 @@ class Generation:
     rejected: set[int] = field(default_factory=set)
     """Tokens that would complete a bad word at the next position."""
     cached_tokens: int = 0
-    """Prompt tokens whose KV cache was there already; known a moment after a request that ended by its length."""
+    """Number of prompt tokens with a cached KV. Set shortly after a request that ended by its length."""
 
     def cancel(self) -> None:
-        """Stop as soon as the next token is there, or before the request has started."""
+        """Stop with the next token, or before the request starts."""
         self.cancelled = True
 
     def end(self, finish: Finish, *, error: str | None = None) -> None:
@@ -165,7 +164,7 @@ class Generation:
         self.on_event(Event(finish=finish, error=error))
 
     def accept(self, token: int, log_prob: float | None) -> bool:
-        """Take one sampled token in. False means that this segment must not continue."""
+        """Process one sampled token. False means that this segment must not continue."""
         if self.cancelled:
             self.end(Finish.CANCELLED)
             return False
@@ -183,11 +182,11 @@ class Generation:
         elif len(self.tokens) >= self.max_tokens:
             self.finish = Finish.LENGTH
         self.on_event(Event(token, log_prob, self.finish))
-        return self.finish is not Finish.STOP_WORDS  # at its length a segment ends by itself
+        return self.finish is not Finish.STOP_WORDS  # a segment ends at its length anyway
 
 
 class Runtime:
-    """One loaded engine. A context manager; `close` ends what runs and frees everything."""
+    """One loaded engine. A context manager: `close` ends all requests and frees everything."""
 
     def __init__(
         self,
@@ -197,13 +196,14 @@ class Runtime:
         enable_kv_cache_reuse: bool = False,
         kv_cache_type: Literal["f16", "f32"] = "f16",
     ) -> None:
-        """Load `engine`. `threads` 0 picks one for tiny models and the physical cores for others.
+        """Load `engine`. `threads` 0 means one for tiny models and the physical cores for others.
 
-        Raises ServerError when the directory is no engine, the runtime is not installed, or loading fails.
+        Raises ServerError if the directory is not an engine, the runtime is not installed, or loading fails.
         """
-        # llama.cpp's threads meet hundreds of times a token. By default they spin long while they wait; when anything else
-        # needs a core (Triton, the client), all wait for one that is not running, and a tenth of the speed is left.
-        # Not to spin at all halves the speed of a machine with nothing else to do. A short spin is near the best of both.
+        # llama.cpp's threads synchronize hundreds of times per token. By default they spin long while they wait. If
+        # another program needs a core (Triton, the client), all wait for a thread that is not running, and only a tenth
+        # of the speed is left. Without spinning, an idle machine runs at half speed. A short spin is near the best of
+        # both.
         os.environ.setdefault("GOMP_SPINCOUNT", "300")
         try:
             import xllamacpp
@@ -224,7 +224,7 @@ class Runtime:
         params.n_parallel = self.limits.max_batch_size
         params.kv_unified = False
         params.n_ctx = self.limits.max_batch_size * self.limits.max_seq_len
-        # A step computes one token of every running request first and fills up with prompt tokens.
+        # A step first computes one token of every running request and then adds prompt tokens.
         params.n_batch = max(min(self.limits.max_num_tokens, CHUNK_TOKENS), 2 * self.limits.max_batch_size)
         params.n_ubatch = params.n_batch
         cache_type = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{kv_cache_type.upper()}")
@@ -233,7 +233,7 @@ class Runtime:
             params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.threads = threads or (1 if model.stat().st_size < ONE_THREAD_BYTES else physical_cores())
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.threads
-        # Nothing may survive from one request to the next unless asked for: it would flatter repeated prompts.
+        # No state is kept between requests unless requested: it would speed up repeated prompts.
         params.cache_prompt = enable_kv_cache_reuse
         params.cache_ram_mib = 0
         params.cache_idle_slots = False
@@ -242,7 +242,7 @@ class Runtime:
         params.ui = params.endpoint_slots = params.endpoint_props = False
         params.endpoint_metrics = True
         params.verbosity = 1  # errors
-        # The library insists on an HTTP listener. It gets a socket in a directory that is gone a moment later.
+        # The library requires an HTTP listener. It gets a socket in a directory that is removed right after.
         with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as folder:
             params.hostnames = [f"{folder}/closed.sock"]
             params.n_threads_http = 1
@@ -254,7 +254,8 @@ class Runtime:
                     f"{self.limits.max_seq_len} tokens; the log has its message",
                     hint="a smaller max_batch_size or max_seq_len needs less memory",
                 ) from error
-        # Answered by the library's loop, so that has started. To end it before has no effect, and `close` would wait for ever.
+        # The library's loop sends this response, so it has started. Ending it before has no effect, and `close` would
+        # wait forever.
         self._server.handle_metrics()
         self._pool = ThreadPoolExecutor(self.limits.max_batch_size, thread_name_prefix="generation")
         self._lock = threading.Lock()
@@ -268,7 +269,7 @@ class Runtime:
     def submit(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling, on_event: Callable[[Event], None]
     ) -> Generation:
-        """Queue a request and return at once; events come one after another on another thread.
+        """Queue a request and return at once. Events arrive in order on another thread.
 
         The last event has `finish` set. Raises RequestError for a request beyond the engine's limits.
         """
@@ -282,7 +283,7 @@ class Runtime:
     def generate(
         self, prompt: Sequence[int], max_tokens: int, sampling: Sampling = Sampling()
     ) -> tuple[list[int], list[float | None], Finish]:
-        """Run one request to its end: its tokens, their log-probs (None unless asked for), and why it ended."""
+        """Run one request to its end: its tokens, their log-probs (None unless requested), and its finish reason."""
         events: SimpleQueue[Event] = SimpleQueue()
         self.submit(prompt, max_tokens, sampling, events.put)
         tokens: list[int] = []
@@ -298,7 +299,7 @@ class Runtime:
                 return tokens, log_probs, event.finish
 
     def close(self) -> None:
-        """Cancel what runs, wait for it, join all threads and free the engine. Calling it again does nothing."""
+        """Cancel running requests, wait for them, join all threads and free the engine. A second call has no effect."""
         with self._lock:
             for generation in self._generations.values():
                 generation.cancel()
@@ -318,7 +319,7 @@ class Runtime:
                     generation.end(Finish.CANCELLED)
                 else:
                     self._segment(generation)
-        except Exception as error:  # noqa: BLE001  whatever happened, the client must hear of it
+        except Exception as error:  # noqa: BLE001  the client must get every error
             if generation.finish is None:
                 generation.end(Finish.ERROR, error=f"{type(error).__name__}: {error}")
         finally:
@@ -352,7 +353,7 @@ class Runtime:
             nonlocal received
             try:
                 if "error" in message:
-                    raise ServerError(f"llama.cpp refused the request: {message['error'].get('message')}")
+                    raise ServerError(f"llama.cpp rejected the request: {message['error'].get('message')}")
                 detail = message["__verbose"]
                 if detail["stop"]:
                     if made == 0:
@@ -382,8 +383,8 @@ class Runtime:
 def sampler_settings(sampling: Sampling, made: int, window: int) -> dict[str, Any]:
     """llama.cpp's sampler fields for one segment that starts after `made` tokens.
 
-    Penalties look back over `window` tokens, prompt included. The order (penalties, temperature, top-k, top-p) is
-    TensorRT-LLM's. Each segment draws from its own stream, so that a request stays reproducible.
+    Penalties look back over `window` tokens, including the prompt. The order (penalties, temperature, top-k, top-p) is
+    TensorRT-LLM's. Each segment has a separate random stream, so that a request stays reproducible.
     """
     penalised = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0)
     settings: dict[str, Any] = {
@@ -392,7 +393,7 @@ def sampler_settings(sampling: Sampling, made: int, window: int) -> dict[str, An
         "repeat_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
-        "seed": (sampling.random_seed + made) % 0xFFFFFFFF,  # the last 32-bit value would mean a random seed
+        "seed": (sampling.random_seed + made) % 0xFFFFFFFF,  # the last 32-bit value means a random seed
     }
     if sampling.return_log_probs:
         settings["logprobs"] = 1
@@ -410,7 +411,7 @@ def sampler_settings(sampling: Sampling, made: int, window: int) -> dict[str, An
 
 
 def physical_cores() -> int:
-    """Cores this process may use: affinity mask and container quota respected, hyper-threads counted once."""
+    """Cores that this process may use, by affinity mask and container quota. Hyper-threads count once."""
     allowed = os.sched_getaffinity(0)
     cores = set()
     for cpu in allowed:
@@ -424,7 +425,7 @@ def physical_cores() -> int:
 
 
 def _ends_with_any(tokens: Sequence[int], token: int, words: Sequence[Sequence[int]]) -> bool:
-    """Whether `tokens` followed by `token` ends with one of `words`."""
+    """True if `tokens` followed by `token` ends with one of `words`."""
     return any(
         word[-1] == token and (len(word) == 1 or tuple(tokens[-(len(word) - 1) :]) == tuple(word[:-1]))
         for word in words

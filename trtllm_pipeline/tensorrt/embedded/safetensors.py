@@ -1,4 +1,4 @@
-"""Reads safetensors files, one or sharded, without torch and without holding more than the tensor asked for."""
+"""Reads safetensors files, one or sharded, without torch and with only the requested tensor in memory."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
 
 
 class Weights(Mapping[str, "NDArray[np.float32]"]):
-    """The tensors of a model directory by name. `weights[name]` reads one, as float32, whatever it is stored in."""
+    """The tensors of a model directory by name. `weights[name]` reads one as float32, whatever its stored type."""
 
     def __init__(self, folder: Path) -> None:
         """Read the headers of every file of the model in `directory`.
 
-        Raises StageError where files are missing, damaged, or disagree with their index.
+        Raises StageError if files are missing, damaged, or do not match their index.
         """
         self._entries: dict[str, tuple[Path, TensorEntry]] = {}
         placed = read_index(folder) if model_files.find(folder, INDEX) is not None else None
         for shard in [SINGLE] if placed is None else sorted(set(placed.values())):
             if Path(shard).name != shard:
                 raise _damaged(folder / INDEX, f"shard {shard!r} is not a plain file name")
-            found = tensors(folder, shard)
-            here = found.tensors if placed is None else [name for name, file in placed.items() if file == shard]
-            if missing := sorted(name for name in here if name not in found.tensors):
-                raise _damaged(folder / shard, f"the index places {missing[0]} in it, but it is not there")
-            for name, tensor in found.tensors.items():
+            in_shard = tensors(folder, shard)
+            here = in_shard.tensors if placed is None else [name for name, file in placed.items() if file == shard]
+            if missing := sorted(name for name in here if name not in in_shard.tensors):
+                raise _damaged(folder / shard, f"the index places {missing[0]} in it, but it does not have that tensor")
+            for name, tensor in in_shard.tensors.items():
                 if tensor.dtype not in DTYPES:
                     raise StageError(
-                        f"tensor {name} in {folder / shard} has type {tensor.dtype}; {', '.join(DTYPES)} are converted",
+                        f"tensor {name} in {folder / shard} has type {tensor.dtype}; expected {', '.join(DTYPES)}",
                         failure=FailureClass.INFEASIBLE,
                         hint="start from the unquantized model",
                     )
-                self._entries[name] = found.path, tensor
+                self._entries[name] = in_shard.path, tensor
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         return read(*self._entries[name])
@@ -61,7 +61,7 @@ class Weights(Mapping[str, "NDArray[np.float32]"]):
         return len(self._entries)
 
     def __contains__(self, name: object) -> bool:
-        # The inherited form would read the tensor.
+        # The inherited method would read the tensor.
         return name in self._entries
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The embedded toolchain: a real Triton Inference Server from a PyPI wheel and llama.cpp, on any machine, without a GPU.
 
-download -> convert (quantizing as asked) -> build -> repository -> launch -> smoke, perf, accuracy
+download -> convert (with quantization) -> build -> repository -> launch -> smoke, perf, accuracy
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
 _READ: Final = CONVERTED | {ModelPart.TOKENIZER}
 """A GGUF file includes the vocabulary."""
 _OWN_SETTINGS: Final = {
-    # section -> what this toolchain has of it, () for all but the options of TensorRT-LLM's programs
+    # section -> the settings that this toolchain supports, () for all except the options of TensorRT-LLM's programs
     "quantize": (),
     "serve": (),
     "build": {"max_num_tokens", "timeout_s", "retries"},
@@ -60,7 +60,7 @@ def _missing(_machine: Machine) -> str | None:
 
 
 def _triton() -> str | None:
-    """The server that would be started and its version, without its path; None where there is none."""
+    """The server that would be started and its version, without its path. None without one."""
     from trtllm_pipeline.base import triton_installation
 
     try:
@@ -87,7 +87,7 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
         return f"family {family}: the embedded toolchain converts {', '.join(ARCHITECTURES.values())}"
     if cell.precision not in PRECISIONS:
         instead = "; for 4 bits use int4_wo" if cell.precision == "int4_awq" else ""
-        return f"precision {cell.precision}: the embedded toolchain has {', '.join(PRECISIONS)}{instead}"
+        return f"precision {cell.precision}: the embedded toolchain supports {', '.join(PRECISIONS)}{instead}"
     if cell.settings["quantize"]["kv_cache_precision"] not in {None, "fp16"}:
         return f"settings.quantize.kv_cache_precision {cell.settings['quantize']['kv_cache_precision']}: only fp16 here"
     if (reason := foreign(cell, _OWN_SETTINGS)) is not None:
@@ -99,7 +99,7 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
 
 
 def _serving_takes(cell: Cell, machine: Machine) -> Resources:
-    """All CPUs: nobody can say how many the runtime uses, so nothing else of ours runs beside it."""
+    """All CPUs: the number that the runtime uses is unknown, so no other stage runs at the same time."""
     return Resources(cpus=machine.cpus, exclusive=exclusive(cell))
 
 
@@ -110,7 +110,7 @@ def _server(_cell: Cell, context: StageContext[Any], machine: Machine) -> Sequen
 CONVERT = Stage(
     name="convert",
     version=3,
-    summary="turn a Hugging Face directory into a GGUF checkpoint, quantizing as asked",
+    summary="convert a Hugging Face directory to a GGUF checkpoint in the cell's precision",
     program="trtllm_pipeline.tensorrt.embedded.convert:run",
     inputs={"model": "download"},
     parts=lambda _cell: {"model": _READ},
@@ -126,7 +126,7 @@ CONVERT = Stage(
 BUILD = Stage(
     name="build",
     version=2,
-    summary="make an engine directory: weights, limits, and the proof that it loads",
+    summary="build an engine directory: weights, limits, and a test that it loads",
     program="trtllm_pipeline.tensorrt.embedded.build:run",
     inputs={"checkpoint": "convert"},
     params=BuildEmbedded,

@@ -1,6 +1,6 @@
-"""Starts the worker by the path of this file, under a Python that this package is not installed for.
+"""Starts the worker by the path of this file, under a Python without this package.
 
-Its command line is written by `job.command`.
+`job.command` writes its command line.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 
 def _make_importable() -> None:
-    """Make the package around this file importable, and nothing that is installed beside it."""
+    """Make only the package around this file importable, not the packages installed next to it."""
     here = Path(__file__).resolve().parent
-    # Python searches a script's directory first, where modules of ours would hide others of the same names.
+    # Python searches a script's directory first, so our modules would hide others of the same names.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     folder = next(each for each in here.parents if each.name == "trtllm_pipeline")
     spec = importlib.util.spec_from_file_location(

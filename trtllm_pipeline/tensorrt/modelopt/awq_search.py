@@ -1,9 +1,9 @@
-"""AWQ's search by the products of a batch's inputs with themselves, where that takes fewer operations than by outputs.
+"""AWQ's search with the products of a batch's inputs, if that takes fewer operations than with outputs.
 
-For each linear layer Model Optimizer tries eleven scales: it quantizes the weights with each, runs the whole batch through them,
-and takes the mean square of what that changes. With D, what quantizing changes of the weights, and X, the inputs, that is
-trace(D (X'X) D') / (tokens x outputs). X'X is the same for all scales and for layers that read the same inputs, and
-a scale then takes 2 x outputs x inputs^2 operations instead of 2 x outputs x inputs x tokens.
+For each linear layer Model Optimizer tries eleven scales: it quantizes the weights with each, runs the whole batch through
+them, and computes the mean square of the change. With D, the change of the weights, and X, the inputs, that is
+trace(D (X'X) D') / (tokens x outputs). X'X is the same for all scales and for layers that read the same inputs, and a
+scale then takes 2 x outputs x inputs^2 operations instead of 2 x outputs x inputs x tokens.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Final
 import torch
 
 _LAYER: Final = "_forward_no_awq"
-"""Where Model Optimizer keeps the forward method of a layer while it searches."""
+"""Attribute of Model Optimizer for the forward method of a layer during the search."""
 
 
 @contextmanager
 def by_products(model: Any) -> Iterator[None]:
-    """Within the context, losses of the layers that are being searched are taken so; nothing happens to a model that is not."""
+    """Within the context, losses of layers in a search are computed this way. Other models are not changed."""
     products = _Products()
     searched = [module for module in model.modules() if hasattr(module, _LAYER)]
     for layer in searched:
@@ -33,7 +33,9 @@ def by_products(model: Any) -> Iterator[None]:
 
 
 class _Products:
-    """X'X of the inputs seen last, (channels, channels). Layers that read the same, as query, key and value, come one by one."""
+    """X'X of the last inputs, (channels, channels). Layers that read the same inputs, such as query, key and value, follow each
+    other.
+    """
 
     def __init__(self) -> None:
         self.inputs: torch.Tensor | None = None
@@ -54,7 +56,7 @@ class _Layer:
         self.layer, self.forward, self.products = layer, forward, products
 
     def __call__(self, inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The outputs; a loss where a scale is tried, and products are the shorter way to it."""
+        """The outputs. For a scale in the search, the loss if products are the faster way."""
         scale, tokens = self.layer.input_quantizer.pre_quant_scale, inputs.numel() // max(1, inputs.shape[-1])
         if scale is None or 2 * inputs.shape[-1] > tokens:
             return self.forward(inputs, *args, **kwargs)
@@ -65,7 +67,7 @@ class _Layer:
 
 
 class _Loss:
-    """A loss that is known, in the place of outputs: the search takes `(outputs - actual).float().pow(2).mean()` of them."""
+    """A known loss in place of outputs: the search computes `(outputs - actual).float().pow(2).mean()`."""
 
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
@@ -84,5 +86,5 @@ class _Loss:
 
 
 def _wide(like: torch.Tensor) -> torch.dtype:
-    """A type whose range holds sums of squares; GPUs add up in float32 either way."""
+    """A type whose range includes sums of squares. GPUs accumulate in float32 either way."""
     return torch.bfloat16 if like.is_cuda else torch.float32

@@ -1,4 +1,4 @@
-"""The rows that activations are measured on, as tokens and in batches."""
+"""The calibration rows as tokens and in batches."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trtllm_pipeline.tensorrt.stage.params import Selection
 def tokenize(folder: Path, rows: Sequence[Row], selection: Selection) -> list[list[int]]:
     """Each row as the first `max_length` token ids of the model in `directory`.
 
-    Raises StageError where a row needs the model's tokenizer or chat template and there is none.
+    Raises StageError if a row needs the model's tokenizer or chat template and the model has none.
     """
     tokenizer: Any = None
     if any(row.tokens is None for row in rows):
         tokenizer = _tokenizer(folder)
     chats = [row.messages or [{"role": "user", "content": row.text}] for row in rows if _is_chat(row, selection)]
     rendered = iter(_chats(folder, tokenizer, chats) if chats else ())
-    found = []
+    tokenized = []
     for row in rows:
         if row.tokens is not None:
             tokens = list(row.tokens)
@@ -33,10 +33,10 @@ def tokenize(folder: Path, rows: Sequence[Row], selection: Selection) -> list[li
         else:
             tokens = tokenizer(row.text, truncation=True, max_length=selection.max_length)["input_ids"]
         if tokens:
-            found.append(tokens[: selection.max_length])
-    if not found:
-        raise StageError("the calibration set holds no tokens", failure=FailureClass.USER)
-    return found
+            tokenized.append(tokens[: selection.max_length])
+    if not tokenized:
+        raise StageError("the calibration set has no tokens", failure=FailureClass.USER)
+    return tokenized
 
 
 def _tokenizer(folder: Path) -> Any:
@@ -44,11 +44,11 @@ def _tokenizer(folder: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # what transformers and tokenizers raise is not said anywhere
+    except Exception as error:  # the exceptions of transformers and tokenizers are not documented
         raise StageError(
             f"the tokenizer in {folder} could not be loaded: {_first_line(error)}",
             failure=FailureClass.USER,
-            hint="put the model's tokenizer files beside its weights, or give rows as input_ids",
+            hint="put the model's tokenizer files next to its weights, or use rows with input_ids",
         ) from error
 
 
@@ -57,8 +57,8 @@ def _is_chat(row: Row, selection: Selection) -> bool:
 
 
 def _chats(folder: Path, tokenizer: Any, conversations: Sequence[Messages]) -> list[str]:
-    """The texts of conversations, by the template that the tokenizer has, in a process with limits."""
-    hint = 'set calibration.chat_template to false, and give rows as "text"'
+    """The texts of conversations, from the tokenizer's template, in a process with limits."""
+    hint = 'set calibration.chat_template to false, and use rows with "text"'
     try:
         source = tokenizer.get_chat_template()
     except ValueError as error:
@@ -84,7 +84,7 @@ def _first_line(error: Exception) -> str:
 
 
 def digest(rows: Sequence[Tokens]) -> str:
-    """SHA-256 of the token ids as they are fed: what was calibrated on, whatever file it came from."""
+    """SHA-256 of the token ids for calibration, independent of the file that they came from."""
     content = hashlib.sha256()
     for row in rows:
         content.update(json.dumps(list(row), separators=(",", ":")).encode() + b"\n")
@@ -92,9 +92,9 @@ def digest(rows: Sequence[Tokens]) -> str:
 
 
 def batches(rows: Sequence[Tokens], size: int, *, padded: bool) -> Iterator[list[Tokens]]:
-    """Rows in batches of at most `size`, the longest first: what does not fit in memory shows at once.
+    """Rows in batches of at most `size`, the longest first, so that running out of memory shows at once.
 
-    Neighbours in length share a batch, so that little of it is padding. With `padded` false only rows of equal length do.
+    Rows of similar length share a batch, which minimizes padding. If `padded` is false, only rows of equal length do.
     """
     batch: list[Tokens] = []
     for row in sorted(rows, key=len, reverse=True):

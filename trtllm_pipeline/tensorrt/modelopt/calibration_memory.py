@@ -1,4 +1,4 @@
-"""How many rows fit into memory at once, how much was used, and what running out of it looks like."""
+"""The number of rows that fit into memory at once, the memory used, and the detection of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     import torch
 
 SATURATING_TOKENS: Final = 16_384
-"""Tokens of one forward pass from which on more of them make it no faster, measured on an H200 (docs/performance.md)."""
+"""Tokens of one forward pass above which more tokens do not make it faster, measured on an H200 (docs/performance.md)."""
 CPU_TOKENS: Final = 2048
 _FRAGMENTS: Final = 1.3
-"""Memory that torch holds for activations, in what it has handed out, measured on an H200."""
+"""Ratio of the memory that torch reserves for activations to the allocated memory, measured on an H200."""
 _PACKAGES_BYTES: Final = 1_700_000_000
 """Host memory of a process with torch, CUDA, transformers and Model Optimizer, measured on an H200."""
 _USABLE: Final = 0.8
-"""Part of the free GPU memory that is planned with; the rest is for fragments and the library's own workspaces."""
+"""Usable part of the free GPU memory. The rest is for fragments and the libraries' workspaces."""
 
 
 def bytes_per_token(wide: int, narrow: int, element_bytes: int, *, searches: bool) -> int:
-    """Memory that one token of a forward pass needs at its peak, in bytes, from the width of the widest projection and the
-    hidden size.
+    """Memory that one token of a forward pass needs at its peak, in bytes, from the width of the widest projection and the hidden
+    size.
 
-    In an MLP four tensors of the widest projection's width are alive (gate, up, its activation, their product), and of the
-    residual stream about eight, some of them float32. AWQ's search also holds two outputs and their difference in float32,
-    where it takes losses by outputs.
+    An MLP has four live tensors of the widest projection's width (gate, up, its activation, their product), and the residual
+    stream about eight, some of them float32. AWQ's search also holds two outputs and their difference in float32 if it
+    computes losses from outputs.
     """
     estimate = element_bytes * (4 * wide + 8 * narrow)
     return estimate + _searched(element_bytes) * wide if searches else estimate
@@ -47,22 +47,22 @@ def expected_bytes(
     searches: bool,
     rows: int,
     longest: int,
-    asked: int | None,
+    requested_rows: int | None,
     free: int,
 ) -> tuple[int, int]:
-    """What quantizing takes on a GPU, in bytes without the CUDA context: as planned, and at least, with one row at a time.
+    """GPU memory for quantization, in bytes without the CUDA context: as planned, and at least, with one row at a time.
 
-    `weights` is the part of the 16-bit weights there and `free` its memory; `rows` of at most `longest` tokens are measured,
-    `asked` of them at a time, or as many as `fitting_rows` finds; `table` is the size of the embedding. Of activations torch
-    keeps a third more than is in use; exporting takes two of the largest tensor. `experts` are those of one layer of a
-    mixture, which are put together and quantized as a whole; where it is `rehearsed` (`kernel_warmup`), one more layer of
-    random ones is there.
+    `weights` is the part of the 16-bit weights there and `free` its memory. `rows` of at most `longest` tokens are measured,
+    `requested_rows` of them at a time, or as many as `fitting_rows` finds. `table` is the size of the embedding. For activations torch
+    keeps a third more than is in use. Exporting needs two of the largest tensor. `experts` are those of one layer of a
+    mixture, which are combined and quantized as a whole. If it is `rehearsed` (`kernel_warmup`), there is one more layer of
+    random weights.
     """
     token = bytes_per_token(wide, narrow, 2, searches=searches)
-    # With more tokens (`awq_search`), outputs of the widest projection are not looked at, those of the one after it are.
+    # With more tokens (`awq_search`), the outputs after the widest projection count, not the projection's own.
     token_of_many = bytes_per_token(wide, narrow, 2, searches=False) + searches * _searched(2) * narrow
     fitting = min(SATURATING_TOKENS, max(0, int(_USABLE * (free - weights))) // token) // longest
-    at_once = min(rows, asked or max(1, fitting))
+    at_once = min(rows, requested_rows or max(1, fitting))
     planned, least = (
         weights
         + max(
@@ -72,19 +72,19 @@ def expected_bytes(
         )
         for each in (at_once, min(rows, 1))
     )
-    # Who asks for no number gets what fits.
-    return planned if asked else max(least, min(planned, free)), least
+    # Without a requested number, the number that fits.
+    return planned if requested_rows else max(least, min(planned, free)), least
 
 
 def expected_host_bytes(weights: int, leaves: int) -> int:
-    """What quantizing takes on the host, in bytes: Python's packages and either the files of the weights, mapped while they
-    are read, or the result before it is written.
+    """Host memory for quantization, in bytes: Python's packages and either the files of the weights, mapped while they are read,
+    or the result before it is written.
     """
     return _PACKAGES_BYTES + max(weights, leaves)
 
 
 def token_bytes(model: torch.nn.Module, *, searches: bool) -> int:
-    """Memory that one token of a forward pass of `model` needs at its peak, in bytes, as `bytes_per_token`."""
+    """Memory that one token of a forward pass of `model` needs at its peak, in bytes, see `bytes_per_token`."""
     import torch
 
     # Heads are not run, so their width does not count.
@@ -96,21 +96,21 @@ def token_bytes(model: torch.nn.Module, *, searches: bool) -> int:
 
 
 def fitting_rows(model: torch.nn.Module, longest: int, *, searches: bool) -> int:
-    """Rows of `longest` tokens that one forward pass is given, at least one."""
+    """Rows of `longest` tokens in one forward pass, at least one."""
     import torch
 
     device = next(model.parameters()).device
     tokens = CPU_TOKENS
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch has set aside and not handed out is free to us as well.
+        # Memory that torch has reserved and not allocated is also free.
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         tokens = min(SATURATING_TOKENS, int(_USABLE * free) // token_bytes(model, searches=searches))
     return max(1, tokens // longest)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch could not allocate memory, on a GPU or on the host."""
+    """True if torch could not allocate memory, on a GPU or on the host."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError) or (
@@ -119,7 +119,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def release() -> None:
-    """Give back what a failed or finished computation held."""
+    """Free the memory of a failed or finished computation."""
     import torch
 
     gc.collect()

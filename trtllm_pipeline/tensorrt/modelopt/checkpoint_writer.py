@@ -1,8 +1,8 @@
 """A calibrated model as a TensorRT-LLM checkpoint of any tensor and pipeline parallelism.
 
-Model Optimizer packs and splits the weights. It is asked for more pipeline stages than wanted, so that one piece of the
-model is written while the next is packed; stages of one rank are put together again here. What its configuration lacks
-without TensorRT-LLM installed (rotary embedding, kind of Qwen, modules left out on other ranks) is filled in from the model's.
+Model Optimizer packs and splits the weights. It gets more pipeline stages than requested, so that one piece of the model
+is written while the next is packed. Stages of one rank are combined again here. Entries that its configuration lacks
+without TensorRT-LLM (rotary embedding, kind of Qwen, modules excluded on other ranks) are filled in from the model's.
 Format: https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
 """
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineFamily:
-    """An architecture as Model Optimizer knows it."""
+    """An architecture in Model Optimizer's terms."""
 
     model_type: str
-    """In config.json."""
+    """Name in config.json."""
     decoder: str
     """Model Optimizer's name of the family."""
     kind: str | None = None
-    """TensorRT-LLM's `model_type`, where it reads one."""
+    """TensorRT-LLM's `model_type`, if it reads one."""
     described: bool = True
-    """Model Optimizer writes its configuration. Of the others it writes the weights, and asks an installed TensorRT-LLM for
-    the configuration, since 0.23. What the releases up to 0.21 wrote is written here."""
+    """True if Model Optimizer writes its configuration. For the others it writes the weights, and since 0.23 it requests the
+    configuration from an installed TensorRT-LLM. The configuration of the releases up to 0.21 is written here."""
     precisions: tuple[str, ...] | None = None
-    """Those that are known to be read, None for all that the worker has."""
+    """Precisions that are known to be read. None for all of the worker's."""
     since: str | None = None
-    """First release whose engines name its weights as Model Optimizer does, None for all."""
+    """First release whose engines use Model Optimizer's names of its weights. None for all."""
 
 
 _OF_MIXTURES: Final = ("fp16", "bf16", "fp8")
@@ -62,52 +62,52 @@ FAMILIES: Final[Mapping[str, EngineFamily]] = {
 }
 """By architecture."""
 _BY_TYPE: Final = {family.model_type: family for family in FAMILIES.values()}
-_UNWRITTEN: Final = {"qwen": "no transformers has it"}
+_UNWRITTEN: Final = {"qwen": "transformers does not have it"}
 AWQ_OF_EXPERTS: Final = (
     "Model Optimizer measures it, and its export of Hugging Face checkpoints then ends with an error"
 )
 FORM: Final = 2
-"""Raised when other files are written of the same model."""
+"""Bumped if the files written for the same model change."""
 
 _TIED: Final = frozenset({"gemma", "gemma2"})
-"""Their head is their embedding in every engine."""
+"""Models whose head is their embedding in every engine."""
 _GEMMA2_KEYS: Final = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 _IN_MIXTURES: Final = ("router", "shared_expert_gate")
-"""What of a mixture is never quantized."""
+"""Parts of a mixture that are never quantized."""
 _LONG_ROPE: Final = frozenset({"longrope", "su"})
 _PIECES: Final = 8
 _TENSORS_PER_LAYER: Final = 48
-"""More than any layer of these families has, scales included."""
+"""More than any layer of these families, including scales."""
 _LAYER: Final = re.compile(r"(transformer\.layers\.)(\d+)(\..+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a checkpoint is cut: over `tp` ranks within a layer, over `pp` groups of layers."""
+    """The split of a checkpoint: over `tp` ranks within a layer, over `pp` groups of layers."""
 
     tp: int
     pp: int
 
 
 def uneven_stages(layers: int, pp: int) -> str | None:
-    """Why `layers` are not divided into `pp` stages of an engine, in words; or None."""
+    """Why `layers` cannot be divided into `pp` stages of an engine, in words, or None."""
     return f"pp{pp}: {layers} layers cannot be split evenly into {pp} stages" if layers % pp else None
 
 
 def unwritten(model_type: str, precision: str) -> str | None:
-    """Why no checkpoint for engines is written of such a model in `precision`, in words; or None."""
+    """Why no checkpoint for engines is written for such a model in `precision`, in words, or None."""
     family = _BY_TYPE.get(model_type)
     if family is None:
-        return _UNWRITTEN.get(model_type, "Model Optimizer writes no checkpoint for engines of it that was checked")
+        return _UNWRITTEN.get(model_type, "Model Optimizer's engine checkpoints of it are untested")
     if precision not in PRECISIONS:
         return f"Model Optimizer writes {', '.join(PRECISIONS)}"
     if family.precisions is not None and precision not in family.precisions:
-        return f"Model Optimizer writes {model_type} in {', '.join(family.precisions)} alone"
+        return f"Model Optimizer writes {model_type} only in {', '.join(family.precisions)}"
     return None
 
 
 def check_experts(config: Mapping[str, Any], precision: WeightPrecision) -> None:
-    """Raise StageError (infeasible) for a mixture that Model Optimizer measures and then does not write for Hugging Face."""
+    """Raise StageError (infeasible) for a mixture that Model Optimizer calibrates but cannot write for Hugging Face."""
     if precision.searches and num_experts(config):
         raise _infeasible(
             f"{precision.algorithm} of a mixture of experts: {AWQ_OF_EXPERTS}", "choose fp8 or nvfp4 for this model"
@@ -115,13 +115,13 @@ def check_experts(config: Mapping[str, Any], precision: WeightPrecision) -> None
 
 
 def read_since(model_type: str) -> str | None:
-    """First release that reads what is written of such a model; None for all that have the family."""
+    """First release that reads the checkpoint of such a model. None for all that have the family."""
     family = _BY_TYPE.get(model_type)
     return None if family is None else family.since
 
 
 def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPrecision) -> None:
-    """Raise StageError (infeasible) where the model of this Hugging Face configuration cannot be cut like that."""
+    """Raise StageError (infeasible) if the model of this Hugging Face configuration cannot be split this way."""
     given = Fields(named_alike(config), Path("config.json"))
     architecture = next(iter(given.texts("architectures")), None)
     known = None if architecture is None else FAMILIES.get(architecture)
@@ -138,19 +138,19 @@ def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPre
     heads, layers = given.integer("num_attention_heads"), given.integer("num_hidden_layers")
     if given.values.get("decoder_sparse_step", 1) != 1 or given.values.get("mlp_only_layers"):
         raise _infeasible(
-            f"{known.model_type} with layers that have no experts: TensorRT-LLM gives all of them some",
-            "take another model",
+            f"{known.model_type} with layers without experts: TensorRT-LLM requires experts in all layers",
+            "use another model",
         )
     head = given.optional_integer("head_dim") or given.integer("hidden_size") // heads
     widths = tiles.Widths(
         heads, given.integer("num_key_value_heads", heads), head, dense=given.integer("intermediate_size")
     )
     name = next(name for name, each in PRECISIONS.items() if each == precision)
-    said = tiles.uneven(heads, widths.kv_heads, layout.tp) or uneven_stages(layers, layout.pp)
-    if said is None and (tile := tiles.ENGINES.get(name)) is not None:
-        said = tiles.cut(tile, widths, layout.tp, precision=name)
-    if said is not None:
-        raise _infeasible(said)
+    uneven = tiles.uneven(heads, widths.kv_heads, layout.tp) or uneven_stages(layers, layout.pp)
+    if uneven is None and (tile := tiles.ENGINES.get(name)) is not None:
+        uneven = tiles.cut(tile, widths, layout.tp, precision=name)
+    if uneven is not None:
+        raise _infeasible(uneven)
 
 
 def write(
@@ -166,9 +166,9 @@ def write(
 ) -> None:
     """Write `config.json` and a `rank{N}.safetensors` for each rank into `out`.
 
-    `config` is the Hugging Face configuration as stored; `progress` is told pieces done and all pieces. `phase` is entered
-    as "export", which has most of the writing beside it, and as "write", which is what is left of that at the end.
-    Raises StageError (infeasible) where Model Optimizer cannot split the model like that.
+    `config` is the Hugging Face configuration as stored. `progress` receives the finished and total number of pieces. `phase`
+    is entered as "export", which overlaps most of the writing, and as "write" for the rest of the writing at the end. Raises
+    StageError (infeasible) if Model Optimizer cannot split the model this way.
     """
     from modelopt.torch.export import torch_to_tensorrt_llm_checkpoint
 
@@ -205,12 +205,12 @@ def write(
             stack.close()
     quantization = dict(written["quantization"] or {})
     if precision.algorithm is None or precision.by_builder:
-        # What the builder quantizes is its own choice: it leaves out the head by itself.
+        # The builder decides what it quantizes: it excludes the head itself.
         quantization = {"quant_algo": precision.algorithm, "kv_cache_quant_algo": kv_cache}
     else:
         if family.model_type in _TIED:
             excluded.add("lm_head")
-        # Layers count from 0 in each piece. Releases differ in whether they read whole names or their ends.
+        # Layers count from 0 in each piece. Releases differ in whether they match whole names or suffixes.
         for end in _IN_MIXTURES:
             if any(name.endswith(f".{end}") for name in excluded):
                 excluded = {name for name in excluded if not name.endswith(f".{end}")} | {end, f"*.{end}"}
@@ -224,16 +224,16 @@ def write(
 
 
 def _renumbered(weights: Mapping[str, torch.Tensor], first: int) -> dict[str, torch.Tensor]:
-    """Layers count from 0 in each rank's file: those of a later piece move behind the ones before."""
-    found = {}
+    """Layers count from 0 in each rank's file: the layers of a later piece follow those of earlier ones."""
+    renumbered = {}
     for name, tensor in weights.items():
         match = _LAYER.fullmatch(name)
-        found[f"{match[1]}{int(match[2]) + first}{match[3]}" if match else name] = tensor
-    return found
+        renumbered[f"{match[1]}{int(match[2]) + first}{match[3]}" if match else name] = tensor
+    return renumbered
 
 
 def _joined_cache_scales(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """One scale for keys and values, the larger: the only form that every release reads."""
+    """One scale for keys and values, the larger one: the only form that every release reads."""
     for name in [name for name in weights if name.endswith(".k_cache_scaling_factor")]:
         values = weights.pop(name.replace(".k_cache_", ".v_cache_"))
         weights[name.replace(".k_cache_", ".kv_cache_")] = weights.pop(name).maximum(values)
@@ -242,9 +242,9 @@ def _joined_cache_scales(weights: dict[str, torch.Tensor]) -> dict[str, torch.Te
 
 @contextmanager
 def _described_as_llama() -> Iterator[None]:
-    """While the context lasts, Model Optimizer describes any family as it does Llama, which adds nothing to what all have.
+    """In this context, Model Optimizer describes any family like Llama, which adds no keys to the common ones.
 
-    Its function asks for the family again only there, after the weights are packed.
+    Its function queries the family again only there, after the weights are packed.
     """
     from modelopt.torch.export import model_config_export
 
@@ -263,23 +263,23 @@ def _described_as_llama() -> Iterator[None]:
 
 
 def _from_source(config: Mapping[str, Any], family: EngineFamily) -> dict[str, Any]:
-    """What TensorRT-LLM wants to know of the model and Model Optimizer does not say, or says wrongly.
+    """The keys about the model that TensorRT-LLM needs and that Model Optimizer omits or writes incorrectly.
 
-    The rotary base is the worst of it: without one, TensorRT-LLM takes 10000 and the engine talks nonsense. The keys are
-    those that Model Optimizer 0.21 wrote.
+    The rotary base matters most: without one, TensorRT-LLM uses 10000 and the engine generates nonsense. The keys are those
+    that Model Optimizer 0.21 wrote.
     """
-    found: dict[str, Any] = {"decoder": family.decoder}
+    entries: dict[str, Any] = {"decoder": family.decoder}
     if family.kind is not None:
-        found["model_type"] = family.kind
+        entries["model_type"] = family.kind
     if family.decoder == "qwen":
-        # TensorRT-LLM takes biases for granted, and asks for this length even of models that do not use it.
-        found |= {
+        # TensorRT-LLM assumes biases, and needs this length even for models that do not use it.
+        entries |= {
             "qwen_type": family.model_type,
             "attn_bias": family.model_type in {"qwen2", "qwen2_moe"},
             "seq_length": config.get("seq_length", 8192),
         }
     if family.model_type in {"qwen2_moe", "qwen3_moe"}:
-        found |= {
+        entries |= {
             "intermediate_size": config["intermediate_size"],
             "moe_intermediate_size": config["moe_intermediate_size"],
             "moe_shared_expert_intermediate_size": config.get("shared_expert_intermediate_size", 0),
@@ -290,39 +290,39 @@ def _from_source(config: Mapping[str, Any], family: EngineFamily) -> dict[str, A
             },
         }
     if family.model_type in _TIED:
-        found["share_embedding_table"] = True
+        entries["share_embedding_table"] = True
     if family.model_type == "gpt2":
-        # It would take learned positions for rotary ones.
-        return {**found, "position_embedding_type": "learned_absolute"}
+        # It would use learned positions instead of rotary ones.
+        return {**entries, "position_embedding_type": "learned_absolute"}
     base, kind = rotary(config)
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope.pop("rope_theta", None)
-    found["rotary_base"] = 10000.0 if base is None else base
+    entries["rotary_base"] = 10000.0 if base is None else base
     part = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if part is not None:
-        found["rotary_pct"] = found["partial_rotary_factor"] = part
+        entries["rotary_pct"] = entries["partial_rotary_factor"] = part
     # Releases differ in which of the two names they read.
-    found["rotary_scaling"] = None if kind is None else {**rope, "type": kind, "rope_type": kind}
+    entries["rotary_scaling"] = None if kind is None else {**rope, "type": kind, "rope_type": kind}
     if family.model_type == "gemma2":
-        found |= {name: config.get(name) for name in _GEMMA2_KEYS}
-        found["inter_layernorms"] = True
+        entries |= {name: config.get(name) for name in _GEMMA2_KEYS}
+        entries["inter_layernorms"] = True
     elif family.model_type == "phi3":
         # Gate and up are one matrix, whose rows Model Optimizer counts.
-        found["intermediate_size"] = config["intermediate_size"]
-        found["original_max_position_embeddings"] = config.get(
+        entries["intermediate_size"] = config["intermediate_size"]
+        entries["original_max_position_embeddings"] = config.get(
             "original_max_position_embeddings", config["max_position_embeddings"]
         )
         if kind in _LONG_ROPE:
-            found |= {
+            entries |= {
                 "position_embedding_type": "long_rope",
                 "rotary_scaling": None,
                 "longrope_scaling_short_factors": rope["short_factor"],
                 "longrope_scaling_long_factors": rope["long_factor"],
             }
     elif family.model_type == "mixtral":
-        # Releases up to 0.10 read these; later ones `moe`, which Model Optimizer writes.
-        found |= {"moe_num_experts": config["num_local_experts"], "moe_top_k": config["num_experts_per_tok"]}
-    return found
+        # Releases up to 0.10 read these. Later ones read `moe`, which Model Optimizer writes.
+        entries |= {"moe_num_experts": config["num_local_experts"], "moe_top_k": config["num_experts_per_tok"]}
+    return entries
 
 
 def _infeasible(message: str, hint: str = "choose another tensor or pipeline parallelism") -> StageError:

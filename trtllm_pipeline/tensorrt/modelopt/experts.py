@@ -1,7 +1,7 @@
-"""Experts as modules of their own, which Model Optimizer's checkpoints for engines need.
+"""Experts as separate modules, which Model Optimizer's checkpoints for engines need.
 
-Transformers 5 has all experts of a layer as two tensors, Model Optimizer packs one linear layer after another. These are
-views of the same memory.
+Transformers 5 stores all experts of a layer as two tensors, but Model Optimizer packs one linear layer after another. The
+modules are views of the same memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _BLOCKS: Final = {
     "Qwen2MoeSparseMoeBlock": _QWEN,
     "Qwen3MoeSparseMoeBlock": _QWEN,
 }
-"""Classes of transformers whose experts are taken apart, and what Model Optimizer calls an expert's gate, what comes after
-it, and what goes beside it."""
+"""Classes of transformers whose experts are separated, and Model Optimizer's names of an expert's gate, down and up
+projection."""
 
 
 def take_apart(model: Any) -> None:
-    """Put a block with an expert each in the place of every such block of `model`."""
+    """Replace every such block of `model` with a block of separate experts."""
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if (names := _BLOCKS.get(type(child).__name__)) is not None:
@@ -31,7 +31,7 @@ def take_apart(model: Any) -> None:
 
 
 class Expert(nn.Module):  # type: ignore[misc]
-    """A gated MLP; `names` are those of its gate, of what comes after, and of what goes beside it."""
+    """A gated MLP. `names` are those of its gate, down and up projection."""
 
     def __init__(self, names: Sequence[str], gate_up: torch.Tensor, down: torch.Tensor, activation: Any) -> None:
         super().__init__()
@@ -42,14 +42,14 @@ class Expert(nn.Module):  # type: ignore[misc]
         self.act_fn = activation
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """What it says of (tokens, hidden_size)."""
+        """Output for (tokens, hidden_size)."""
         gate, down, up = map(self.get_submodule, self.names)
-        found: torch.Tensor = down(self.act_fn(gate(states)) * up(states))
-        return found
+        outputs: torch.Tensor = down(self.act_fn(gate(states)) * up(states))
+        return outputs
 
 
 class SeparateSparseMoeBlock(nn.Module):  # type: ignore[misc]
-    """A mixture, computed as the block of transformers that it is made of. Model Optimizer knows it by the end of its name."""
+    """A mixture that computes the same as its block of transformers. Model Optimizer detects it by the suffix of its name."""
 
     def __init__(self, block: Any, names: Sequence[str]) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class SeparateSparseMoeBlock(nn.Module):  # type: ignore[misc]
             self.shared_expert, self.shared_expert_gate = block.shared_expert, block.shared_expert_gate
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The weighted sum of what the `top_k` experts of each token and the shared one say; (batch, tokens, hidden_size)."""
+        """The weighted sum of each token's `top_k` experts and the shared one, (batch, tokens, hidden_size)."""
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         shares, chosen = self.gate(rows).float().softmax(dim=-1).topk(self.top_k, dim=-1)
         if self.renormalized:

@@ -1,4 +1,4 @@
-"""What each precision is: Model Optimizer's configuration for it, and TensorRT-LLM's name.
+"""The precisions: Model Optimizer's configuration and TensorRT-LLM's name of each.
 
 Source of the names: TensorRT-LLM's checkpoint format, https://nvidia.github.io/TensorRT-LLM/architecture/checkpoint.html
 """
@@ -22,17 +22,17 @@ class WeightPrecision:
     """One precision of the weights."""
 
     config: str | None
-    """Name of the configuration in `modelopt.torch.quantization`; None where weights stay as they are."""
+    """Name of the configuration in `modelopt.torch.quantization`. None for unquantized weights."""
     algorithm: str | None
     """TensorRT-LLM's `quant_algo`."""
     calibrated: bool = False
-    """Activations are measured on text."""
+    """True if activations are calibrated on text."""
     passes: int = 1
-    """How often calibration goes through the rows."""
+    """Number of calibration passes over the rows."""
     searches: bool = False
-    """Calibration adds up losses, so that a batch must not be counted twice; the others only take maxima."""
+    """True if calibration adds up losses, so that a batch must not count twice. The others only compute maxima."""
     by_builder: bool = False
-    """In a TensorRT-LLM checkpoint the weights stay unquantized: `trtllm-build` quantizes them into its kernels' layout."""
+    """True if weights stay unquantized in a TensorRT-LLM checkpoint: `trtllm-build` quantizes them into its kernels' layout."""
 
 
 PRECISIONS: Final[Mapping[str, WeightPrecision]] = {
@@ -54,12 +54,12 @@ T = TypeVar("T")
 
 
 def precision(name: str) -> WeightPrecision:
-    """The precision called `name`. Raises StageError (infeasible) for another one."""
+    """The precision called `name`. Raises StageError (infeasible) for other names."""
     return _known("precision", name, PRECISIONS)
 
 
 def kv_cache_algorithm(name: str | None) -> str | None:
-    """TensorRT-LLM's `kv_cache_quant_algo`, None where the cache is not quantized. Raises StageError for unknown names."""
+    """TensorRT-LLM's `kv_cache_quant_algo`. None if the cache is not quantized. Raises StageError for unknown names."""
     return _known("kv_cache_precision", name, _CACHES)
 
 
@@ -74,45 +74,45 @@ def _known(what: str, name: str | None, table: Mapping[Any, T]) -> T:
 
 
 def keeps_weights(chosen: WeightPrecision, *, for_engines: bool) -> bool:
-    """Whether the weights of the checkpoint are those of the model."""
+    """True if the checkpoint has the model's own weights."""
     return chosen.config is None or (chosen.by_builder and for_engines)
 
 
 def configuration(chosen: WeightPrecision, kv_cache: str | None, *, for_engines: bool) -> dict[str, Any]:
-    """What Model Optimizer is to do with weights or cache. Imports Model Optimizer.
+    """Model Optimizer's configuration for weights or cache. Imports Model Optimizer.
 
-    Raises StageError where that is too old.
+    Raises StageError if it is too old.
     """
     import modelopt.torch.quantization as mtq
 
     from trtllm_pipeline.tensorrt.modelopt import maximum
 
-    found: dict[str, Any]
+    quantizers: dict[str, Any]
     if keeps_weights(chosen, for_engines=for_engines):
-        found = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
+        quantizers = {"quant_cfg": [{"quantizer_name": "*", "enable": False}], "algorithm": "max"}
     else:
-        found = copy.deepcopy(getattr(mtq, str(chosen.config)))
-    if not isinstance(found["quant_cfg"], list):
+        quantizers = copy.deepcopy(getattr(mtq, str(chosen.config)))
+    if not isinstance(quantizers["quant_cfg"], list):
         from importlib.metadata import version
 
         raise StageError(
             f"Model Optimizer {version('nvidia-modelopt')} of {sys.executable} is too old: its configurations have another form",
             failure=FailureClass.USER,
-            hint="the extra [quantize] of trtllm-pipeline says which release is known to work",
+            hint="pip install 'trtllm-pipeline[quantize]' installs a release that works",
         )
     if kv_cache == "INT8":
-        # Model Optimizer has no preset for it; the two quantizers are the ones of its FP8 and NVFP4 presets.
-        found["quant_cfg"].append({"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}})
+        # Model Optimizer has no preset for it. The two quantizers are from its FP8 and NVFP4 presets.
+        quantizers["quant_cfg"].append({"quantizer_name": "*[kv]_bmm_quantizer", "cfg": {"num_bits": 8, "axis": None}})
     elif kv_cache is not None:
-        found["quant_cfg"].extend(copy.deepcopy(getattr(mtq, f"{kv_cache}_KV_CFG")["quant_cfg"]))
-    maximum.use_in(found)
-    return found
+        quantizers["quant_cfg"].extend(copy.deepcopy(getattr(mtq, f"{kv_cache}_KV_CFG")["quant_cfg"]))
+    maximum.use_in(quantizers)
+    return quantizers
 
 
 def concerning(configuration: dict[str, Any], model: torch.nn.Module) -> dict[str, Any]:
-    """A configuration without the exceptions that are made for parts which `model` does not have.
+    """A configuration without the exceptions for parts that `model` does not have.
 
-    Model Optimizer looks for each through all quantizers, a tenth of a second in all for a 7B model.
+    Model Optimizer searches all quantizers for each exception: a tenth of a second in total for a 7B model.
     """
     names = [f"{name}." for name, _ in model.named_modules()]
     kinds = {f"nn.{kind.__name__}" for module in model.modules() for kind in type(module).__mro__}

@@ -1,9 +1,9 @@
-"""Running calibration rows through a model, so that its quantizers see them and nothing else.
+"""Runs calibration rows through a model, so that its quantizers see only the rows.
 
-Rows of a batch are padded on the right, where causal attention keeps padding from being seen by the text. What the layers
-make of the padding itself is blanked before any quantizer looks at it: zeros change no maximum and no product. So a batch
-leaves the statistics of its rows one by one. An attention mask would not do that: it keeps padding out of other tokens,
-and quantizers would still measure the padded positions.
+Rows of a batch are padded on the right: causal attention keeps the text from seeing the padding. The layers' outputs for the
+padding are zeroed before any quantizer sees them: zeros change no maximum and no product. So a batch gives the same
+statistics as its rows one by one. An attention mask would not do that: it hides padding from other tokens, but quantizers
+would still measure the padded positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SmallerBatchError(Exception):
-    """Memory ran out within a search: start again with batches of `size` rows, on a model that nothing was added up in."""
+    """Memory ran out within a search: start again with batches of `size` rows, on a model without partial sums."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -34,26 +34,26 @@ class SmallerBatchError(Exception):
 
 @dataclass(slots=True)
 class CalibrationLoop:
-    """The forward loop that Model Optimizer is given; called once for each pass."""
+    """The forward loop for Model Optimizer. Called once for each pass."""
 
     rows: Sequence[Tokens]
     batch_size: int
-    """Rows of a forward pass. Halved when memory runs out."""
+    """Rows of a forward pass. Halved if memory runs out."""
     passes: int
     restart: bool
-    """When memory runs out, raise SmallerBatchError instead of going on within the pass."""
+    """If memory runs out, raise SmallerBatchError instead of continuing the pass."""
     progress: Callable[[int, int], None]
-    """Told the rows done and the rows of all passes."""
+    """Receives the finished rows and the rows of all passes."""
     done: int = 0
 
     def __call__(self, model: Any) -> None:
-        """Run all rows through `model` once. Raises StageError (out of memory) where not even one row fits."""
+        """Run all rows through `model` once. Raises StageError (out of memory) if not even one row fits."""
         import torch
 
         from trtllm_pipeline.tensorrt.modelopt.awq_search import by_products
 
         padded = not _has_experts(model)
-        # The head is not quantized, and its logits are the largest tensors of all.
+        # The head is not quantized, and its logits are the largest tensors.
         decoder = model.base_model
         with (
             torch.no_grad(),
@@ -75,7 +75,7 @@ class CalibrationLoop:
                     waiting = list(batches(left, self.batch_size, padded=padded))
 
     def _fits(self, decoder: Any, batch: Sequence[Tokens], blank: Callable[[torch.Tensor | None], None]) -> bool:
-        """Run one batch. Its own function, so that a failed one's tensors are gone when memory is given back."""
+        """Run one batch. A separate function, so that a failed batch's tensors are freed before memory is released."""
         try:
             _forward(decoder, batch, blank)
             return True
@@ -90,7 +90,7 @@ class CalibrationLoop:
             raise StageError(
                 f"calibration ran out of memory on a single row of {length} tokens",
                 failure=FailureClass.OUT_OF_MEMORY,
-                hint="give it more or larger GPUs, or set calibration.max_length lower",
+                hint="use more or larger GPUs, or a lower calibration.max_length",
             )
         self.batch_size = rows // 2
         print(  # noqa: T201 - the stage's log
@@ -101,7 +101,7 @@ class CalibrationLoop:
 
 
 def run_unmeasured(decoder: Any, batch: Sequence[Tokens]) -> None:
-    """Run one batch, the longest row first, through a model that has no quantizers yet."""
+    """Run one batch, the longest row first, through a model without quantizers."""
     import torch
 
     with torch.no_grad(), _fused_norms(decoder), _short_rotation(decoder):
@@ -126,7 +126,7 @@ def _forward(decoder: Any, batch: Sequence[Tokens], blank: Callable[[torch.Tenso
 
 @contextmanager
 def _blanked_padding(decoder: Any) -> Iterator[Callable[[torch.Tensor | None], None]]:
-    """A function to say which positions are padding, (rows, tokens); quantized layers then see zeros there."""
+    """A function to set the padding positions, (rows, tokens). Quantized layers then see zeros there."""
     from modelopt.torch.quantization.utils import is_quantized_linear
 
     padding: torch.Tensor | None = None
@@ -157,16 +157,16 @@ def _blanked_padding(decoder: Any) -> Iterator[Callable[[torch.Tensor | None], N
 
 @contextmanager
 def _fused_norms(decoder: Any) -> Iterator[None]:
-    """Norms in one kernel instead of the six that transformers writes out: a twelfth of calibration on an H200.
+    """Norms in one kernel instead of transformers' six: saves a twelfth of calibration on an H200.
 
-    They round once where the others round twice, which is within the last bit of bfloat16.
+    They round once and transformers' round twice, a difference within the last bit of bfloat16.
     """
     from torch.nn.functional import rms_norm
 
     def fused(norm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda values: rms_norm(values, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
-    # Families whose weight counts from 1 name their epsilon otherwise.
+    # Families whose weight starts from 1 have another name for epsilon.
     norms = [
         module
         for module in decoder.modules()
@@ -183,15 +183,15 @@ def _fused_norms(decoder: Any) -> Iterator[None]:
 
 @contextmanager
 def _short_rotation(decoder: Any) -> Iterator[None]:
-    """Rotary embeddings with two thirds of the memory traffic: a thirtieth of calibration on an H200.
+    """Rotary embeddings with two thirds of the memory traffic: saves a thirtieth of calibration on an H200.
 
-    They round twice where transformers' round three times. Families that rotate otherwise than Llama keep theirs.
+    They round twice and transformers' round three times. Families that rotate differently from Llama keep theirs.
     """
     from transformers.models.llama import modeling_llama
 
     def code(file: ModuleType) -> list[bytes]:
-        found = [getattr(file, name, None) for name in ("rotate_half", _ROTATION)]
-        return [function.__code__.co_code for function in found if function is not None]
+        functions = [getattr(file, name, None) for name in ("rotate_half", _ROTATION)]
+        return [function.__code__.co_code for function in functions if function is not None]
 
     files = {sys.modules[kind.__module__] for module in decoder.modules() for kind in type(module).__mro__}
     kept = {file: getattr(file, _ROTATION) for file in files if code(file) == code(modeling_llama)}
@@ -214,15 +214,15 @@ def _rotated(
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim).chunk(2, -1)[0]
 
     def rotated(values: torch.Tensor) -> torch.Tensor:
-        found = values * cos
-        for part, other, sign in zip(found.chunk(2, -1), reversed(values.chunk(2, -1)), (-1, 1), strict=True):
+        product = values * cos
+        for part, other, sign in zip(product.chunk(2, -1), reversed(values.chunk(2, -1)), (-1, 1), strict=True):
             part.addcmul_(other, sin, value=sign)
-        return found
+        return product
 
     return rotated(q), rotated(k)
 
 
 def _has_experts(model: Any) -> bool:
-    # An expert gets its tokens in a list of its own, where their positions are lost: such batches go without padding.
+    # An expert gets a separate list of its tokens, without their positions: such batches have no padding.
     config = model.config.get_text_config()
     return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))

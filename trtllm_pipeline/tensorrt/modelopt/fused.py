@@ -1,6 +1,6 @@
 """Gate and up as one matrix (Phi-3), in the order that Model Optimizer's checkpoints for engines need.
 
-Model Optimizer exchanges the halves and cuts what comes out among ranks, of which each has to get its part of both.
+Model Optimizer swaps the halves and splits the result among ranks, and each rank needs its part of both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FUSED: Final = ("Phi3MLP",)
 
 
 def reorder(model: Any, tp: int) -> None:
-    """Reorder the rows of every such matrix of `model` for `tp` ranks; the model computes what it did."""
+    """Reorder the rows of every such matrix of `model` for `tp` ranks. The model's results do not change."""
     for module in model.modules():
         if type(module).__name__ in _FUSED:
             _reorder(module.gate_up_proj, tp)

@@ -1,7 +1,7 @@
-"""Loads the GPU's kernels while the weights are read, which leaves the GPU idle.
+"""Loads the GPU's kernels while the weights are read and the GPU is idle.
 
 A process's first batch waits about a second for kernels and libraries. One layer of the model's shape, with random weights,
-is put through the same quantization beforehand, so that calibration finds them loaded.
+is quantized the same way beforehand, so that calibration finds them loaded.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _WEIGHT_FILES: Final = ("*.safetensors", "*.bin")
 
 
 @contextmanager
-def beside(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[Any], None]) -> Iterator[None]:
-    """While the context lasts, `rehearse` on one random layer of the model in `directory`, whose configuration is `config`.
+def during_load(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[Any], None]) -> Iterator[None]:
+    """In this context, `rehearse` runs on one random layer of the model in `directory`, whose configuration is `config`.
 
-    Leaving the context waits for it. What goes wrong in it is printed, and of no further consequence. Does nothing without
-    a GPU, with several (each would need its own), and with one that the weights fill by more than half.
+    Leaving the context waits for it. Its errors are printed, without other effects. Not done without a GPU, with several (each
+    would need a separate run), and with one that is more than half filled by the weights.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="warm") as thread:
         try:
-            # Here, not in the thread: while a model is constructed, transformers changes settings of the whole process.
+            # Not in the thread: constructing a model changes process-wide settings of transformers.
             if (device := _device(folder)) is not None:
                 thread.submit(_attempt, rehearse, _layer(config, dtype, device))
         except Exception as error:  # noqa: BLE001 - the stage works without
@@ -44,8 +44,8 @@ def beside(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[An
 def rehearsal(
     quantizer: Future[dict[str, Any]], rows: Sequence[Tokens], precision: WeightPrecision, batch_size: int | None
 ) -> Callable[[Any], None]:
-    """What to rehearse: the quantization, on one batch of the shape that will come first, once `quantizer` is there. Before
-    that the batch alone: most of what it waits for are the kernels of the model itself.
+    """The rehearsal: the quantization, on one batch of the first shape, once `quantizer` is set. Before that, only the batch: most
+    of the missing kernels are those of the model itself.
     """
 
     def rehearse(layer: Any) -> None:
@@ -96,13 +96,13 @@ def _layer(config: Any, dtype: torch.dtype, device: torch.device) -> Any:
     layers = small.num_hidden_layers
     small.num_hidden_layers, small.vocab_size, small.pad_token_id = 1, _VOCABULARY, None
     for name, value in vars(small).items():
-        if isinstance(value, list) and len(value) == layers:  # says something of each layer
+        if isinstance(value, list) and len(value) == layers:  # one value for each layer
             setattr(small, name, value[:1])
-    # The state of random numbers is put back: results must not depend on whether there was this.
+    # The state of random numbers is restored: results must not depend on the rehearsal.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         return AutoModelForCausalLM.from_config(small, dtype=dtype, trust_remote_code=False).eval()
 
 
 def _tell(error: Exception) -> None:
-    said = next(iter(str(error).splitlines()), type(error).__name__)
-    print(f"kernels were not loaded ahead, so the first batch will be slower: {said}", flush=True)  # noqa: T201 - the stage's log
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    print(f"kernels were not loaded ahead, so the first batch will be slower: {reason}", flush=True)  # noqa: T201 - the stage's log

@@ -1,7 +1,7 @@
-"""A calibrator that takes the largest magnitude in one reading of a tensor, and never waits for the GPU.
+"""A calibrator that computes the largest magnitude in one pass over a tensor, and never waits for the GPU.
 
-Model Optimizer's own reads each tensor twice, asks the GPU three times for each of them whether the result is sound, and
-measures every weight again in each forward pass: a tenth of calibration on an H200. The maxima are the same.
+Model Optimizer's own reads each tensor twice, checks each result three times on the GPU, and measures every weight again
+in each forward pass: a tenth of calibration on an H200. The maxima are the same.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from trtllm_pipeline.base import FailureClass, StageError
 
 
 class Maximum(MaxCalibrator):  # type: ignore[misc]
-    """Largest magnitude seen, of the whole tensor or of each channel along `axis`."""
+    """Largest magnitude so far, of the whole tensor or of each channel along `axis`."""
 
     _calib_amax: torch.Tensor | None
 
     def collect(self, x: torch.Tensor) -> None:
-        """Take in one more tensor."""
+        """Process one more tensor."""
         if isinstance(x, torch.nn.Parameter) and self._calib_amax is not None:
             return
         axis = self._axis
         if axis is None:
-            found = torch.linalg.vector_norm(x, float("inf"))
+            largest = torch.linalg.vector_norm(x, float("inf"))
         else:
             kept = {index % x.dim() for index in (axis if isinstance(axis, tuple) else (axis,))}
             others = tuple(index for index in range(x.dim()) if index not in kept)
-            found = torch.linalg.vector_norm(x, float("inf"), dim=others, keepdim=True)
-        self._calib_amax = found if self._calib_amax is None else torch.maximum(self._calib_amax, found)
+            largest = torch.linalg.vector_norm(x, float("inf"), dim=others, keepdim=True)
+        self._calib_amax = largest if self._calib_amax is None else torch.maximum(self._calib_amax, largest)
 
     def compute_amax(self) -> torch.Tensor | None:
-        """What was found, None before any tensor. Raises StageError (infeasible) where that is no number."""
+        """The result. None before any tensor. Raises StageError (infeasible) if it is not a number."""
         if self._calib_amax is not None and not torch.isfinite(self._calib_amax).all():
             raise StageError(
                 "the model's activations or weights overflow: calibration met infinity or NaN",
@@ -44,7 +44,7 @@ class Maximum(MaxCalibrator):  # type: ignore[misc]
 
 
 def use_in(configuration: dict[str, Any]) -> None:
-    """Have the quantizers of a configuration calibrated by it, all that take a maximum over whole tensors or channels."""
+    """Use this calibrator in a configuration's quantizers that compute a maximum over whole tensors or channels."""
     for entry in configuration["quant_cfg"]:
         attributes = entry.get("cfg")
         if not isinstance(attributes, dict) or attributes.get("block_sizes") or attributes.get("type") == "dynamic":

@@ -1,4 +1,4 @@
-"""The quantization worker: a Hugging Face directory becomes a quantized checkpoint, with NVIDIA Model Optimizer."""
+"""The quantization worker: quantizes a Hugging Face directory with NVIDIA Model Optimizer."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _PACKAGES: Final = ("nvidia-modelopt", "torch", "transformers", "safetensors")
 def run(context: StageContext[Any]) -> None:
     """Program of the stage. Input `model`: a Hugging Face directory. File `calibration_data`: JSON Lines, for calibration.
 
-    Leaves a checkpoint of the format asked for and `quantize.json`: times, memory, batch size, rows, versions.
+    Writes a checkpoint of the requested format and `quantize.json`: times, memory, batch size, rows, versions.
     """
     _require_packages()
-    # Copying tensors off the GPU is mostly page faults; huge pages make them few. Read by torch at its first allocation.
+    # Copying tensors off the GPU is mostly page faults. Huge pages reduce them. Torch reads it at its first allocation.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     imports.leave_out()
     work = Quantization(context)
@@ -58,16 +58,16 @@ def run(context: StageContext[Any]) -> None:
         raise StageError(
             f"memory ran out outside calibration: {str(error).splitlines()[0]}",
             failure=FailureClass.OUT_OF_MEMORY,
-            hint="give it more or larger GPUs",
+            hint="use more or larger GPUs",
         ) from error
     write_json(context.out / FACTS_FILE, facts)
-    asked, times = context.params, ", ".join(f"{name} {value:.1f} s" for name, value in work.times_s.items())
-    print(f"{asked.precision} checkpoint ({asked.checkpoint_format}): {times}", flush=True)  # noqa: T201 - the stage's log
+    params, times = context.params, ", ".join(f"{name} {value:.1f} s" for name, value in work.times_s.items())
+    print(f"{params.precision} checkpoint ({params.checkpoint_format}): {times}", flush=True)  # noqa: T201 - the stage's log
 
 
 @contextmanager
 def timed(times_s: dict[str, float], name: str) -> Iterator[None]:
-    """Count the wall time within as `name`, the GPUs' work included. A phase that comes again is added up."""
+    """Count the wall time within as `name`, including the GPUs' work. Repeated phases are added up."""
     started = time.monotonic()
     try:
         yield
@@ -77,10 +77,10 @@ def timed(times_s: dict[str, float], name: str) -> Iterator[None]:
 
 
 class Quantization:
-    """What a stage's parameters ask for, and how long each phase of it took."""
+    """The requested work of a stage, and the duration of each phase."""
 
     def __init__(self, context: StageContext[Any]) -> None:
-        """Raises StageError for what cannot be made."""
+        """Raises StageError for an impossible request."""
         self.context, self.asked, self.model = context, context.params, context.inputs["model"]
         self.for_engines = self.asked.checkpoint_format == "tensorrt_llm"
         self.precision = formats.precision(self.asked.precision)
@@ -99,7 +99,7 @@ class Quantization:
         return timed(self.times_s, name)
 
     def run(self) -> dict[str, Any]:
-        """Do it, and say what is to be known about it."""
+        """Do the work, and report the results."""
         config, layout = _read_config(self.model), Layout(self.asked.tp, self.asked.pp)
         if self.for_engines:
             checkpoint_writer.check_layout(config, layout, self.precision)
@@ -108,7 +108,8 @@ class Quantization:
         with self.phase("import"), uncollected():
             import torch
             from transformers import AutoModelForCausalLM  # noqa: F401 - for its time
-        # What they made stays, and is not looked through later. Not what comes with the model: one that failed must go.
+        # Their objects stay, and are excluded from later collections. A failed model's objects are not: they must be
+        # freed.
         gc.freeze()
         torch.manual_seed(self.selection.seed)
 
@@ -135,23 +136,23 @@ class Quantization:
         }
 
     def rows(self, config: dict[str, Any]) -> list[list[int]]:
-        """The rows to calibrate on, as tokens."""
+        """The calibration rows, as tokens."""
         longest = min(self.selection.max_length, config.get("max_position_embeddings") or self.selection.max_length)
         selection = replace(self.selection, max_length=longest)
         data = self.context.files.get("calibration_data") or default_set()
         chosen = choose(read_rows(data, selection.column), selection)
-        found = calibration_batches.tokenize(self.model, chosen, selection)
-        beyond = max(map(max, found))
+        tokenized = calibration_batches.tokenize(self.model, chosen, selection)
+        beyond = max(map(max, tokenized))
         if config.get("vocab_size") and beyond >= config["vocab_size"]:
             raise StageError(
-                f"the calibration rows hold token {beyond}, the model's embedding ends at {config['vocab_size'] - 1}",
+                f"the calibration rows have token {beyond}, but the model's embedding ends at {config['vocab_size'] - 1}",
                 failure=FailureClass.USER,
                 hint="the rows were tokenized for another model, or the tokenizer is another model's",
             )
-        return found
+        return tokenized
 
     def quantized(self, rows: Sequence[Tokens]) -> tuple[Any, int | None]:
-        """The model with its quantizers calibrated, and the rows of a batch that it ended with."""
+        """The model with calibrated quantizers, and the rows of a batch at the end."""
         if self.kv_cache is None and formats.keeps_weights(self.precision, for_engines=self.for_engines):
             with self.phase("load"):
                 return self.load(None), None
@@ -170,17 +171,17 @@ class Quantization:
                     return model, self.calibrate(model, quantizer, rows, size or 1)
             except forward.SmallerBatchError as error:
                 size = error.size
-            # Losses of the failed batch are half added up in this model: away with it before the next one is loaded.
+            # This model has partial losses of the failed batch: free it before the next one is loaded.
             del model
             calibration_memory.release()
             with self.phase("load"):
                 model = self.load(None)
 
     def calibrate(self, model: Any, quantizer: dict[str, Any], rows: Sequence[Tokens], size: int) -> int | None:
-        """Put quantizers into `model` and measure what they need on `rows`, `size` at a time. The rows of a batch at the
-        end, None without rows.
+        """Add quantizers to `model` and calibrate them on `rows`, `size` at a time. Returns the rows of a batch at the end, None
+        without rows.
 
-        Raises StageError (out of memory) where one row does not fit, SmallerBatchError where a search must start again.
+        Raises StageError (out of memory) if one row does not fit, SmallerBatchError if a search must start again.
         """
         import modelopt.torch.quantization as mtq
 
@@ -201,9 +202,9 @@ class Quantization:
         return loop.batch_size
 
     def load(self, rehearse: Callable[[Any], None] | None) -> Any:
-        """The model, on the GPUs where there are any. Meanwhile `rehearse` is called as `kernel_warmup.beside` says.
+        """The model, on the GPUs if there are any. Meanwhile `rehearse` is called as in `kernel_warmup.during_load`.
 
-        Raises StageError where it does not load or fit.
+        Raises StageError if it does not load or fit.
         """
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
@@ -216,7 +217,7 @@ class Quantization:
             config = AutoConfig.from_pretrained(self.model, trust_remote_code=False)
             dtype = _dtype(config, self.asked.precision)
             kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-            with nullcontext() if rehearse is None else kernel_warmup.beside(self.model, config, dtype, rehearse):
+            with nullcontext() if rehearse is None else kernel_warmup.during_load(self.model, config, dtype, rehearse):
                 model = kind.from_pretrained(
                     self.model,
                     config=config,
@@ -225,22 +226,22 @@ class Quantization:
                     trust_remote_code=False,
                     local_files_only=True,
                 )
-        except Exception as error:  # what transformers raises for a damaged directory is not said anywhere
+        except Exception as error:  # transformers' exceptions for a damaged directory are not documented
             if calibration_memory.is_out_of_memory(error):
                 raise
             needs_code = "trust_remote_code" in str(error)
             raise StageError(
                 f"the model in {self.model} does not load: {next(iter(str(error).splitlines()), type(error).__name__)}",
                 failure=FailureClass.USER if needs_code else FailureClass.INFEASIBLE,
-                hint="it brings code of its own, which is not run here: try a transformers that has the architecture"
+                hint="it has its own code, which is not run here: try a version of transformers with the architecture"
                 if needs_code
-                else "download the model again, or try a newer transformers",
+                else "download the model again, or try a newer version of transformers",
             ) from error
         if gpus and {"cpu", "disk"} & {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}:
             raise StageError(
                 f"the model in {self.model} does not fit into {gpus} GPUs",
                 failure=FailureClass.OUT_OF_MEMORY,
-                hint="give it more or larger GPUs",
+                hint="use more or larger GPUs",
             )
         if self.for_engines:
             experts.take_apart(model)
@@ -289,14 +290,14 @@ def _dtype(config: Any, precision: str) -> torch.dtype:
 
     if precision in {"fp16", "bf16"}:
         return torch.float16 if precision == "fp16" else torch.bfloat16
-    # Scales and kernels are made for 16 bits: what is stored wider becomes bfloat16, which loses no range.
+    # Scales and kernels are for 16 bits: wider types become bfloat16, which has the same range.
     return torch.float16 if config.dtype == torch.float16 else torch.bfloat16
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    """The model's config.json. With what it says of text at the top, of a model that takes images.
+    """The model's config.json. For a model with images, the text part is at the top.
 
-    Raises DownloadError where that or files beside the weights are not to be opened or read.
+    Raises DownloadError if that or files next to the weights must not be opened or read.
     """
     for name in BESIDE_WEIGHTS:
         if model_files.find(folder, name) is not None and name.endswith(".json"):
@@ -304,7 +305,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     config = Fields.read(folder, "config.json")
     if config.has("quantization_config"):
         raise StageError(
-            f"{folder / 'config.json'} is of a model that is quantized already",
+            f"{folder / 'config.json'} belongs to a model that is quantized already",
             failure=FailureClass.INFEASIBLE,
             hint="start from the unquantized model",
         )

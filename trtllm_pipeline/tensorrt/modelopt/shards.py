@@ -1,7 +1,7 @@
-"""Writes a safetensors file piece by piece, beside the computation that makes the pieces.
+"""Writes a safetensors file piece by piece, concurrently with the computation of the pieces.
 
-The format wants its header first, and the header the place of every tensor. So room is left for it, and what it does not
-need is filled with blanks, which the format allows. Source: https://github.com/huggingface/safetensors#format
+The format starts with a header that has the position of every tensor. So space is reserved for it, and the rest is filled
+with blanks, which the format allows. Source: https://github.com/huggingface/safetensors#format
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _HEADER_BYTES: Final = 256
-"""Room for one tensor's entry: twice what the longest names need."""
+"""Space for one tensor's entry: twice the need of the longest names."""
 _DTYPES: Final = {
     "float32": "F32",
     "float16": "F16",
@@ -37,7 +37,7 @@ _WRITERS: Final = 4
 
 @final
 class ShardWriter:
-    """One file. Use it as a context: leaving it waits for all writes and makes the file whole."""
+    """One file. A context manager: leaving it waits for all writes and completes the file."""
 
     def __init__(self, path: Path, tensors: int) -> None:
         """Open `path` for at most `tensors` tensors."""
@@ -59,16 +59,16 @@ class ShardWriter:
                     write.result()
                 header = json.dumps(self._entries, separators=(",", ":")).encode()
                 room = self._begin - 8
-                assert len(header) <= room, f"{self._path}: more or longer names than {room} bytes hold"
+                assert len(header) <= room, f"{self._path}: the names need more than {room} bytes"
                 os.pwrite(self._file, room.to_bytes(8, "little") + header.ljust(room), 0)
         finally:
             self._pool.shutdown(cancel_futures=True)
             os.close(self._file)
 
     def add(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Have tensors on the CPU written behind those that came before. They must not change any more.
+        """Queue tensors on the CPU for writing. They must not change any more.
 
-        Raises StageError where one would lie unaligned, which readers do not take.
+        Raises StageError if one would be unaligned, which readers reject.
         """
         import torch
 
@@ -76,9 +76,9 @@ class ShardWriter:
         for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
             if self._end % tensor.element_size():
                 raise StageError(
-                    f"{name}: tensors before it in {self._path.name} take {self._end} bytes, so it would lie unaligned",
+                    f"{name}: tensors before it in {self._path.name} use {self._end} bytes, so it would be unaligned",
                     failure=FailureClass.INFEASIBLE,
-                    hint="choose a parallelism that leaves whole words in each rank's part",
+                    hint="choose a parallelism with whole words in each rank's part",
                 )
             size = tensor.numel() * tensor.element_size()
             offsets = [self._end, self._end + size]

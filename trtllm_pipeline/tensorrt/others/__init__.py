@@ -1,1 +1,1 @@
-"""Other OpenAI-compatible servers that speak OpenAI's API. Nothing is imported here: programs of its stages are started without the table of them."""
+"""Other OpenAI-compatible servers. Imports nothing: programs of its stages start without the table of them."""

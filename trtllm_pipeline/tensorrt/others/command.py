@@ -1,6 +1,6 @@
-"""How OpenAI-compatible other OpenAI-compatible servers are started: known servers, command lines with placeholders, and versions.
+"""Starting other OpenAI-compatible servers: known servers, command lines with placeholders, and versions.
 
-Known servers are data, `data/openai_servers.json`. A command line is filled twice: with what a cell says of it when it is
+Known servers are data, `data/openai_servers.json`. A command line is filled twice: with the cell's values when it is
 planned, and with directories and port when it is started.
 """
 
@@ -31,7 +31,7 @@ _PLACEHOLDER: Final = re.compile(r"\{([a-z_]+)\}")
 _DTYPES: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _DATA: Final = PACKAGE / "data" / "openai_servers.json"
 _ASKING_S: Final = 10.0
-"""Time limit for a program that is asked for its version."""
+"""Timeout of a program that prints its version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,23 +40,23 @@ class KnownServer:
 
     summary: str
     source: str
-    """Where its options are documented."""
+    """URL of the documentation of its options."""
     command: Sequence[str]
     reuse: Mapping[str, Sequence[str]]
-    """Options by whether the KV cache is reused between prompts, "true" or "false", of what it can do."""
+    """Options by KV cache reuse between prompts, "true" or "false", for the values that it supports."""
     ready: str
-    """The path that returns status 200 when it is ready."""
+    """The path that returns status 200 when the server is ready."""
     precisions: Mapping[str, Sequence[str]] | None = None
-    """Precision -> options that make it; None where the GGUF file has it."""
+    """Precision -> options for it. None if the GGUF file has the precision."""
     served_name: str | None = None
-    """What requests have to call the model; None for what the server lists."""
+    """The model name in requests. None for the name that the server lists."""
     lists_models: bool = True
     exact_lengths: bool = True
-    """It takes `ignore_eos` in a request."""
+    """True if it supports `ignore_eos` in a request."""
     refuses_longer: bool = False
-    """It refuses a prompt longer than {max_seq_len}; others shorten it, round the limit up, or have none."""
+    """True if it rejects a prompt longer than {max_seq_len}. Others truncate it, round the limit up, or have none."""
     version: Sequence[str] = ()
-    """Options with which the program prints its version, of one that is no Python script."""
+    """Options with which the program prints its version, for one that is not a Python script."""
 
 
 def _read() -> dict[str, KnownServer]:
@@ -69,7 +69,7 @@ assert tuple(KNOWN) == OPENAI_SERVERS
 
 
 def of_itself(known: KnownServer) -> list[str]:
-    """The command line of a known server without the options that a cell would fill: it has its own defaults."""
+    """The command line of a known server without the options that a cell would fill: the server has its own defaults."""
     words: list[str] = []
     for word in known.command:
         if placeholders([word]) - {*AT_START}:
@@ -80,33 +80,33 @@ def of_itself(known: KnownServer) -> list[str]:
 
 
 def settings(cell: Cell) -> Mapping[str, Any]:
-    """The section of a cell's settings that is about its server."""
+    """The section of a cell's settings about its server."""
     return cell.settings["openai"]
 
 
 def template(cell: Cell) -> tuple[str, ...]:
-    """The words of the command line that starts a cell's server, with placeholders; empty where there is none.
+    """The words of the command line that starts a cell's server, with placeholders. Empty without one.
 
-    Raises ValueError for a text that is no command line.
+    Raises ValueError for a text that is not a command line.
     """
-    told, known = settings(cell)["command"], known_of(cell)
+    command, known = settings(cell)["command"], known_of(cell)
     if known is not None:
         words = [*known.command, *(known.precisions or {}).get(cell.precision, ()), *known.reuse.get(_reuse(cell), ())]
-    elif told is not None:
-        words = [*(shlex.split(told) if isinstance(told, str) else told)]
+    elif command is not None:
+        words = [*(shlex.split(command) if isinstance(command, str) else command)]
     else:
         return ()
     return (*words, *options(settings(cell)["options"]))
 
 
 def known_of(cell: Cell) -> KnownServer | None:
-    """The known server whose command line a cell's is; None where the cell says another, or the server runs already."""
+    """The known server of a cell's command line. None if the cell has another command line, or the server already runs."""
     own = settings(cell)["command"] is not None or settings(cell)["url"] is not None
     return None if own else KNOWN.get(cell.toolchain)
 
 
 def reuses(cell: Cell) -> bool | None:
-    """Whether a cell's server reuses the KV cache between prompts; None where nobody here told it."""
+    """True if a cell's server reuses the KV cache between prompts. None if it was not configured here."""
     return None if known_of(cell) is None else bool(cell.settings["repository"]["enable_kv_cache_reuse"])
 
 
@@ -115,7 +115,9 @@ def _reuse(cell: Cell) -> str:
 
 
 def options(given: Mapping[str, Any]) -> list[str]:
-    """Options as words: `max_loras: 2` is `--max-loras 2`, true is the option alone, false `--no-...`, null nothing, a list several values."""
+    """Options as words: `max_loras: 2` is `--max-loras 2`, true is the option alone, false is `--no-...`, null is
+    omitted, a list is several values.
+    """
     words: list[str] = []
     for name, value in given.items():
         option = name if name.startswith("-") else f"--{name.replace('_', '-')}"
@@ -129,9 +131,9 @@ def options(given: Mapping[str, Any]) -> list[str]:
 
 
 def values(cell: Cell) -> dict[str, str]:
-    """What stands for the placeholders that a cell fills."""
+    """The values of the placeholders that a cell fills."""
     longest = cell.isl + cell.osl
-    found: dict[str, Json] = {
+    filled: dict[str, Json] = {
         "name": cell.model,
         "precision": cell.precision,
         "dtype": _DTYPES.get(cell.precision, "auto"),
@@ -145,21 +147,21 @@ def values(cell: Cell) -> dict[str, str]:
         "max_seq_len": longest,
         "total_tokens": longest * cell.max_batch_size,
     }
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in filled.items()}
 
 
 def placeholders(words: Sequence[str]) -> set[str]:
-    """The names that stand in braces."""
+    """The names in braces."""
     return {name for word in words for name in _PLACEHOLDER.findall(word)}
 
 
 def fill(words: Sequence[str], known: Mapping[str, str]) -> list[str]:
-    """`words` with the values of the placeholders that are known; all others stay."""
+    """`words` with the known placeholders replaced. All others stay."""
     return [_PLACEHOLDER.sub(lambda found: known.get(found[1], found[0]), word) for word in words]
 
 
 def uses(cell: Cell, placeholder: str) -> bool:
-    """Whether the command line of a cell's server has a placeholder. None has where the server runs already."""
+    """True if the command line of a cell's server has a placeholder. False if the server already runs."""
     if settings(cell)["url"]:
         return False
     try:
@@ -169,15 +171,15 @@ def uses(cell: Cell, placeholder: str) -> bool:
 
 
 def version_of(words: Sequence[str], asking: Sequence[str]) -> str | None:
-    """The version of the server that a command line starts: of the Python package that its program or module belongs to, what
-    the program answers to the options `asking`, or else a digest of its file. None where nothing of that can be found.
+    """The version of the server that a command line starts: of the Python package of its program or module, or the program's
+    response to the options `asking`, or else a digest of its file. None without any of these.
     """
     words = _without_env(words)
     program = shutil.which(words[0]) if words else None
     if program is None:
         return None
     stat = Path(program).stat()
-    # Python's own options stand before -m; those with a value of their own (-X, -W) are rare here.
+    # Python's own options precede -m. Those with a separate value (-X, -W) are rare here.
     own = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", words[1:])]
     module = next(iter(words[len(own) + 2 :]), None) if words[len(own) + 1 : len(own) + 2] == ["-m"] else None
     return _version(program, module, tuple(asking), stat.st_mtime_ns, stat.st_size)
@@ -192,39 +194,39 @@ def _version(program: str, module: str | None, asking: tuple[str, ...], _changed
         return _package(program, lambda each: module.partition(".")[0] in _modules(each))
     if first.startswith("#!") and "python" in first:
         python = _interpreter(first[2:].split())
-        found = _package(python, lambda each: any(entry.name == path.name for entry in each.entry_points))
-        if found is not None:
-            return found
+        package = _package(python, lambda each: any(entry.name == path.name for entry in each.entry_points))
+        if package is not None:
+            return package
     elif asking:
         try:
             done = subprocess.run([program, *asking], capture_output=True, text=True, timeout=_ASKING_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        said = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
-        return next((line for line in said if re.search(r"\bversion\b", line)), said[0] if said else None)
+        lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+        return next((line for line in lines if re.search(r"\bversion\b", line)), lines[0] if lines else None)
     return f"{path.name} {digest_file(path)[:12]}"
 
 
 def _interpreter(words: Sequence[str]) -> str:
-    """The program of a script's first line, also where env looks for it."""
+    """The program of a script's first line, also if env looks it up."""
     name = next(iter(_without_env(words)), words[0])
     return shutil.which(name) or name
 
 
 def _without_env(words: Sequence[str]) -> Sequence[str]:
-    """The command line that env starts, of one that starts with it."""
+    """The command line that env starts, for one that starts with env."""
     if not words or Path(words[0]).name != "env":
         return words
     return [*itertools.dropwhile(lambda word: word.startswith("-") or "=" in word, words[1:])]
 
 
 def _modules(distribution: Any) -> set[str]:
-    told = (distribution.read_text("top_level.txt") or "").split()
-    return {*told, str(distribution.metadata["Name"] or "").replace("-", "_")}
+    top_level = (distribution.read_text("top_level.txt") or "").split()
+    return {*top_level, str(distribution.metadata["Name"] or "").replace("-", "_")}
 
 
 def _package(python: str, is_it: Any) -> str | None:
-    from importlib.metadata import distributions  # what starts a server needs none of it
+    from importlib.metadata import distributions  # not needed for starting a server
 
     folders = sys.path if python == sys.executable else probe.packages_of(python)
     for each in distributions(path=list(folders)):

@@ -1,4 +1,4 @@
-"""The launch stages' program for other OpenAI-compatible servers: one that is started, or one that runs already, until told to end."""
+"""The launch stages' program for other OpenAI-compatible servers: starts one, or uses a running one, until it is told to stop."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class CommandServer(Server):
     """A server that a command line has started."""
 
     process: Group
-    asked: LaunchOpenAi
+    params: LaunchOpenAi
 
     def ready_paths(self) -> Sequence[str]:
-        """The one that is known, or else its list of models."""
-        return (self.asked.ready_path or _LISTS,)
+        """The known ready path, or else its list of models."""
+        return (self.params.ready_path or _LISTS,)
 
     def service(self) -> dict[str, object]:
-        """What clients need to know. Raises ServerError when it serves no model."""
+        """The information for clients. Raises ServerError if it serves no model."""
         address = f"{self.host}:{self.ports.http}"
         try:
-            told = _described(self.asked, f"http://{address}")
+            description = _described(self.params, f"http://{address}")
         except ServerError as error:
             error.log = self.log
             raise
-        return {**told, "pid": self.process.pid, "http": address}
+        return {**description, "pid": self.process.pid, "http": address}
 
     def stop(self, timeout_s: float) -> int | None:
         """Interrupt it, then terminate and kill all its processes."""
@@ -52,95 +52,99 @@ class CommandServer(Server):
 
 
 def run(context: StageContext[LaunchOpenAi]) -> None:
-    """Serve until told to end. Raises StageError for what cannot be started, ServerError when the server cannot continue."""
-    asked = settled(context.params, context.inputs)
-    if asked.url is not None:
-        _attend(context, asked)
+    """Serve until told to stop. Raises StageError for an invalid command line, ServerError if the server cannot continue."""
+    params = settled(context.params, context.inputs)
+    if params.url is not None:
+        _attend(context, params)
         return
     log = context.attempt / launch.LOG_FILE
-    variables = {name: str(value) for name, value in asked.environment.items()}
+    variables = {name: str(value) for name, value in params.environment.items()}
 
     def begin(settings: LaunchParams) -> Server:
         ports, host = launch.ports(settings), reached_at(settings.host)
-        words = argv(asked, context.inputs, settings.host, ports)
+        words = argv(params, context.inputs, settings.host, ports)
         process = Group(words, env={**without_secrets(os.environ), **variables}, cwd=context.attempt, log=log)
-        return CommandServer(process=process, ports=ports, output=log, name=Path(words[0]).name, host=host, asked=asked)
+        return CommandServer(
+            process=process, ports=ports, output=log, name=Path(words[0]).name, host=host, params=params
+        )
 
     launch.serve(context, begin)
 
 
-def settled(asked: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:
-    """What was typed by hand as a matrix would have it. Raises StageError where nothing says which server it is."""
-    if asked.url is not None and (starts := "--server" if asked.server else "--command" if asked.command else None):
+def settled(params: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:
+    """Manual parameters in the form of a matrix's. Raises StageError without a server."""
+    if params.url is not None and (starts := "--server" if params.server else "--command" if params.command else None):
         raise StageError(
-            f"--url names a server that runs already, and {starts} one to start",
+            f"--url names a running server, and {starts} one to start",
             failure=FailureClass.USER,
-            hint="give one of them",
+            hint="use one of them",
         )
-    if asked.server is not None:
-        known = KNOWN[asked.server]
-        asked = replace(
-            asked,
-            command=asked.command or shlex.join(command.of_itself(known)),
-            ready_path=asked.ready_path or known.ready,
-            served_name=asked.served_name or known.served_name,
+    if params.server is not None:
+        known = KNOWN[params.server]
+        params = replace(
+            params,
+            command=params.command or shlex.join(command.of_itself(known)),
+            ready_path=params.ready_path or known.ready,
+            served_name=params.served_name or known.served_name,
             lists_models=known.lists_models,
         )
-    if asked.url is None and asked.command is None:
-        raise StageError("which server? One of --url, --command and --server is needed", failure=FailureClass.USER)
-    if asked.served_name == f"{{{MODEL}}}":
-        asked = replace(asked, served_name=str(_folders(inputs)[MODEL]))
-    return asked
+    if params.url is None and params.command is None:
+        raise StageError("no server: use one of --url, --command and --server", failure=FailureClass.USER)
+    if params.served_name == f"{{{MODEL}}}":
+        params = replace(params, served_name=str(_folders(inputs)[MODEL]))
+    return params
 
 
 def _folders(inputs: Mapping[str, Path]) -> dict[str, str]:
-    found = {MODEL: str(inputs[MODEL])} if MODEL in inputs else {}
-    return {**found, GGUF: str(inputs["checkpoint"] / _GGUF_FILE)} if "checkpoint" in inputs else found
+    folders = {MODEL: str(inputs[MODEL])} if MODEL in inputs else {}
+    return {**folders, GGUF: str(inputs["checkpoint"] / _GGUF_FILE)} if "checkpoint" in inputs else folders
 
 
-def argv(asked: LaunchOpenAi, inputs: Mapping[str, Path], host: str, ports: Ports) -> list[str]:
-    """The command line of a server at an address. Raises StageError where it needs what is not there."""
-    words = [*shlex.split(asked.command or ""), *command.options(asked.options)]
+def argv(params: LaunchOpenAi, inputs: Mapping[str, Path], host: str, ports: Ports) -> list[str]:
+    """The command line of a server at an address. Raises StageError if a placeholder has no value."""
+    words = [*shlex.split(params.command or ""), *command.options(params.options)]
     known = {**_folders(inputs), "host": host, "port": str(ports.http)}
     if lacking := sorted(command.placeholders(words) - known.keys()):
         raise StageError(
             f"the command line needs a value for {{{lacking[0]}}}",
             failure=FailureClass.USER,
             hint={MODEL: "--model DIR", GGUF: "--checkpoint DIR"}.get(
-                lacking[0], "give --command with the value in its place"
+                lacking[0], "use --command with the value instead of the placeholder"
             ),
         )
     return command.fill(words, known)
 
 
-def _attend(context: StageContext[LaunchOpenAi], asked: LaunchOpenAi) -> None:
-    """Tell where the server at a URL is, until told to end. It is left as it is."""
-    assert asked.url is not None
+def _attend(context: StageContext[LaunchOpenAi], params: LaunchOpenAi) -> None:
+    """Report the address of the server at a URL, until told to stop. The server is not changed."""
+    assert params.url is not None
     parent = os.getppid()
-    with launch.told_to_end() as ended, launch.removed_after(context.attempt / SERVICE_FILE):
-        told = _described(asked, server_url(asked.url))
-        write_json(context.attempt / SERVICE_FILE, {"schema": 1, "log": None, **told, "pid": None, "started": False})
-        print(f"ready: {told['url']}, which was not started by us", flush=True)  # noqa: T201  a stage's stdout is its log
+    with launch.stop_requested() as ended, launch.removed_after(context.attempt / SERVICE_FILE):
+        description = _described(params, server_url(params.url))
+        write_json(
+            context.attempt / SERVICE_FILE, {"schema": 1, "log": None, **description, "pid": None, "started": False}
+        )
+        print(f"ready: {description['url']}, which was not started by us", flush=True)  # noqa: T201  a stage's stdout is its log
         while not ended.wait(launch.LOOK_EVERY_S) and os.getppid() == parent:
             pass
 
 
-def _described(asked: LaunchOpenAi, url: str) -> dict[str, Any]:
-    """What clients need to know of a server that is ready. Raises ServerError when it does not answer, or serves no model."""
-    import asyncio  # a server is started before anything is asked
+def _described(params: LaunchOpenAi, url: str) -> dict[str, Any]:
+    """The information for clients about a ready server. Raises ServerError if it does not respond, or serves no model."""
+    import asyncio  # imported only after the server has started
 
     from trtllm_pipeline.measure import OpenAiClient, environment_key
 
     async def look() -> tuple[list[str] | None, str | None]:
-        key = environment_key() if asked.url else None
-        client = OpenAiClient(url, "", asked.endpoint, stream=True, timeout_s=_LOOK_S, api_key=key)
+        key = environment_key() if params.url else None
+        client = OpenAiClient(url, "", params.endpoint, stream=True, timeout_s=_LOOK_S, api_key=key)
         return await client.models(), await client.version()
 
     models, version = asyncio.run(look())
-    name = asked.served_name or next(iter(models or ()), None)
+    name = params.served_name or next(iter(models or ()), None)
     if name is None:
         raise ServerError(
-            f"{url} does not say which model it serves",
+            f"{url} does not report which model it serves",
             failure=FailureClass.USER,
             hint="set settings.openai.served_name",
         )
@@ -152,7 +156,7 @@ def _described(asked: LaunchOpenAi, url: str) -> dict[str, Any]:
         "url": url,
         "model": name,
         "bls_model": None,
-        "endpoint": asked.endpoint,
-        "lists_models": asked.lists_models,
-        "server": {"name": asked.server or "OpenAI server", "version": version or asked.version},
+        "endpoint": params.endpoint,
+        "lists_models": params.lists_models,
+        "server": {"name": params.server or "OpenAI server", "version": version or params.version},
     }

@@ -1,5 +1,5 @@
-"""Other OpenAI-compatible servers that speak OpenAI's API, as toolchains: vLLM, SGLang, `transformers serve`, llama.cpp's server, and `openai`
-for any other, which a matrix names by its URL or its command line.
+"""Other OpenAI-compatible servers as toolchains: vLLM, SGLang, `transformers serve`, llama.cpp's server, and `openai` for any
+other, which a matrix names by its URL or its command line.
 
 download (-> convert, for a command that reads a GGUF file) -> launch -> smoke, perf, accuracy
 """
@@ -37,39 +37,39 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     planned_ports,
     rule,
 )
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import source_bytes
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
 
 ASKED_FOR_S: Final = 2.0
-"""Time limit for a server that runs already, when a plan asks its version."""
+"""Timeout of a running server, when a plan requests its version."""
 _OWN_SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "quantize": ("calibration", "timeout_s", "retries"),
     "serve": (),
     "build": ("timeout_s", "retries"),
     "repository": ("enable_kv_cache_reuse", "timeout_s", "retries"),
 }
-"""Section -> what of it has an effect here, () for all but the options of TensorRT-LLM's programs."""
+"""Section -> the settings that have an effect here, () for all except the options of TensorRT-LLM's programs."""
 _SPLITTING: Final = frozenset({"vllm", "sglang"})
 """Servers that split weights over GPUs."""
 _WHOLE_EXPERTS: Final = frozenset({"enable_expert_parallel", "ep_size", "expert_parallel_size", "ep"})
-"""Options of those by which no expert is split."""
+"""Options of these servers with which no expert is split."""
 _FEWER_BITS: Final = {"fp8": 8, "int8": 8, "int4": 4}
-"""How a precision starts -> bits of a weight, without scales."""
+"""Prefix of a precision -> bits of a weight, without scales."""
 
 
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
-    told = command.settings(cell)
+    openai = command.settings(cell)
     if (reason := foreign(cell, _OWN_SETTINGS)) is not None:
         return reason
     if (frontend := cell.settings["serve"]["frontend"]) != "triton":
         return f"settings.serve.frontend {frontend}: only the TensorRT-LLM toolchains have frontends"
-    if told["url"]:
-        if told["command"]:
-            return "settings.openai.url and command are both set: one or the other"
+    if openai["url"]:
+        if openai["command"]:
+            return "settings.openai.url and command are both set: use one of them"
         from trtllm_pipeline.measure import service_at  # a client, which most plans do not need
 
         try:
-            service_at(told["url"], "openai", cell.model)
+            service_at(openai["url"], "openai", cell.model)
         except ServerError as error:
             return f"settings.openai.url {error.message}"
         return None
@@ -78,39 +78,37 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     except ValueError as error:
         return f"settings.openai.command: {error}"
     if not words:
-        return (
-            f"toolchain {OPENAI} needs settings.openai.url, of a server that runs already, or settings.openai.command"
-        )
-    found, known = command.placeholders(words), {*command.values(cell), *command.AT_START}
-    if unknown := sorted(found - known):
-        return f"settings.openai.command: {{{unknown[0]}}} is no placeholder; there are {', '.join(sorted(known))}"
-    if "port" not in found:
-        return "settings.openai.command: has no {port}, so nobody knows where the server listens"
-    return _of_known(cell, found) or _gpus_lacking(cell, machine) or _programs_lacking(cell, words, machine)
+        return f"toolchain {OPENAI} needs settings.openai.url, of a running server, or settings.openai.command"
+    placeholders, known = command.placeholders(words), {*command.values(cell), *command.AT_START}
+    if unknown := sorted(placeholders - known):
+        return f"settings.openai.command: unknown placeholder {{{unknown[0]}}}; known: {', '.join(sorted(known))}"
+    if "port" not in placeholders:
+        return "settings.openai.command: has no {port}, so the server's port is unknown"
+    return _of_known(cell, placeholders) or _gpus_lacking(cell, machine) or _programs_lacking(cell, words, machine)
 
 
-def _of_known(cell: Cell, found: set[str]) -> str | None:
-    """What a known server cannot do, as it is started."""
+def _of_known(cell: Cell, placeholders: set[str]) -> str | None:
+    """The features of a cell that a known server, as it is started, does not support."""
     known = command.known_of(cell)
-    if GGUF in found and cell.precision not in GGUF_PRECISIONS:
-        return f"precision {cell.precision}: GGUF files are made in {', '.join(GGUF_PRECISIONS)}"
+    if GGUF in placeholders and cell.precision not in GGUF_PRECISIONS:
+        return f"precision {cell.precision}: GGUF files are converted to {', '.join(GGUF_PRECISIONS)}"
     if known is None:
         return None
     if command.reuses(cell) and "true" not in known.reuse:
-        return f"settings.repository.enable_kv_cache_reuse: {cell.toolchain} keeps nothing between prompts"
+        return f"settings.repository.enable_kv_cache_reuse: {cell.toolchain} does not reuse the cache between prompts"
     if cell.settings["perf"]["workload"] == "isl_osl" and not known.exact_lengths:
-        return f"settings.perf.workload isl_osl: {cell.toolchain} does not take ignore_eos, so answers have no exact length"
+        return f"settings.perf.workload isl_osl: {cell.toolchain} does not support ignore_eos, so answers have no exact length"
     if known.precisions is not None and cell.precision not in known.precisions:
-        return f"precision {cell.precision}: {cell.toolchain} is started for {', '.join(known.precisions)}"
-    if cell.tp * cell.pp > 1 and "tp" not in found:
+        return f"precision {cell.precision}: {cell.toolchain} supports {', '.join(known.precisions)}"
+    if cell.tp * cell.pp > 1 and "tp" not in placeholders:
         return f"tp{cell.tp}pp{cell.pp}: {cell.toolchain} has no option for several GPUs"
     if cell.ep > 1:
-        return f"ep{cell.ep}: settings.openai.options has none for expert parallelism"
+        return f"ep{cell.ep}: settings.openai.options has no option for expert parallelism"
     return _cut(cell) if cell.toolchain in _SPLITTING else None
 
 
 def _cut(cell: Cell) -> str | None:
-    """Which weights that are quantized already cannot be split over the cell's ranks, in words; or None."""
+    """The quantized weights that cannot be split over the cell's ranks, in words, or None."""
     form = cell.recipe.get("quantization")
     tile = tiles.SERVERS.get(str(form)) if cell.precision == AS_IS else None
     if tile is None:
@@ -126,32 +124,34 @@ def _gpus_lacking(cell: Cell, machine: Machine) -> str | None:
     wanted = gpus(cell, machine)
     if wanted <= len(machine.gpus):
         return None
-    return f"{wanted} GPUs are needed, there are {len(machine.gpus)}"
+    return f"{wanted} GPUs are needed, the machine has {len(machine.gpus)}"
 
 
 def _programs_lacking(cell: Cell, words: Sequence[str], machine: Machine) -> str | None:
     if "/" in words[0] and not Path(words[0]).is_absolute():
-        return f"settings.openai.command: {words[0]} would be looked for in the directory of each attempt; give its whole path"
+        return (
+            f"settings.openai.command: {words[0]} is relative to the directory of each attempt; use its absolute path"
+        )
     if machine.assumed:
         return None
     if shutil.which(words[0]) is None:
-        return f"{words[0]} is not on PATH; settings.openai.command may name it by its path"
+        return f"{words[0]} is not on PATH; settings.openai.command can have its whole path"
     if command.uses(cell, GGUF) and importlib.util.find_spec("gguf") is None:
-        return "a GGUF file is made with the package gguf: pip install 'trtllm-pipeline[embedded]'"
+        return "a GGUF file needs the package gguf: pip install 'trtllm-pipeline[embedded]'"
     return None
 
 
 def gpus(cell: Cell, machine: Machine) -> int:
-    """The GPUs that a cell's server is given."""
-    told = command.settings(cell)
-    if told["url"]:
+    """The GPUs of a cell's server."""
+    openai = command.settings(cell)
+    if openai["url"]:
         return 0
-    return cell.tp * cell.pp if told["gpus"] is None and machine.gpus else int(told["gpus"] or 0)
+    return cell.tp * cell.pp if openai["gpus"] is None and machine.gpus else int(openai["gpus"] or 0)
 
 
 def _takes(cell: Cell, machine: Machine) -> Resources:
-    """GPUs with the CPUs that come with them; without a GPU all CPUs, as nobody can say how many it uses. A server that runs
-    already is given nothing: what is measured on it takes turns with whatever else is measured here.
+    """GPUs with their share of CPUs. Without a GPU all CPUs, because the number that the server uses is unknown. A running
+    server gets none: its measurements take turns with all others here.
     """
     if command.settings(cell)["url"]:
         return Resources(cpus=1, exclusive=exclusive(cell), beside_standing=True)
@@ -162,7 +162,7 @@ def _takes(cell: Cell, machine: Machine) -> Resources:
 
 
 def _needs(cell: Cell, machine: Machine) -> Needs:
-    """The weights alone, as an assumption: what more a server takes is for it to say."""
+    """The weights alone, as an assumption: the server's other memory is unknown."""
     if command.settings(cell)["url"]:
         return Needs()
     if leased := gpus(cell, machine):
@@ -171,34 +171,34 @@ def _needs(cell: Cell, machine: Machine) -> Needs:
 
 
 def _read(cell: Cell) -> LaunchOpenAi:
-    """The command line with all but directories and port filled in, so that it is what the key has."""
-    told, known = command.settings(cell), KNOWN.get(cell.toolchain)
+    """The command line without directories and port, for the key."""
+    openai, known = command.settings(cell), KNOWN.get(cell.toolchain)
     own: dict[str, Any] = {"restarts": 0, **rule(cell), "command": None, "options": {}}
-    if not told["url"]:
-        own["gpus"] = cell.tp * cell.pp if told["gpus"] is None else told["gpus"]
+    if not openai["url"]:
+        own["gpus"] = cell.tp * cell.pp if openai["gpus"] is None else openai["gpus"]
         own["command"] = shlex.join(command.fill(command.template(cell), command.values(cell)))
     if known is not None:
-        own["ready_path"] = told["ready_path"] or known.ready
-        own["served_name"] = told["served_name"] or (None if told["url"] else known.served_name)
+        own["ready_path"] = openai["ready_path"] or known.ready
+        own["served_name"] = openai["served_name"] or (None if openai["url"] else known.served_name)
         own["lists_models"] = known.lists_models
-    return load(LaunchOpenAi, own, told, cell.settings["serve"])
+    return load(LaunchOpenAi, own, openai, cell.settings["serve"])
 
 
 def _with_version(
-    asking: tuple[str, ...], asked: LaunchOpenAi, _files: Mapping[str, str], machine: Machine
+    asking: tuple[str, ...], params: LaunchOpenAi, _files: Mapping[str, str], machine: Machine
 ) -> LaunchOpenAi:
-    """The parameters with the version of the server, which is a part of the key."""
+    """The parameters with the server's version, which is part of the key."""
     if machine.assumed:
-        return replace(asked, version=ASSUMED)
-    if asked.url is not None:
-        return replace(asked, version=_running(asked.url))
-    return replace(asked, version=command.version_of(shlex.split(asked.command or ""), asking))
+        return replace(params, version=ASSUMED)
+    if params.url is not None:
+        return replace(params, version=_running(params.url))
+    return replace(params, version=command.version_of(shlex.split(params.command or ""), asking))
 
 
 @lru_cache(maxsize=64)
 def _running(url: str) -> str | None:
-    """What a server that runs already says it is, and which models it has; None where it does not answer."""
-    import asyncio  # what prints a plan or a log needs none of it
+    """Name and models that a running server reports. None if it does not respond."""
+    import asyncio  # not needed for printing a plan or a log
 
     from trtllm_pipeline.measure import OpenAiClient, environment_key
 
@@ -216,10 +216,10 @@ def _running(url: str) -> str | None:
 def _starts(_cell: Cell, context: StageContext[LaunchOpenAi], _machine: Machine) -> Sequence[Sequence[str]]:
     from trtllm_pipeline.tensorrt.others.server import argv
 
-    asked = context.params
-    if asked.url is not None:
+    params = context.params
+    if params.url is not None:
         return ()
-    return (argv(asked, context.inputs, asked.host, planned_ports(asked)),)
+    return (argv(params, context.inputs, params.host, planned_ports(params)),)
 
 
 def _identity(machine: Machine) -> Mapping[str, Json]:
@@ -231,12 +231,12 @@ def _reads_weights(cell: Cell) -> bool:
 
 
 def _download(cell: Cell) -> DownloadParams:
-    """The whole model, or, of one on a hub whose weights nothing here reads, what prompts are counted with."""
-    asked: DownloadParams = DOWNLOAD.read(cell)
-    if _reads_weights(cell) or asked.content is None or asked.folder is not None:
-        return asked
-    content = {name: digest for name, digest in asked.content.items() if part_of(name) is not ModelPart.WEIGHTS}
-    return replace(asked, form="tokenizer", content=content, quantization=None)
+    """The whole model, or only its tokenizer for a model on a hub whose weights no program reads here."""
+    params: DownloadParams = DOWNLOAD.read(cell)
+    if _reads_weights(cell) or params.content is None or params.folder is not None:
+        return params
+    content = {name: digest for name, digest in params.content.items() if part_of(name) is not ModelPart.WEIGHTS}
+    return replace(params, form="tokenizer", content=content, quantization=None)
 
 
 def _downloading(cell: Cell, machine: Machine) -> Needs:
@@ -250,23 +250,23 @@ def _download_s(cell: Cell, machine: Machine) -> float:
 
 
 def _smoke(cell: Cell) -> SmokeParams:
-    """As of every cell, with the limit of prompts where the server is known to refuse longer ones."""
-    asked: SmokeParams = SMOKE.read(cell)
+    """Like every cell's, with the limit of prompts if the server is known to reject longer ones."""
+    params: SmokeParams = SMOKE.read(cell)
     known = command.known_of(cell)
-    return asked if known is not None and known.refuses_longer else replace(asked, max_seq_len=None)
+    return params if known is not None and known.refuses_longer else replace(params, max_seq_len=None)
 
 
 def _perf(cell: Cell) -> PerfParams:
-    """As of every cell, but that of its server only what it was told is known."""
-    asked: PerfParams = PERF.read(cell)
-    declared = {name: asked.declared[name] for name in ("tp", "max_input_len", "max_seq_len")}
+    """Like every cell's, but with only the server settings that it was started with."""
+    params: PerfParams = PERF.read(cell)
+    declared = {name: params.declared[name] for name in ("tp", "max_input_len", "max_seq_len")}
     bits = {} if (kept := _weight_bits(cell)) is None else {"weight_bits": kept}
-    return replace(asked, declared={**declared, **bits, "enable_kv_cache_reuse": command.reuses(cell)})
+    return replace(params, declared={**declared, **bits, "enable_kv_cache_reuse": command.reuses(cell)})
 
 
 def _weight_bits(cell: Cell) -> int | None:
-    """Bits of a weight of a server that makes the model's own smaller when it starts, which bounds how fast it can be; 0 where only
-    its command line says how many. None: as many as the files have.
+    """Bits of a weight for a server that quantizes the model when it starts, which limits its speed. 0 if only its command line
+    defines them. None: as many as in the files.
     """
     if command.settings(cell)["url"]:
         return None
@@ -276,14 +276,14 @@ def _weight_bits(cell: Cell) -> int | None:
 
 
 def _asking(stage: Stage, **changed: Any) -> Stage:
-    """A stage that asks a server, which has no repository here."""
+    """A stage that sends requests to a server, without a repository."""
     inputs = {name: upstream for name, upstream in stage.inputs.items() if name != "repository"}
     return replace(stage, inputs=inputs, **changed)
 
 
 def _caveat(cell: Cell) -> str | None:
     url = command.settings(cell)["url"]
-    return f"asked at {url}: that server is not started by us" if url else None
+    return f"at {url}: a running server, not started by us" if url else None
 
 
 def _toolchain(name: str) -> Toolchain:
@@ -313,7 +313,7 @@ def _toolchain(name: str) -> Toolchain:
     )
     return Toolchain(
         name=name,
-        summary=known.summary if known else "any server that speaks OpenAI's API, by its URL or its command line",
+        summary=known.summary if known else "any OpenAI-compatible server, by its URL or its command line",
         stages=(
             download,
             convert,

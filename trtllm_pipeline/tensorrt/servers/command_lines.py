@@ -1,4 +1,4 @@
-"""Command lines that start Triton, for those that start it and for plans that show them. Imports next to nothing."""
+"""Command lines that start Triton, for launches and for plans that show them. Imports next to nothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trtllm_pipeline.models import ENCODERS_MODEL, ENGINE_MODEL
 IMAGE_POOL: Final = 300_000_000
 """Bytes of GPU 0 in which Triton hands features of images from model to model. Source: docs/multimodal.md of the templates."""
 THREADS_VARIABLE: Final = "PIPELINE_ENGINE_THREADS"
-"""Tells the embedded engine model how many threads to use, 0 or unset for its own choice: a repository is the same for
-every machine."""
+"""The thread count of the embedded engine model. 0 or unset: the model decides. A repository is the same for every
+machine."""
 MPIRUN: Final = "mpirun"
 """The one on PATH."""
 LOOPBACK: Final = "127.0.0.1"
@@ -41,16 +41,16 @@ def address_options(host: str, ports: Ports) -> tuple[str, ...]:
 
 
 class OpenAiWays(NamedTuple):
-    """What differs between OpenAI servers."""
+    """Differences between OpenAI servers."""
 
     name: str | None
-    """In messages; None for that of the program."""
+    """Name in messages. None for the program's name."""
     port: str
     """The option for it."""
     ready: str
-    """The path that returns status 200 when it is."""
+    """The path that returns status 200 when the server is ready."""
     metrics: bool = False
-    """Whether its port has Triton's `/metrics`."""
+    """True if its port has Triton's `/metrics`."""
 
 
 TRTLLM_SERVE: Final = OpenAiWays(None, "--port", "/health")
@@ -64,8 +64,8 @@ def openai_argv(command: Sequence[str], host: str, ports: Ports, ways: OpenAiWay
 
 
 def triton_openai(python: str, program: str, repository: str, tokenizer: str) -> list[str]:
-    """The command line of Triton's own OpenAI front end, without its address. `tokenizer` is the directory that has the chat
-    template; KServe's ports, which it leaves closed unless told otherwise, stay so.
+    """The command line of Triton's own OpenAI front end, without its address. `tokenizer` is the directory with the chat
+    template. KServe's ports stay closed, which is its default.
     """
     return [python, program, "--model-repository", repository, "--tokenizer", tokenizer]
 
@@ -87,18 +87,18 @@ def launcher(world_size: int, release: str, mpirun: str | None) -> str | None:
 
 
 def script_uses_mpirun(release: str) -> bool:
-    """Whether the release's own launch script starts even a single rank by mpirun."""
-    found = re.match(r"(\d+)\.(\d+)", release)
-    return found is None or (int(found[1]), int(found[2])) < _WITHOUT_MPIRUN
+    """True if the release's own launch script starts even a single rank with mpirun."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return match is None or (int(match[1]), int(match[2])) < _WITHOUT_MPIRUN
 
 
 def nested() -> str | None:
     """Why mpirun cannot be started from this process, which is part of a parallel job; None if it is not."""
-    found = next((name for name in _NESTED if name in os.environ), None)
-    if found is None:
+    variable = next((name for name in _NESTED if name in os.environ), None)
+    if variable is None:
         return None
     return (
-        f"mpirun cannot start inside a parallel job ({found} is set): it would take that job's ranks for its own; "
+        f"mpirun cannot start inside a parallel job ({variable} is set): it would take that job's ranks for its own; "
         'see docs/clusters.md, "In a Slurm allocation"'
     )
 
@@ -121,13 +121,13 @@ def argv(
     """The command line that starts `world_size` ranks of the Triton at `server` by `mpirun`, the result of `launcher`.
     With `images`, the repository has a visual engine.
 
-    `run_prefix` is the name prefix of all shared memory of this run; each rank appends its number. mpirun writes the output
-    of rank N to `log`/*/rank.N/stdout, or passes all on where that is None. `options` go to every rank. `root` allows
+    `run_prefix` is the name prefix of all shared memory of this run. Each rank appends its number. mpirun writes the output
+    of rank N to `log`/*/rank.N/stdout, or forwards all if that is None. `options` go to every rank. `root` allows
     mpirun to run as root.
     """
     every = [server, f"--model-repository={repository}", "--disable-auto-complete-config", *options]
     # Only rank 0 gets ports. With the same ports, the other ranks would only stay off them because the engine model never
-    # finishes loading there; a rank that did would accept requests it cannot answer.
+    # finishes loading there. A rank that did would accept requests it cannot answer.
     first = (*address_options(host, ports), *([f"--cuda-memory-pool-byte-size=0:{IMAGE_POOL}"] if images else []))
     other = (
         "--model-control-mode=explicit",
@@ -158,7 +158,7 @@ def argv(
 
 
 def reachable(host: str) -> str | None:
-    """A warning for an address that others reach as well; None for this machine's own."""
+    """A warning for an address that other machines can reach. None for a loopback address."""
     try:
         own = ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,10 +1,10 @@
-"""Compares what an engine was built for with the machine that will serve it.
+"""Compares an engine's requirements with the machine that will serve it.
 
 An engine only runs with exactly the release, the compute capability and the number of ranks it was built for. TensorRT-LLM
-reports a difference after minutes of loading, or crashes; this module reports it before.
+reports a difference after minutes of loading, or crashes. This module reports it before.
 
 TensorRT-LLM writes `config.json` with the release and tp * pp. The build stage writes `engine.json` with the GPU of the
-build and the digests of every rank's files. Engines from elsewhere have no engine.json; then only config.json is compared.
+build and the digests of every rank's files. Engines from elsewhere have no engine.json, and only their config.json is compared.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What an engine needs; None stands for unknown."""
+    """The requirements of an engine. None means unknown."""
 
     release: str | None
     """TensorRT-LLM release in config.json, such as 0.12.0; engines of the first releases have none."""
@@ -56,7 +56,7 @@ class Requirements:
 
 
 def write(engine: Path, gpu: Gpu) -> Requirements:
-    """Write engine.json into a directory that `trtllm-build` has filled on `gpu`; returns its content.
+    """Write engine.json into a directory that `trtllm-build` has filled on `gpu`. Returns its content.
 
     Reads every rank's files once. Raises ServerError if the engine is incomplete.
     """
@@ -109,8 +109,8 @@ def check(engine: Path, machine: Machine) -> Requirements:
         raise _differs(engine, "world_size", f"{needs.world_size} ranks with a GPU each", f"{len(gpus)} GPUs", hint)
     for gpu in gpus:
         if needs.sm not in {None, gpu.sm}:
-            wanted, found = f"compute capability {needs.sm} ({needs.gpu})", f"{gpu.sm} ({gpu.name})"
-            raise _differs(engine, "sm", wanted, found, _REBUILD, FailureClass.INFEASIBLE)
+            wanted, present = f"compute capability {needs.sm} ({needs.gpu})", f"{gpu.sm} ({gpu.name})"
+            raise _differs(engine, "sm", wanted, present, _REBUILD, FailureClass.INFEASIBLE)
     for name, digest in (needs.digests or {}).items():
         _check_file(engine, name, digest)
     return needs
@@ -131,19 +131,21 @@ def _from_config(folder: Path) -> Requirements:
 
 def _check_ranks(engine: Path, world_size: int) -> None:
     """Raise ServerError unless there is one engine file for each rank."""
-    ranks = sorted(int(found[1]) for path in engine.iterdir() if (found := _ENGINE.fullmatch(path.name)))
+    ranks = sorted(int(match[1]) for path in engine.iterdir() if (match := _ENGINE.fullmatch(path.name)))
     if ranks != list(range(world_size)):
-        there = ", ".join(f"rank{rank}.engine" for rank in ranks) or "none"
+        present = ", ".join(f"rank{rank}.engine" for rank in ranks) or "none"
         wanted, hint = f"one file for each of {world_size} ranks", "build the engine again: it is incomplete"
-        raise _differs(engine, "rank files", wanted, there, hint)
+        raise _differs(engine, "rank files", wanted, present, hint)
 
 
 def _check_file(engine: Path, name: str, built: FileDigest) -> None:
-    """Raise ServerError unless the file is as it was built, DownloadError for a link out of the directory."""
+    """Raise ServerError if the file has changed since the build, DownloadError for a link out of the directory."""
 
     def damaged(what: str) -> ServerError:
         hint = "build or copy the engine again"
-        return ServerError(f"{engine / name} is not as it was built: {what}", failure=FailureClass.USER, hint=hint)
+        return ServerError(
+            f"{engine / name} has changed since it was built: {what}", failure=FailureClass.USER, hint=hint
+        )
 
     path = find(engine, name)
     if path is None:

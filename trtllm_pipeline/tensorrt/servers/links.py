@@ -1,9 +1,9 @@
 """Links to a repository and to the backends for a Triton, without paths that would be misread.
 
-Triton starts each Python model with `bash -c`, and writes the paths of the model and of the backend into that line as
-they are: a space would end them, and `;` or `$()` would be obeyed. The Python in that process takes no path beyond ASCII,
-whatever the locale. And Python keeps compiled code beside the code that it imports: on the repository itself it would
-write into an artifact, and believe what it finds there.
+Triton starts each Python model with `bash -c`, and writes the paths of the model and of the backend into that line
+unquoted: a space would end them, and `;` or `$()` would run. The Python in that process supports only ASCII paths,
+whatever the locale. And Python stores compiled code next to the code that it imports: in the repository, it would write
+into an artifact and trust the files there.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from trtllm_pipeline.models import model_config
 
 COMPILED: Final = "__pycache__"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_./+@%=-]*")
-"""No character that is special to a shell, mpirun or a list of directories."""
+"""True if no character is special to a shell, mpirun or a list of directories."""
 
 
 def plain(path: Path) -> Path:
-    """A name of the existing file or directory `path` that anything takes as it is: its own, or one by way of this process.
+    """A name of the existing file or directory `path` that every program accepts: its own, or one through this process.
 
-    The second needs no file that somebody would have to remove. It holds for this user, and until this process ends,
-    as its servers do. Raises ServerError where there is no /proc.
+    The second name needs no file that would have to be removed. It is valid for this user until this process ends, like its
+    servers. Raises ServerError if there is no /proc.
     """
     path = path.absolute()
     if _PLAIN.fullmatch(str(path)):
@@ -44,7 +44,7 @@ def plain(path: Path) -> Path:
 def link_repository(repository: Path, folder: Path) -> None:
     """Make `directory` look like `repository`, with links to its files.
 
-    Compiled Python is left out, and a file whose settings name a path that is not `plain` is written anew.
+    Compiled Python is omitted, and a file whose settings contain a path that is not `plain` is rewritten.
     """
     shutil.rmtree(folder, ignore_errors=True)
     repository = repository.absolute()
@@ -68,22 +68,22 @@ def _with_plain_paths(path: Path) -> str | None:
     try:
         if path.name == model_config.FILE_NAME:
             config = model_config.read(path)
-            found = model_config.string_parameters(config)
-            named = _plain_values(found)
-            for key in found:
+            paths = model_config.string_parameters(config)
+            named = _plain_values(paths)
+            for key in paths:
                 config.parameters[key].string_value = named[key]
-            return None if named == found else model_config.to_text(config, as_utf8=False)
+            return None if named == paths else model_config.to_text(config, as_utf8=False)
         if path.name == "model.yaml":
-            found = decode_yaml(path.read_bytes())
-            named = _plain_values(found)
-            return None if named == found else str(yaml.safe_dump(named, sort_keys=False))
+            paths = decode_yaml(path.read_bytes())
+            named = _plain_values(paths)
+            return None if named == paths else str(yaml.safe_dump(named, sort_keys=False))
     except (OSError, ValueError, model_config.ModelConfigError):
-        pass  # the server says what is wrong with it
+        pass  # the server reports the error
     return None
 
 
 def _plain_values(value: Any) -> Any:
-    """`value` with `plain` paths in place of the absolute paths in it that exist."""
+    """`value` with the absolute paths in it that exist replaced by `plain` ones."""
     if isinstance(value, dict):
         return {key: _plain_values(each) for key, each in value.items()}
     if isinstance(value, list):

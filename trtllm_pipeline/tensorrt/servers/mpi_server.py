@@ -33,13 +33,13 @@ from trtllm_pipeline.tensorrt.servers import links, triton_server
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports, argv, nested
 
 RANKS_FOLDER: Final = "ranks"
-"""Beside the log of mpirun: the logs of the ranks."""
+"""Next to mpirun's log: the logs of the ranks."""
 _RANK: Final = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)")
 _LAST_WORDS_S: Final = 1.3
 """mpirun reports the first rank that exited about 1.1 s later, once it has ended the others."""
 _ALL_WORDS_S: Final = 5.0
-"""It takes longer if other ranks do not exit when told."""
-# How Open MPI 4 and 5 report the first rank that exited: by a signal, with an exit status, or by MPI_Abort.
+"""The time if other ranks do not exit on request."""
+# The reports of Open MPI 4 and 5 about the first rank that exited: by a signal, with an exit status, or by MPI_Abort.
 _ENDED: Final = (
     (re.compile(r"process rank (\d+) with PID \d+ [^\n]*exited on\s+signal (\d+)"), -1),
     (re.compile(r"Process name: \[\S*,(\d+)\]\s+Exit code:\s+(\d+)"), 1),
@@ -60,7 +60,7 @@ class Ranks(Group):
         self.world_size = world_size
         self.mpirun = mpirun
         self.ranks: dict[int, tuple[int, Process]] = {}
-        """Rank -> process id and its entry in the process table; complete some moments after the start."""
+        """Rank -> process id and its entry in the process table. Complete shortly after the start."""
 
     def poll(self) -> int | None:
         """Exit status of mpirun; 1 if a rank has ended before it."""
@@ -69,32 +69,32 @@ class Ranks(Group):
 
     def dead(self) -> list[int]:
         """Ranks that were running and have ended."""
-        self.seen()
-        return [rank for rank, (pid, seen) in sorted(self.ranks.items()) if running_since(pid) != seen.start_time]
+        self.started()
+        return [rank for rank, (pid, known) in sorted(self.ranks.items()) if running_since(pid) != known.start_time]
 
     def interrupt(self) -> None:
         """Interrupt the ranks, but not mpirun, which would kill them a second later."""
-        self.seen()
-        for pid, seen in self.ranks.values():
-            if running_since(pid) == seen.start_time:
+        self.started()
+        for pid, known in self.ranks.values():
+            if running_since(pid) == known.start_time:
                 kill(pid, signal.SIGINT)
 
-    def seen(self) -> list[int]:
-        """Process ids of the ranks that have come so far, in order; those that have ended are among them."""
+    def started(self) -> list[int]:
+        """Process ids of the ranks that have started, in order, including those that have ended."""
         if len(self.ranks) < self.world_size:
             if self.mpirun:
                 children = ((pid, each) for pid, each in process_table().items() if each.parent == self.pid)
-                found = {rank: child for child in children if (rank := _rank(child[0])) is not None}
+                new = {rank: child for child in children if (rank := _rank(child[0])) is not None}
             else:
-                found = {0: (self.pid, alone)} if (alone := look_up(self.pid)) else {}
-            self.ranks = {**found, **self.ranks}
+                new = {0: (self.pid, alone)} if (alone := look_up(self.pid)) else {}
+            self.ranks = {**new, **self.ranks}
         return [pid for _, (pid, _) in sorted(self.ranks.items())]
 
 
 def _rank(pid: int) -> int | None:
-    """The rank that mpirun gave this process; None if it is still being started."""
-    found = _RANK.search(proc_file(pid, "environ"))
-    return int(found[1]) if found else None
+    """The rank that mpirun assigned to this process. None if it is still starting."""
+    match = _RANK.search(proc_file(pid, "environ"))
+    return int(match[1]) if match else None
 
 
 @dataclass(kw_only=True)
@@ -110,13 +110,13 @@ class World(triton_server.RunningTriton):
 
     @property
     def log(self) -> Path:
-        """The log of rank 0, which is the server for its clients."""
+        """The log of rank 0, the server for clients."""
         return self.rank_log(0)
 
     @property
     def pids(self) -> list[int]:
-        """Of the ranks that are there by now, in order."""
-        return self.process.seen()
+        """Logs of the ranks that have one, in order."""
+        return self.process.started()
 
     def rank_log(self, rank: int) -> Path:
         """The log of a rank."""
@@ -126,7 +126,7 @@ class World(triton_server.RunningTriton):
         return next(self.folder.parent.glob(f"{self.folder.name}.*.{rank}.out"), self.output)  # Open MPI 5
 
     def died(self) -> ServerError:
-        """The error for its end: names the rank that ended first, with the end of that rank's log."""
+        """The error for its end: names the rank that ended first, and quotes the end of that rank's log."""
         rank, status = self._first_dead()
         if rank is None:
             who, log = "mpirun" if self.process.mpirun else self.name, self.output
@@ -136,24 +136,24 @@ class World(triton_server.RunningTriton):
         return triton_server.diagnose(status, log, who, before=self.before, beside=others)
 
     def _first_dead(self) -> tuple[int | None, int | None]:
-        """The rank that ended first, None if it was none of them, and its exit status if it is known."""
+        """The rank that ended first, None if no rank did, and its exit status if it is known."""
         if not self.process.mpirun:
             return None, self.process.wait(_LAST_WORDS_S)
         begin = time.monotonic()
         while True:
             ended = self.process.wait(0.05) is not None
             dead = self.process.dead()
-            alone = len(dead) == 1  # of several, nobody but mpirun knows which was the first
+            alone = len(dead) == 1  # with several, only mpirun knows the first
             over = ended or time.monotonic() > begin + (_LAST_WORDS_S if alone else _ALL_WORDS_S)
-            said = self.output.read_text(encoding="utf-8", errors="replace")
+            output = self.output.read_text(encoding="utf-8", errors="replace")
             for pattern, sign in _ENDED:
-                if found := pattern.search(said):
-                    return int(found[1]), sign * int(found[2])
+                if match := pattern.search(output):
+                    return int(match[1]), sign * int(match[2])
             if over:
                 return (dead[0], None) if alone else (None, self.process.returncode)
 
     def service(self) -> dict[str, object]:
-        """What clients need to know. Raises OSError or HttpError when rank 0 does not answer."""
+        """The information for clients. Raises OSError or HttpError if rank 0 does not respond."""
         return {**super().service(), "ranks": self.pids, "log": str(self.log.relative_to(self.output.parent))}
 
     def stop(self, timeout_s: float) -> int | None:
@@ -174,7 +174,7 @@ def start(
     ports: Ports,
     host: str = LOOPBACK,
 ) -> World:
-    """Start `world_size` ranks on `repository`; see `argv`. mpirun writes to `log`, the ranks to files beside it.
+    """Start `world_size` ranks on `repository`; see `argv`. mpirun writes to `log`, the ranks to files next to it.
 
     Raises ServerError if mpirun is missing or cannot be used.
     """
@@ -194,7 +194,7 @@ def start(
         mpirun=mpirun,
         run_prefix=prefix,
         root=os.geteuid() == 0,
-        oversubscribe=True,  # else mpirun refuses more ranks than there are cores, though ranks mostly wait for GPUs
+        oversubscribe=True,  # mpirun refuses more ranks than cores by default, but ranks mostly wait for GPUs
         log=links.plain(log.parent) / folder.name,
         host=host,
         options=(
@@ -204,9 +204,9 @@ def start(
         ),
         images=ENCODERS_MODEL in loaded,
     )
-    shutil.rmtree(folder, ignore_errors=True)  # of a start before this one
+    shutil.rmtree(folder, ignore_errors=True)  # from an earlier start
     log.write_bytes(b"")
-    # All ranks are here, and mpirun refuses to work without ssh or rsh unless it is told that there is none.
+    # All ranks run on this host, and mpirun fails without ssh or rsh unless this option is empty.
     environment = {"OMPI_MCA_plm_rsh_agent": "", **triton_server.environment(triton_)}
     process = Ranks(
         triton_server.private(command), world_size, mpirun=mpirun is not None, env=environment, cwd=log.parent, log=log
@@ -217,16 +217,16 @@ def start(
         output=log,
         host=triton_server.reached_at(host),
         prefix=prefix,
-        models=_asked(loaded),
+        models=_client_models(loaded),
         loaded=loaded,
         started=started,
     )
 
 
-def _asked(loaded: tuple[str, ...]) -> tuple[str, ...]:
-    """The models that clients ask, the first one above all. Only one of them has a draft model help."""
-    asked = (BLS_MODEL,) if DRAFT_MODEL in loaded else (ENSEMBLE, BLS_MODEL)
-    return tuple(model for model in asked if model in loaded) or (ENGINE_MODEL,)
+def _client_models(loaded: tuple[str, ...]) -> tuple[str, ...]:
+    """The models that clients use, the default first. Only one of them has help from a draft model."""
+    models = (BLS_MODEL,) if DRAFT_MODEL in loaded else (ENSEMBLE, BLS_MODEL)
+    return tuple(model for model in models if model in loaded) or (ENGINE_MODEL,)
 
 
 def check_mpirun(mpirun: str) -> None:

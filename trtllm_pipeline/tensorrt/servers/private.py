@@ -1,12 +1,12 @@
-"""Becomes a program whose files are its user's alone.
+"""Runs a program whose files only its user can read.
 
     python -I -S private.py COMMAND...
 
-Triton's Python models exchange prompts and answers through files in /dev/shm. The library that makes them widens their
-mode to 0644 after it has made them, whatever the umask; so that one call is turned into nothing, here and in all that
-descends. Where the kernel does not allow that, a line on stderr says so, and the program runs all the same.
+Triton's Python models exchange prompts and answers through files in /dev/shm. The library that creates them sets their
+mode to 0644, whatever the umask. A filter turns that one call into a no-op, in this process and all its descendants. If
+the kernel does not allow that, a line on stderr reports it, and the program runs all the same.
 
-Nothing of ours is imported here: starting has to be cheap.
+Imports no modules of the package: starting has to be cheap.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Filter(ctypes.Structure):
 
 
 def keep_modes() -> bool:
-    """Make fchmod(file, 0644) do nothing, in this process and all that descend from it; whether that could be done."""
+    """Turn fchmod(file, 0644) into a no-op, in this process and all its descendants. Returns True on success."""
     libc = ctypes.CDLL(None)
     architecture, fchmod, seccomp = _NUMBERS.get(os.uname().machine, (0, 0, 0))
     instructions = (  # code, where to continue when equal, when not, value; the data are of struct seccomp_data
@@ -46,15 +46,15 @@ def keep_modes() -> bool:
         return False
 
     def installed() -> bool:
-        # Without the flag, older kernels slow programs down that have a filter.
+        # Without the flag, older kernels slow down programs that have a filter.
         return bool(libc.syscall(seccomp, _SET_MODE_FILTER, _SPEC_ALLOW, ctypes.byref(program)) == 0)
 
-    # Who may do it keeps the right to gain privileges; all others have to give that up for it.
+    # Privileged processes keep the right to gain privileges. All others have to give it up.
     return installed() or (libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 and installed())
 
 
 def main(command: list[str]) -> None:
-    """Become `command`."""
+    """Replace this process with `command`."""
     os.umask(0o077)
     if not keep_modes():
         print("this kernel cannot keep shared memory private: other users of this machine can read it", file=sys.stderr)  # noqa: T201

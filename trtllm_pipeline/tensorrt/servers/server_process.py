@@ -1,4 +1,4 @@
-"""What all kinds of servers have in common, and the words for their ends."""
+"""Shared by all kinds of servers, with the messages for their ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogLine, LogText, first
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports
 
 _LOOK_S: Final = 2.0
-"""Time limit for one readiness request: another program may hold the port and never respond."""
+"""Timeout of one readiness request: another program may hold the port and never respond."""
 _LONGEST: Final = 300
 
 
@@ -29,25 +29,25 @@ class ServerProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the first process."""
+        """Process id of the first process."""
 
     def poll(self) -> int | None:
-        """Its exit status once the server has failed or ended, None before."""
+        """Its exit status after the server has failed or ended, else None."""
 
 
 @dataclass(kw_only=True)
 class Server(ABC):
-    """A server that was started. Whoever started it must stop it, whatever its state."""
+    """A server that was started. Its starter must stop it, whatever its state."""
 
     process: ServerProcess
     ports: Ports
-    """Where it listens. A server that only speaks HTTP uses the first."""
+    """Its ports. A server that only speaks HTTP uses the first."""
     output: Path
     """The file that its process writes to."""
     host: str = LOOPBACK
     """Address to reach it at."""
     name: str = "Triton"
-    """In messages."""
+    """Name in messages."""
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
     """The kernel's out-of-memory counts when the server was started."""
 
@@ -59,9 +59,9 @@ class Server(ABC):
     def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 10.0) -> tuple[int, bytes]:
         """Status and body of one HTTP request, `body` as JSON, all within `timeout_s`.
 
-        Raises OSError or HttpError when there is no answer.
+        Raises OSError or HttpError if there is no response.
         """
-        # Not before the server is started: importing them takes as long as it takes to begin.
+        # Imported late: these imports take as long as the rest of the start.
         import asyncio
 
         from trtllm_pipeline.measure import fetch
@@ -75,36 +75,36 @@ class Server(ABC):
         """The paths that return status 200 when the server and all its models are ready."""
 
     def ready(self) -> bool:
-        """Whether the server and all its models report that they are ready."""
+        """True if the server and all its models report that they are ready."""
         try:
             return all(self.request("GET", path, timeout_s=_LOOK_S)[0] == 200 for path in self.ready_paths())
         except (OSError, ProtocolError):
             return False
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
-        """Wait until it is ready or `ended` is set. Raises ServerError when it ends by itself or takes too long.
+        """Wait until it is ready or `ended` is set. Raises ServerError if it ends or takes too long.
 
-        A process of it that was killed counts as its end: it would wait for that one until the time is up.
+        A killed process of the server counts as its end, because the server would wait for it until the timeout.
         """
         deadline = time.monotonic() + timeout_s
         watch = killed.Watch(self.process.pid, self.before)
         while not (ended and ended.is_set()) and not self.ready():
             if self.process.poll() is not None:
                 raise self.died()
-            if found := watch.look():
-                who, signo = found
+            if death := watch.look():
+                who, signo = death
                 raise diagnose(f"{self.name} was loading when {who}", -signo, self.log, before=self.before)
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"{self.name} was not ready after {timeout_s:.0f} s{_last_words([LogText(self.log)])}",
                     failure=FailureClass.TIMEOUT,
-                    hint="a large engine takes minutes to load; raise the limit with --set settings.serve.ready_timeout_s=SECONDS",
+                    hint="a large engine takes minutes to load; raise the timeout with --set settings.serve.ready_timeout_s=SECONDS",
                     log=self.log,
                 )
             time.sleep(0.05)
 
     def died(self) -> ServerError:
-        """Why it has ended, from its exit status and its log."""
+        """The reason for its end, from its exit status and its log."""
         return diagnose(self.name, self.process.poll(), self.log, before=self.before)
 
     def dead_models(self) -> set[str]:
@@ -113,9 +113,9 @@ class Server(ABC):
 
     @abstractmethod
     def service(self) -> dict[str, object]:
-        """What clients need to know: the part of service.json that depends on the kind of server.
+        """The information for clients: the part of service.json that depends on the kind of server.
 
-        Raises OSError, HttpError or ServerError when the server does not answer.
+        Raises OSError, HttpError or ServerError if the server does not respond.
         """
 
     @abstractmethod
@@ -132,10 +132,11 @@ def diagnose(
     before: out_of_memory.Counts | None = None,
     beside: Sequence[Path] = (),
 ) -> ServerError:
-    """What ended `who`, as an error of one line. `cause` is what the server itself says; else the log's own words are quoted.
+    """The reason for the end of `who`, as an error of one line. `cause` is the server's own message. Without it, the
+    log is quoted.
 
-    `status` is negative for a signal, None if not known. `before` is what the kernel had counted when it was started:
-    whether it was this that ended it. `beside` are logs of processes that ended with it, such as other ranks.
+    `status` is negative for a signal, None if not known. `before` are the kernel's counts at the start, which show whether
+    the kernel killed it. `beside` are logs of processes that ended with it, such as other ranks.
     """
     logs = [LogText(each) for each in (log, *beside)]
     known = first_cause(logs)
@@ -154,9 +155,9 @@ def diagnose(
             line=None if error is None else error.number,
             telling=tuple(map(str, telling_lines(logs))),
         )
-    said = "" if cause and _same(cause, known.line.said) else f"; {known.quoted(_whose(known.line, log))}"
+    quote = "" if cause and _same(cause, known.line.message) else f"; {known.quoted(_whose(known.line, log))}"
     return ServerError(
-        f"{who} {how}{said}",
+        f"{who} {how}{quote}",
         failure=known.failure,
         hint=known.hint,
         log=known.line.path,
@@ -166,9 +167,9 @@ def diagnose(
     )
 
 
-def _same(cause: str, said: str) -> bool:
-    """Whether a server's own words and the line with the first cause say the same."""
-    return cause.rpartition(": ")[2] in said
+def _same(cause: str, line: str) -> bool:
+    """True if a server's own message and the line with the first cause are the same."""
+    return cause.rpartition(": ")[2] in line
 
 
 def _whose(line: LogLine, log: Path) -> str:
@@ -176,7 +177,7 @@ def _whose(line: LogLine, log: Path) -> str:
 
 
 def _address_space() -> str | None:
-    """A hint for a program that crashed where its address space is limited, as few programs check what they get."""
+    """A hint for a program that crashed with a limited address space: few programs check for failed allocations."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return None
@@ -191,18 +192,18 @@ def _signal_name(number: int) -> str:
 
 
 def quoted(log: Path, lines: int = 15) -> str:
-    """The end of a log, indented, under the log's name; nothing where there is none."""
+    """The end of a log, indented, under the log's name. Empty without lines."""
     tail = LogText(log).last(lines)
     return "\n".join([f"the end of {log}:", *(f"    {line.text[:_LONGEST]}" for line in tail)]) if tail else ""
 
 
 def _last_words(logs: Sequence[LogText]) -> str:
-    """What the first log says went wrong, or its last line, or else what the others say; to be added to a message."""
+    """The error in the first log, or its last line, or else the error of the other logs. For the end of a message."""
     cause = first_cause(logs[:1])
     if cause is not None:
         return f"; {cause.quote}"
     last = logs[0].last(1)
     error = first_error(logs[:1]) or (None if last else first_error(logs))
     if error is not None:
-        return f"; its log says: {error.said}"
-    return f"; its last line: {last[0].said}" if last else ""
+        return f"; its log says: {error.message}"
+    return f"; its last line: {last[0].message}" if last else ""

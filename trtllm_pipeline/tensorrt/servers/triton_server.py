@@ -47,38 +47,38 @@ from trtllm_pipeline.tensorrt.servers.server_process import diagnose as explaine
 
 WILDCARDS: Final = frozenset(("0.0.0.0", "::"))  # noqa: S104  compared with, not bound to
 _GIVEN_AWAY: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""The first and the last port that the kernel gives to connections."""
+"""The first and the last port that the kernel assigns to connections."""
 _LEAST_PORT: Final = 20_000
-"""Above those that well-known programs listen on."""
+"""Above the ports of well-known programs."""
 _TRIED_PORTS: Final = 64
 _CHOSEN: Final[deque[socket.socket]] = deque(maxlen=128)
-"""Marks of the ports that this process has chosen last."""
+"""Markers of the ports that this process chose last."""
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  the system's, not a temporary directory
 TEMPORARY: Final = Path("/tmp")  # noqa: S108  Triton's Python backend knows no other
 _MARK: Final = "trtllm-pipeline"
 _TICK_S: Final = 0.05
-"""How far a file system's clock may lag."""
+"""Maximum lag of a file system's clock."""
 SHARED_MEMORY_BYTES: Final = 2 << 20
-"""Required for each Python model; measurements show about half of it."""
+"""Required for each Python model. Measurements show about half of it."""
 EXIT_TIMEOUT_S: Final = 1
-"""How long Triton waits for requests in flight when it is told to exit."""
+"""Time that Triton waits for requests in flight when it is told to exit."""
 _HELP_S: Final = 30.0
 _KILLED_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 3.0
 """An open gRPC stream can keep Triton 2.51 from exiting, so it is killed after this time."""
 CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
-"""Interfaces of Triton that no client needs; they would give clients access to files and memory of this user."""
+"""Interfaces of Triton that no client needs. They would give clients access to files and memory of this user."""
 
 
 def check(triton: TritonInstallation, python_models: int) -> None:
-    """Raise ServerError for an environment in which Python models would fail, partly silently."""
+    """Raise ServerError for an environment in which Python models would fail, partly without an error."""
     # The wheel's stubs run under this interpreter; those of another Triton under its own, with its own numpy.
     if triton.stubs is not None:
         _check_wheel(triton.stubs, triton.source)
     for variable, folder, separators in _searched(triton):
-        if found := next((each for each in separators if each in str(folder)), None):
+        if separator := next((each for each in separators if each in str(folder)), None):
             raise _unusable(
-                f"{folder} contains {found!r}, which separates directories in {variable}: Triton's Python models would not find "
+                f"{folder} contains {separator!r}, which separates directories in {variable}: Triton's Python models would not find "
                 f"their libraries there",
                 "create the Python environment in a directory without it",
             )
@@ -116,7 +116,7 @@ def _unusable(reason: str, hint: str) -> ServerError:
 
 
 def _searched(triton: TritonInstallation) -> Iterator[tuple[str, Path, str]]:
-    """The search path variables of a server's Python, a directory in each, and the separators that the directory must not contain."""
+    """The search path variables of a server's Python, a directory in each, and the separators that it must not contain."""
     yield "PATH", Path(sys.executable).parent, ":"
     if triton.libraries is not None:
         yield "LD_LIBRARY_PATH", triton.libraries, ":;"
@@ -133,13 +133,13 @@ def stub_binary(stubs: Path) -> Path:
 
 
 def python_library() -> Path | None:
-    """The libpython that the stub would load: the one of this Python, or the system's. None if there is neither."""
+    """The libpython that the stub would load: this Python's, or the system's. None if there is neither."""
     name = f"libpython{_python()}.so.1.0"
     own = Path(str(sysconfig.get_config_var("LIBDIR"))) / name
     if own.is_file():
         return own
-    found = ctypes.util.find_library(f"python{_python()}")
-    return None if found is None else Path(found)
+    library = ctypes.util.find_library(f"python{_python()}")
+    return None if library is None else Path(library)
 
 
 def environment(triton: TritonInstallation) -> dict[str, str]:
@@ -165,7 +165,7 @@ def link(triton: TritonInstallation, repository: Path, folder: Path) -> tuple[Pa
 
 
 def _link_backends(triton: TritonInstallation, folder: Path) -> Path:
-    """The backend directory; for the wheel, links in `directory` with the right stub."""
+    """The backend directory. For the wheel, links in `directory` with the right stub."""
     if triton.stubs is None:
         return triton.backends
     python = folder / "python"
@@ -184,13 +184,13 @@ def free_ports(host: str = LOOPBACK) -> Ports:
 
 
 def unused_ports(wanted: int, host: str = LOOPBACK) -> list[int]:
-    """So many free ports. Raises OSError if `host` is not an address of this machine.
+    """This many free ports. Raises OSError if `host` is not an address of this machine.
 
-    A server takes them once it has loaded its models, which may be minutes later. So they are none that the kernel gives to
-    any connection, where there are others, and none that another process of ours has chosen before and still lives.
+    A server binds them once it has loaded its models, which may be minutes later. So ports that the kernel assigns to
+    connections are avoided if possible, as are ports that another living process of ours has chosen.
     """
     with contextlib.ExitStack() as stack:
-        found: list[int] = []
+        chosen: list[int] = []
         for port in (*_not_given_away(), *[0] * _TRIED_PORTS):
             each = stack.enter_context(socket.socket())
             try:
@@ -200,29 +200,29 @@ def unused_ports(wanted: int, host: str = LOOPBACK) -> list[int]:
                     raise
                 continue
             if _choose(number := each.getsockname()[1]):
-                found.append(number)
-            if len(found) == wanted:
+                chosen.append(number)
+            if len(chosen) == wanted:
                 break
-        return found
+        return chosen
 
 
 def _choose(port: int) -> bool:
-    """Mark a port as chosen while this process lives; False where it is marked already.
+    """Mark a port as chosen while this process lives. False if it is marked already.
 
-    The mark is a name that the kernel keeps where it keeps ports, and forgets with the process.
+    The mark is an abstract socket name, which the kernel removes with the process.
     """
     mark = socket.socket(socket.AF_UNIX)
     try:
         mark.bind(f"\0trtllm-pipeline port {port}")
     except OSError as error:
         mark.close()
-        return error.errno != errno.EADDRINUSE  # or there are no such names here
+        return error.errno != errno.EADDRINUSE  # or abstract names are not supported
     _CHOSEN.append(mark)
     return True
 
 
 def _not_given_away() -> list[int]:
-    """Some ports below those that the kernel gives to connections, in no order; none where that is not known."""
+    """Some ports below those that the kernel assigns to connections, in random order. Empty if that range is unknown."""
     import random
 
     try:
@@ -234,7 +234,7 @@ def _not_given_away() -> list[int]:
 
 
 def busy_ports(ports: Iterable[int], host: str = LOOPBACK) -> list[int]:
-    """Those of `ports` that are in use."""
+    """The `ports` that are in use."""
     busy = []
     for port in ports:
         with socket.socket() as probe:
@@ -253,7 +253,7 @@ class RunningTriton(Server):
     prefix: str
     """Name prefix of all its files in shared memory."""
     models: tuple[str, ...]
-    """Models that clients may ask; the first is the default."""
+    """Models for clients. The first is the default."""
     loaded: tuple[str, ...]
     """Models that must be ready."""
     started: float = field(default_factory=time.time)
@@ -262,42 +262,44 @@ class RunningTriton(Server):
 
     @property
     def pids(self) -> list[int]:
-        """Of the Tritons, the one that clients reach first."""
+        """The Triton that clients reach."""
         return [self.process.pid]
 
     def ready_paths(self) -> list[str]:
-        """Those of the server and of its models."""
+        """Process ids of the server and of its models."""
         return ["/v2/health/ready", *(f"/v2/models/{model}/ready" for model in self.loaded)]
 
     def ready(self) -> bool:
-        """Whether it reports that it is ready. Marks the directories that it has made until now."""
+        """True if it reports that it is ready. Marks the directories that it has created until now."""
         self._mark_folders()
         return super().ready()
 
     def wait_ready(self, timeout_s: float, ended: threading.Event | None = None) -> None:
-        """As every server; then looks which processes its models have."""
+        """As for every server. Also finds the processes of its models."""
         super().wait_ready(timeout_s, ended)
         self.stubs = self._live_stubs()
 
     def died(self) -> ServerError:
-        """Why it has ended, from its exit status and its log."""
+        """The reason for its end, from its exit status and its log."""
         return diagnose(self.process.poll(), self.log, before=self.before)
 
     def dead_models(self) -> set[str]:
-        """Models whose Python process has died since the last call; Triton still reports them as ready."""
+        """Models whose Python process has died since the last call. Triton still reports them as ready."""
         dead = dead_stubs(self.stubs, self.pids[0]) if self.stubs else {}
         for pid in dead:
             del self.stubs[pid]
         return set(dead.values())
 
     def service(self) -> dict[str, object]:
-        """Endpoints, models and version. Raises OSError or HttpError when it does not answer, ServerError where another does."""
+        """Endpoints, models and version. Raises OSError or HttpError if it does not respond, ServerError if another
+        program does.
+        """
         try:
             answer = json.loads(self.request("GET", "/v2")[1])
             server = {"name": str(answer["name"]), "version": str(answer["version"])}
         except (ValueError, LookupError, TypeError) as error:
             raise ServerError(
-                f"what answers at port {self.ports.http} of {self.host} is not Triton: another program took the port",
+                f"port {self.ports.http} of {self.host} does not belong to Triton: another program uses the port",
                 failure=FailureClass.TRANSIENT,
                 log=self.log,
             ) from error
@@ -314,8 +316,8 @@ class RunningTriton(Server):
         mark_folders(self.prefix, self.started, self.pids)
 
     def _live_stubs(self) -> dict[int, str]:
-        found = (each for parent in self.pids[:1] for each in stub_processes(parent))
-        return {pid: model for pid, model in found if _is_stub(pid, self.prefix)}
+        stubs = (each for parent in self.pids[:1] for each in stub_processes(parent))
+        return {pid: model for pid, model in stubs if _is_stub(pid, self.prefix)}
 
 
 @dataclass(kw_only=True)
@@ -354,7 +356,7 @@ def closing_options(triton: TritonInstallation) -> tuple[list[str], list[str]]:
     closing = {
         "--http-restricted-api": f"{','.join(CLOSED)}:{header}",
         "--grpc-restricted-protocol": f"{','.join(CLOSED)}:{header}",
-        "--allow-vertex-ai": "false",  # else AIP_MODE in the environment opens one more port, to everyone
+        "--allow-vertex-ai": "false",  # otherwise AIP_MODE in the environment opens another port on all addresses
     }
     known = _help(triton)
     missing = [name for name in closing if known and f"{name} " not in known]
@@ -365,7 +367,7 @@ def closing_options(triton: TritonInstallation) -> tuple[list[str], list[str]]:
 def _help(triton: TritonInstallation) -> str:
     """The server's --help output; "" if it has none, which counts as having all options."""
     try:
-        asked = subprocess.run(
+        completed = subprocess.run(
             [triton.binary, "--help"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -375,7 +377,7 @@ def _help(triton: TritonInstallation) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return (asked.stdout + asked.stderr).decode(errors="replace")
+    return (completed.stdout + completed.stderr).decode(errors="replace")
 
 
 def new_prefix() -> str:
@@ -394,7 +396,7 @@ def start(
     host: str = LOOPBACK,
     variables: Mapping[str, str] | None = None,
 ) -> TritonProcess:
-    """Start `triton` on `repository` in this process's session and group; `models` are those in the repository.
+    """Start `triton` on `repository` in this process's session and group. `models` are those in the repository.
 
     The server works on links in `directory`. `variables` are added to its environment. Its output is appended to `log`.
     """
@@ -412,7 +414,7 @@ def start(
     ]
     command = private(command)
     if setpriv := shutil.which("setpriv"):
-        # Should this process be killed, the kernel ends the server: a second line behind whoever watches the group.
+        # If this process is killed, the kernel ends the server, in addition to the watcher of the process group.
         command = [setpriv, "--pdeathsig", "KILL", *command]
     started = time.time()
     with log.open("ab") as output:
@@ -436,7 +438,7 @@ def start(
 
 
 def reached_at(host: str) -> str:
-    """The address to reach a server at that listens on `host`."""
+    """The address for clients of a server that listens on `host`."""
     return LOOPBACK if host in WILDCARDS else host
 
 
@@ -458,13 +460,13 @@ def diagnose(
     before: out_of_memory.Counts | None = None,
     beside: Sequence[Path] = (),
 ) -> ServerError:
-    """The error for the end of a server, with the first cause in its log and in those `beside`."""
-    found = re.search(
+    """The error for the end of a server, with the first cause in its log and in the logs `beside`."""
+    match = re.search(
         r"failed to load '(\w+)' version \d+: (?:\w+: )?(.+?)\s*(?:\\n|\"?$)",
         "\n".join(LogText(log).lines),
         re.MULTILINE,
     )
-    cause = f"could not load the model {found[1]}: {found[2]}" if found else None
+    cause = f"could not load the model {match[1]}: {match[2]}" if match else None
     return explained(who, status, log, cause, before=before, beside=beside)
 
 
@@ -476,7 +478,7 @@ def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
 
 
 def dead_stubs(stubs: Mapping[int, str], parent: int) -> dict[int, str]:
-    """Those of `stubs` that have ended. Each is checked on its own, because a listing of a busy system may miss one."""
+    """The `stubs` that have ended. Each is checked on its own, because a listing of a busy system may miss one."""
     return {pid: model for pid, model in stubs.items() if not _lives(pid, parent)}
 
 
@@ -486,12 +488,12 @@ def _lives(pid: int, parent: int) -> bool:
 
 
 def _is_stub(pid: int, prefix: str) -> bool:
-    """Whether `pid` is still a stub of the server with this prefix: process ids are reused."""
+    """True if `pid` is still a stub of the server with this prefix: process ids are reused."""
     return prefix.encode() in proc_file(pid, "cmdline")
 
 
 def _kill_all(prefix: str) -> None:
-    """Kill what a server with this prefix has left: whose parent it was when, no listing of a busy system says for certain."""
+    """Kill the remaining processes of a server with this prefix. Parents in a listing of a busy system are not reliable."""
     deadline = time.monotonic() + _KILLED_S
     while (left := [pid for pid in process_table() if _is_stub(pid, prefix)]) and time.monotonic() < deadline:
         for pid in left:
@@ -507,8 +509,8 @@ def _prefix(pid: int) -> str:
 def mark_folders(prefix: str, since: float, servers: Iterable[int]) -> None:
     """Mark the directories that the Python backends of `servers`, started at `since`, have created as belonging to `prefix`.
 
-    Each creates /tmp/python_env_XXXXXX, which remains when Triton is killed or does not wait for its models. Nothing tells
-    whose it is, so the first unmarked directory of this user since then is taken.
+    Each creates /tmp/python_env_XXXXXX, which remains if Triton is killed or does not wait for its models. The name does not
+    show the owner, so the first unmarked directory of this user since then is used.
     """
     marks = {folder: _mark(folder) for folder, made in _own_folders() if made > since - _TICK_S}
     unknown = [folder for folder, mark in marks.items() if mark is None]
@@ -530,7 +532,7 @@ def _own_folders() -> Iterator[tuple[Path, float]]:
 
 
 def _mark(folder: Path) -> str | None:
-    """The prefix of the server that a directory is marked for; None for an unmarked directory."""
+    """The prefix of the server that a directory is marked for. None for an unmarked directory."""
     try:
         return (folder / _MARK).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -541,14 +543,14 @@ def _remove(over: Callable[[str], bool]) -> None:
     """Delete the leftovers of servers for whose prefix, or file name that starts with it, `over` is true."""
     for path in SHARED_MEMORY.iterdir():
         if over(path.name):
-            with contextlib.suppress(OSError):  # gone, or another user's: anybody may give a file such a name
+            with contextlib.suppress(OSError):  # gone, or another user's: any user may create a file of this name
                 about = path.lstat()
                 if about.st_uid == os.geteuid() and stat.S_ISREG(about.st_mode):
                     path.unlink()
     for folder, _ in _own_folders():
         if over(_mark(folder) or ""):
             (folder / _MARK).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # it is not empty, or gone
+            with contextlib.suppress(OSError):  # not empty, or gone
                 folder.rmdir()
 
 
@@ -558,7 +560,7 @@ def remove_leftovers(prefix: str) -> None:
 
 
 def remove_stale_leftovers() -> None:
-    """Delete what servers left behind whose starting process was killed."""
+    """Delete the leftovers of servers whose starting process was killed."""
     own = _prefix(0).removesuffix("0-")
 
     def over(name: str) -> bool:

@@ -20,17 +20,17 @@ from trtllm_pipeline.tensorrt.servers.triton_server import reached_at
 
 @dataclass(kw_only=True)
 class OpenAiServer(Server):
-    """A running server. Its workers have sessions of their own, but end with it all the same."""
+    """A running server. Its workers have separate sessions, but end with it all the same."""
 
     process: Group
     ways: OpenAiWays = TRTLLM_SERVE
 
     def ready_paths(self) -> tuple[str, ...]:
-        """It is healthy only with its workers."""
+        """It is healthy only if its workers are."""
         return (self.ways.ready,)
 
     def service(self) -> dict[str, object]:
-        """What clients need to know. Raises ServerError when it serves no model."""
+        """The information for clients. Raises ServerError if it serves no model."""
         try:
             models = json.loads(self.request("GET", "/v1/models")[1])["data"]
             names = [str(each["id"]) for each in models]

@@ -1,7 +1,7 @@
-"""Ask a running server and score its greedy answers.
+"""Send prompts to a running server and score its greedy answers.
 
-Leaves `answers.jsonl` (every prompt, answer and score, in the order of the input) and `accuracy.json` (the means with
-their intervals). Answers are there before their scores, and stay when scoring fails.
+Writes `answers.jsonl` (every prompt, answer and score, in the order of the input) and `accuracy.json` (the means with
+their intervals). Answers are written before they are scored, and remain if scoring fails.
 """
 
 from __future__ import annotations
@@ -9,52 +9,52 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtllm_pipeline.measure import Service, chat_renderer, metrics_of, questions_of, score_server
-from trtllm_pipeline.tensorrt.stage.asking import (
-    adapters_asked,
+from trtllm_pipeline.tensorrt.stage.base import StageContext
+from trtllm_pipeline.tensorrt.stage.model_inputs import encoder, model_folder
+from trtllm_pipeline.tensorrt.stage.params import AccuracyParams, to_json
+from trtllm_pipeline.tensorrt.stage.server_requests import (
+    adapter_options_now,
     chosen_adapters,
     draft_options,
     each_with_an_image,
     protocol_for,
-    special_tokens_asked,
+    special_tokens_check,
 )
-from trtllm_pipeline.tensorrt.stage.base import StageContext
-from trtllm_pipeline.tensorrt.stage.model_inputs import encoder, model_folder
-from trtllm_pipeline.tensorrt.stage.params import AccuracyParams, to_json
 
 
 def run(context: StageContext[AccuracyParams]) -> None:
-    """Ask, score, write. Raises StageError for rows without references, failed requests and too low a score."""
+    """Send, score, write. Raises StageError for rows without references, failed requests and a score below the minimum."""
     model = model_folder(context.inputs)
-    asked = context.params
-    metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
+    params = context.params
+    metrics = metrics_of(params.metrics, context.files.get("metric_module"))
     service = Service.read(context.inputs["service"])
-    special = special_tokens_asked(service, protocol_for(service), asked.request_timeout_s)
+    special = special_tokens_check(service, protocol_for(service), params.request_timeout_s)
     with chat_renderer(model, special) as render:
-        questions = questions_of(context.files["input_data"], metrics, asked.metrics, render)
-    prompts = each_with_an_image([question.prompt for question in questions], asked.images, service)
+        questions = questions_of(context.files["input_data"], metrics, params.metrics, render)
+    prompts = each_with_an_image([question.prompt for question in questions], params.images, service)
     questions = [replace(question, prompt=prompt) for question, prompt in zip(questions, prompts, strict=True)]
     images = any(question.prompt.images for question in questions)
-    adapters = adapters_asked(service, context.inputs, asked.request_timeout_s, asked.lora_names)
-    from trtllm_pipeline.measure import Target  # what talks to a server, once there is something to ask
+    adapters = adapter_options_now(service, context.inputs, params.request_timeout_s, params.lora_names)
+    from trtllm_pipeline.measure import Target  # imports the HTTP clients
 
-    found = score_server(
+    scored = score_server(
         Target(
             protocol_for(service, images=images),
             service,
             service.model,
-            asked.request_timeout_s,
-            asked.max_tokens,
+            params.request_timeout_s,
+            params.max_tokens,
             options=draft_options(service.model, context.inputs["engine"]),
-            in_turn=chosen_adapters(adapters, asked.lora),
+            in_turn=chosen_adapters(adapters, params.lora),
         ),
         questions,
         metrics,
-        concurrency=asked.concurrency,
-        encode=encoder(model),  # before anything is asked: without it there is no use for answers
+        concurrency=params.concurrency,
+        encode=encoder(model),  # before any request: without it the answers are useless
         folder=context.out,
         progress=context.progress,
         source="own",
-        settings=to_json(asked),
+        settings=to_json(params),
     )
-    print(found)  # noqa: T201 - the stage's log
-    found.check_least(asked.metrics[0], asked.min_score)
+    print(scored)  # noqa: T201 - the stage's log
+    scored.check_least(params.metrics[0], params.min_score)

@@ -1,4 +1,4 @@
-"""Calibration sets, which every toolchain reads alike: rows of a JSON Lines, CSV or Parquet file, and which are taken."""
+"""Calibration sets, read the same way by every toolchain: rows of a JSON Lines, CSV or Parquet file, and their selection."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Messages = list[dict[str, Any]]
 _TEXT_KEYS: Final = ("text", "input", "text_input")
 _KEYS: Final = (*_TEXT_KEYS, "messages", "input_ids")
 MOST: Final = 512
-"""Rows taken of a larger set where nobody says how many: as many as TensorRT-LLM's quantize.py takes."""
+"""Default number of rows of a larger set, the same as in TensorRT-LLM's quantize.py."""
 _EXPECTED: Final = 'expected an object with "text", "input" or "text_input", a string, "messages", or "input_ids"'
 
 
 DEFAULT_DATA: Final = "builtin:general"
-"""What a matrix calibrates on unless it names something else."""
+"""Default calibration set of a matrix."""
 
 
 def default_set() -> Path:
-    """The calibration set that comes with the package: 64 short texts of many kinds, written for it."""
+    """The calibration set in the package: 64 short texts of many kinds, written for it."""
     return PACKAGE / "data" / "calibration" / "general.jsonl"
 
 
@@ -49,16 +49,16 @@ class Row:
 
 
 def read_rows(path: Path, column: str | None = None) -> list[Row]:
-    """The rows of a file, or what they have in `column`. Raises MatrixError with every malformed row."""
+    """The rows of a file, or their values in `column`. Raises MatrixError with every malformed row."""
     return read_lines(path, _parse, column)
 
 
 def read_lines(path: Path, parse: Callable[[Any], T], column: str | None = None, *, first: bool = False) -> list[T]:
-    """What `parse` makes of each row: of a CSV file with a header, a Parquet file, else of JSON Lines that are not blank.
+    """The results of `parse` for each row of a CSV file with a header, a Parquet file, or else non-blank JSON Lines.
 
-    With `column`, `parse` gets what that holds, under the key for values of its kind. With `first`, of the first rows
-    alone, as `read_json_lines` and `tables.read`. Raises MatrixError with every row that cannot be read, or that `parse`
-    raises ValueError for, and UsageError for a Parquet file without pyarrow.
+    With `column`, `parse` gets the value of that column, under the key for values of its type. With `first`, only the
+    first rows are read, as in `read_json_lines` and `tables.read`. Raises MatrixError with every row that cannot be read,
+    or that `parse` raises ValueError for, and UsageError for a Parquet file without pyarrow.
     """
 
     def row(value: Any, _number: int) -> T:
@@ -75,14 +75,14 @@ def _of_column(value: Any, column: str) -> dict[str, Any]:
         raise ValueError(
             f"has no {column!r}" + (f"; it has {', '.join(map(str, value))}" if isinstance(value, dict) else "")
         )
-    found = value[column]
-    if not isinstance(found, list):
-        return {"text": found}
-    return {"messages" if found and isinstance(found[0], dict) else "input_ids": found}
+    cell = value[column]
+    if not isinstance(cell, list):
+        return {"text": cell}
+    return {"messages" if cell and isinstance(cell[0], dict) else "input_ids": cell}
 
 
 def _columns(path: Path, names: Sequence[str], column: str | None) -> list[str]:
-    """The columns that are read. Raises MatrixError where there are none."""
+    """The columns to read. Raises MatrixError if there are none."""
     read = [name for name in names if name in (_KEYS if column is None else (column,))]
     if not read:
         wanted = f"no column {column!r}" if column else f"none of the columns {', '.join(_KEYS)}"
@@ -105,12 +105,12 @@ def _parse(value: Any) -> Row:
 
 
 def choose(rows: Sequence[T], selection: Selection) -> list[T]:
-    """As many rows as selected, in their order: all of them in a smaller set, else drawn without replacement."""
+    """The selected number of rows, in their order: all rows of a smaller set, else drawn without replacement."""
     import numpy as np
 
     samples = selection.samples or MOST
     if selection.samples is not None and selection.samples > len(rows):
-        logger.warning("calibrating on %d rows: %d were asked for, and there are no more", len(rows), samples)
+        logger.warning("calibrating on %d rows: %d were requested, but there are no more", len(rows), samples)
     if len(rows) <= samples:
         return list(rows)
     chosen = np.random.default_rng(selection.seed).choice(len(rows), samples, replace=False)
@@ -118,11 +118,11 @@ def choose(rows: Sequence[T], selection: Selection) -> list[T]:
 
 
 def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | None = None) -> C:
-    """The parameters of a stage that calibrates, with the number of rows that its file really gives.
+    """The parameters of a stage that calibrates, with the number of rows that its file really has.
 
-    Command lines and keys then say what is done. Warns where more were asked for. Raises MatrixError where the first rows cannot
-    be read, as with a wrong column: else a model would be fetched for it. A file that is not here yet, and later rows, are
-    left to the stage.
+    Command lines and keys then match what runs. Warns if more rows were requested. Raises MatrixError if the first rows
+    cannot be read, as with a wrong column, before a model is downloaded for them. Missing files and later rows are checked
+    by the stage.
     """
     given = params.calibration
     if given is None or not Path(files.get("calibration_data", "")).is_file():
@@ -141,7 +141,7 @@ def with_true_samples(params: C, files: Mapping[str, str], _machine: Machine | N
 
 @lru_cache(maxsize=64)
 def _check_first(path: str, column: str | None) -> None:
-    """Raise MatrixError for what `read_rows` would find in the first rows of a file."""
+    """Raise MatrixError for errors that `read_rows` would find in the first rows of a file."""
     read_lines(Path(path), _parse, column, first=True)
 
 
@@ -152,17 +152,17 @@ def _count(path: str) -> int:
     with Path(path).open("rb") as file:
         lines = sum(not line.isspace() for line in file)
         file.seek(0)
-        array = b"[" in file.read(64)  # otherwise all of a large file would be parsed
+        array = b"[" in file.read(64)  # a quick check: the whole file may be large
     rows = user_files.json_array(user_files.read_text(Path(path))) if array else None
     return lines if rows is None else len(rows)
 
 
 @lru_cache(maxsize=64)
-def _warn(path: str, asked: int, rows: int) -> None:
+def _warn(path: str, requested: int, rows: int) -> None:
     logger.warning(
         "settings.quantize.calibration.samples is %d, but %s has %d rows: the model is calibrated on %d. "
-        "Name a larger set in settings.quantize.calibration.data, or leave samples out to take all rows.",
-        asked,
+        "Name a larger set in settings.quantize.calibration.data, or omit samples to use all rows.",
+        requested,
         path,
         rows,
         rows,

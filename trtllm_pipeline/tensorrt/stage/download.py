@@ -11,42 +11,42 @@ from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import DownloadParams
 
 PARTIAL: Final = "partial"
-"""Directory beside the attempts that keeps what broken transfers have brought."""
+"""Directory next to the attempts that keeps partial transfers."""
 
 
 def run(context: StageContext[DownloadParams]) -> None:
     """Fetch or generate the source into `context.out`."""
     from trtllm_pipeline.models import MODEL, fetch, kind_of
 
-    asked = context.params
-    if kind_of(asked.source) == "generated":
-        _generate(context.out, asked.source["generated"], asked.source.get("seed", 0))
+    params = context.params
+    if kind_of(params.source) == "generated":
+        _generate(context.out, params.source["generated"], params.source.get("seed", 0))
         return
     fetch(
-        asked.source,
+        params.source,
         context.out,
         progress=context.progress,
-        offline=asked.offline,
-        max_workers=asked.max_workers,
+        offline=params.offline,
+        max_workers=params.max_workers,
         partial=context.attempt.parent / PARTIAL,
-        folder=None if asked.folder is None else Path(asked.folder),
-        content=asked.content,
-        copies=asked.copies or (),
-        form=asked.form or MODEL,
+        folder=None if params.folder is None else Path(params.folder),
+        content=params.content,
+        copies=params.copies or (),
+        form=params.form or MODEL,
     )
-    if asked.quantization is not None:
-        _check_quantization(context.out, asked.quantization)
+    if params.quantization is not None:
+        _check_quantization(context.out, params.quantization)
 
 
 def _check_quantization(folder: Path, expected: str) -> None:
-    """Raise DownloadError where the files of a model say something else of its weights than was planned."""
+    """Raise DownloadError if the model's files specify other weights than planned."""
     from trtllm_pipeline.models import FILES, Fields, quantization
 
-    found = quantization({name: Fields.read_optional(folder, name).values for name in FILES})
-    if found is None or found.form != expected:
-        says = "weights that are not quantized" if found is None else f"{found.form} ({found.said})"
+    weights = quantization({name: Fields.read_optional(folder, name).values for name in FILES})
+    if weights is None or weights.form != expected:
+        says = "weights that are not quantized" if weights is None else f"{weights.form} ({weights.said})"
         raise DownloadError(
-            f"the model has {says}, expected {expected}, which its recipe says under quantization",
+            f"the model has {says}, expected {expected} as in its recipe's quantization",
             failure=FailureClass.USER,
             hint="correct the recipe",
         )

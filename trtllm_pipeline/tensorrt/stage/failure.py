@@ -1,4 +1,4 @@
-"""What an attempt leaves of its failure, in `failure.json` beside its logs: written by whoever knows, read by all that show it."""
+"""An attempt's record of its failure, `failure.json` next to its logs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtllm_pipeline.tensorrt.stage.base import FAILURE_FILE
 
 
 def write(attempt: Path, error: StageError) -> None:
-    """Leave `error` in the attempt's directory."""
+    """Record `error` in the attempt's directory."""
     log = error.log
     write_json(
         attempt / FAILURE_FILE,
@@ -26,17 +26,17 @@ def write(attempt: Path, error: StageError) -> None:
 
 
 def read(attempt: Path, default_log: Path) -> StageError | None:
-    """The failure that an attempt has left; None where it left none that can be read. `default_log`: where it names none."""
-    told = read_object(attempt / FAILURE_FILE)
+    """The recorded failure of an attempt. None without a readable one. `default_log` is used if the record names no log."""
+    record = read_object(attempt / FAILURE_FILE)
     try:
-        if told is None:
+        if record is None:
             return None
-        log, line, setting = told.get("log"), told.get("line"), told.get("setting")
-        telling = told.get("telling")
+        log, line, setting = record.get("log"), record.get("line"), record.get("setting")
+        telling = record.get("telling")
         return StageError(
-            str(told["message"]),
-            failure=FailureClass(told["failure"]),
-            hint=None if told["hint"] is None else str(told["hint"]),
+            str(record["message"]),
+            failure=FailureClass(record["failure"]),
+            hint=None if record["hint"] is None else str(record["hint"]),
             log=attempt / log if isinstance(log, str) else default_log,
             line=line if isinstance(line, int) else None,
             setting=setting if isinstance(setting, str) else None,

@@ -1,13 +1,13 @@
-"""The programs of the launch stages, services: a server, of one of these kinds, until told to end.
+"""The programs of the launch stages, which are services: a server of one of these kinds, until it is told to stop.
 
     run          one Triton around a model repository
     run_ranks    a TensorRT-LLM engine, as a world of Tritons under mpirun (`tensorrt/servers/mpi_server.py`)
     run_llmapi   Triton's `llmapi` model, which starts the workers of its other GPUs itself
-    run_openai   `trtllm-serve`, which does as well, or Triton's own OpenAI front end (`tensorrt/servers/trtllm_serve.py`)
+    run_openai   `trtllm-serve`, which does the same, or Triton's own OpenAI front end (`tensorrt/servers/trtllm_serve.py`)
 
-Ready is said by `service.json` in the attempt directory. SIGTERM, SIGINT and SIGHUP end it in order, as does the end of
-the process that started it. A server is started again, on the same ports, when a Python model process of it dies, up to
-three times, and when it dies itself, as often as `restarts` says; then it ends with the cause and the tail of the log.
+`service.json` in the attempt directory marks the server as ready. SIGTERM, SIGINT, SIGHUP and the end of the parent
+process stop it gracefully. The server is restarted, on the same ports, if one of its Python model processes dies, up to
+three times, and if it dies itself, up to `restarts` times. Then it fails with the cause and the tail of the log.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ from trtllm_pipeline.tensorrt.stage.params import LaunchEmbedded, LaunchParams
 
 LOG_FILE: Final = "server.log"
 STARTS: Final = 3
-"""Tries to find free ports: another program may take one between the test and the server's start."""
+"""Attempts to find free ports: another program may use one between the test and the server's start."""
 REPAIRS: Final = 3
-"""Deaths of Python model processes after which the server is given up."""
+"""Deaths of Python model processes after which the stage fails."""
 LOOK_EVERY_S: Final = 0.5
 
 
-def ports(asked: LaunchParams) -> Ports:
-    """The ports asked for, with free ones for the rest. Raises ServerError for what cannot be listened on."""
-    host = asked.host
-    fixed = {name: port for name in Ports._fields if (port := getattr(asked, f"{name}_port"))}
+def ports(params: LaunchParams) -> Ports:
+    """The requested ports, with free ones for the rest. Raises ServerError for a port or host that cannot be used."""
+    host = params.host
+    fixed = {name: port for name in Ports._fields if (port := getattr(params, f"{name}_port"))}
     if len(set(fixed.values())) < len(fixed):
-        told = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
-        raise ServerError(f"the ports must differ: {told}", failure=FailureClass.USER)
+        listing = ", ".join(f"{name}_port {port}" for name, port in fixed.items())
+        raise ServerError(f"the ports must differ: {listing}", failure=FailureClass.USER)
     try:
-        found = triton_server.free_ports(host)
-        while set(found) & set(fixed.values()):
-            found = triton_server.free_ports(host)
+        chosen = triton_server.free_ports(host)
+        while set(chosen) & set(fixed.values()):
+            chosen = triton_server.free_ports(host)
     except OSError as error:
         raise ServerError(
             f"host {host!r} cannot be listened on: {error.strerror or error}",
             failure=FailureClass.USER,
-            hint="127.0.0.1 for this machine alone, 0.0.0.0 for everyone who reaches it",
+            hint="127.0.0.1 for this machine alone, 0.0.0.0 for every machine that can reach it",
         ) from error
-    found = found._replace(**fixed)
-    if busy := sorted(set(triton_server.busy_ports(found, host)) & set(fixed.values())):
+    chosen = chosen._replace(**fixed)
+    if busy := sorted(set(triton_server.busy_ports(chosen, host)) & set(fixed.values())):
         raise ServerError(
-            f"port {', '.join(map(str, busy))} of {host} is taken by another program",
+            f"port {', '.join(map(str, busy))} of {host} is used by another program",
             failure=FailureClass.TRANSIENT,
             hint="choose another, or 0 for a free one",
         )
-    return found
+    return chosen
 
 
 Begin = Callable[[LaunchParams], Server]
@@ -79,14 +79,14 @@ Begin = Callable[[LaunchParams], Server]
 
 
 def run(context: StageContext[LaunchEmbedded]) -> None:
-    """Serve `context.inputs["repository"]`. Returns when told to end; raises ServerError when the server cannot continue."""
+    """Serve `context.inputs["repository"]`. Returns when told to stop. Raises ServerError if the server cannot continue."""
     repository = context.inputs["repository"]
     if not (repository / ENSEMBLE / "config.pbtxt").is_file():
         raise ServerError(f"{repository} has no model {ENSEMBLE}", hint="write it with `pipeline stage repository`")
     referenced_paths.check(repository)
     installed = _triton(repository)
 
-    def begin(asked: LaunchParams) -> Server:
+    def begin(params: LaunchParams) -> Server:
         threads = str(context.params.threads)
         return triton_server.start(
             installed,
@@ -94,8 +94,8 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
             (ENSEMBLE, BLS_MODEL),
             folder=context.attempt / "links",
             log=context.attempt / LOG_FILE,
-            ports=ports(asked),
-            host=asked.host,
+            ports=ports(params),
+            host=params.host,
             variables={THREADS_VARIABLE: threads, **({} if threads == "0" else {"OMP_NUM_THREADS": threads})},
         )
 
@@ -103,9 +103,9 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
 
 
 def run_ranks(context: StageContext[Any], machine: Machine) -> None:
-    """Serve `context.inputs`' repository and the TensorRT-LLM engine in it, `engine`, with as many ranks as that needs.
+    """Serve `context.inputs`' repository and its TensorRT-LLM engine, `engine`, with as many ranks as the engine has.
 
-    Raises ServerError before anything is started when the engine was not built for `machine`.
+    Raises ServerError before any process starts if the engine was not built for `machine`.
     """
     referenced_paths.check(context.inputs["repository"])
     engine = engine_requirements.check(context.inputs["engine"], machine)
@@ -117,7 +117,7 @@ def run_ranks(context: StageContext[Any], machine: Machine) -> None:
 
 
 def run_llmapi(context: StageContext[Any]) -> None:
-    """Serve `context.inputs["repository"]`, whose one model is TensorRT-LLM's Python API."""
+    """Serve `context.inputs["repository"]`, whose only model is TensorRT-LLM's Python API."""
     referenced_paths.check(context.inputs["repository"])
     _serve_world(context, 1, None)
 
@@ -129,20 +129,20 @@ def _serve_world(context: StageContext[Any], world_size: int, mpirun: str | None
 
 
 def run_openai(context: StageContext[Any], command: Sequence[str], ways: OpenAiWays = TRTLLM_SERVE) -> None:
-    """Serve with `command`, an OpenAI server's without host and port, of `context.inputs["repository"]`."""
+    """Serve `context.inputs["repository"]` with `command`, an OpenAI server's command line without host and port."""
     referenced_paths.check(context.inputs["repository"], command)
     log = context.attempt / LOG_FILE
     serve(context, lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host, ways=ways))
 
 
 def _triton(repository: Path) -> triton_installation.TritonInstallation:
-    """The installed server, in an environment in which the repository's Python models can work."""
+    """The installed server, in an environment that supports the repository's Python models."""
     installed = triton_installation.find()
     triton_server.check(installed, python_models=sum(1 for _ in repository.glob("*/1/model.py")))
     if missing := triton_server.closing_options(installed)[1]:
         print(  # noqa: T201
-            f"warning: {installed.source} has no {', '.join(missing)}: whoever reaches its ports can make it read and "
-            "write files of this user; docs/security.md",
+            f"warning: {installed.source} has no {', '.join(missing)}: anyone who can reach its ports can make it read and "
+            "write files of this user; see docs/security.md",
             file=sys.stderr,
             flush=True,
         )
@@ -150,7 +150,7 @@ def _triton(repository: Path) -> triton_installation.TritonInstallation:
 
 
 def serve(context: StageContext[Any], begin: Begin) -> None:
-    """Keep a server that `begin` starts; see the module's docstring. When it cannot continue, its log's end is in ours."""
+    """Supervise a server that `begin` starts; see the module's docstring. If it fails, its log's end is copied to ours."""
     try:
         _keep(context, begin)
     except ServerError as error:
@@ -166,23 +166,23 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
     if warning := reachable(settings.host):
         print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
     repair = context.attempt / REPAIR_FILE
-    with told_to_end() as ended, removed_after(repair), removed_after(context.attempt / SERVICE_FILE):
+    with stop_requested() as ended, removed_after(repair), removed_after(context.attempt / SERVICE_FILE):
         while True:
             server = start(begin, settings, ended)
             try:
                 if ended.is_set():
                     return
-                said = {"schema": 1, "log": LOG_FILE, **server.service()}
-                write_json(context.attempt / SERVICE_FILE, said)
+                service = {"schema": 1, "log": LOG_FILE, **server.service()}
+                write_json(context.attempt / SERVICE_FILE, service)
                 repair.unlink(missing_ok=True)
-                where = (f"{name} {said[name]}" for name in Ports._fields if said[name])
+                where = (f"{name} {service[name]}" for name in Ports._fields if service[name])
                 print("ready:", ", ".join(where), flush=True)  # noqa: T201
                 dead = watch(server, ended, parent)
                 if not dead:
                     return
                 repairs += 1
                 lines = _repaired(server, dead, repairs)
-                with suppress(OSError):  # service.json stays: a stage that reads it then finds its server soon
+                with suppress(OSError):  # service.json stays: a stage that reads it waits for the server
                     write_json(repair, {"schema": 1, "reason": lines[0]})
                 print(*lines, sep="\n", flush=True)  # noqa: T201
             except ServerError as error:
@@ -199,7 +199,7 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
 
 @contextmanager
 def removed_after(path: Path) -> Iterator[None]:
-    """A file that is there no longer than this."""
+    """A file that exists no longer than this."""
     try:
         yield
     finally:
@@ -207,23 +207,23 @@ def removed_after(path: Path) -> Iterator[None]:
 
 
 def _repaired(server: Server, dead: set[str], times: int) -> list[str]:
-    """What to say before a server is started again for its dead models. Raises ServerError when that was too often."""
+    """The message before a restart for dead models. Raises ServerError after too many deaths."""
     names = ", ".join(sorted(dead))
     failure, words, _ = out_of_memory.verdict(server.before)
-    said = f"; {words}" if failure is FailureClass.OUT_OF_MEMORY else ""
+    reason = f"; {words}" if failure is FailureClass.OUT_OF_MEMORY else ""
     if times > REPAIRS:
         raise ServerError(
-            f"the process of model {names} died, the {times}th such death; the server is given up{said}",
+            f"the process of model {names} died, death number {times}; no more restarts{reason}",
             failure=failure,
-            hint=f"{server.log} may say why",
+            hint=f"see {server.log} for the cause",
             log=server.log,
         )
-    lines = (f"the process of model {names} died{said}", quoted(server.log), "starting the server again")
+    lines = (f"the process of model {names} died{reason}", quoted(server.log), "starting the server again")
     return list(filter(None, lines))
 
 
 def start(begin: Begin, settings: LaunchParams, ended: threading.Event) -> Server:
-    """A server that is ready, or one that is still loading when `ended` was set. Raises ServerError otherwise."""
+    """A server that is ready, or one that was still loading when `ended` was set. Raises ServerError otherwise."""
     starts = 0
     while True:
         starts += 1
@@ -239,25 +239,25 @@ def start(begin: Begin, settings: LaunchParams, ended: threading.Event) -> Serve
 
 
 def watch(server: Server, ended: threading.Event, parent: int) -> set[str]:
-    """Models whose process has died; none once `ended` is set or process `parent` has gone.
+    """Models whose process has died. None once `ended` is set or process `parent` has exited.
 
-    Raises ServerError when the server itself has ended.
+    Raises ServerError if the server itself has exited.
     """
     while not ended.wait(LOOK_EVERY_S) and os.getppid() == parent:
         if server.process.poll() is not None:
             raise server.died()
         if dead := server.dead_models():
             return dead
-        server.before = out_of_memory.counts()  # of a death, only what the kernel does about then is a witness
+        server.before = out_of_memory.counts()  # only out-of-memory kills from now on explain a death
     return set()
 
 
 @contextmanager
-def told_to_end() -> Iterator[threading.Event]:
-    """An event that SIGTERM, SIGINT and a hangup that is not ignored set; the old handlers come back afterwards."""
+def stop_requested() -> Iterator[threading.Event]:
+    """An event that SIGTERM, SIGINT and a hangup that is not ignored set. The old handlers are restored afterwards."""
     event = threading.Event()
     numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored under nohup
         numbers.append(signal.SIGHUP)
     old = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
     try:

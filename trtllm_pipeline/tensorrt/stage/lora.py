@@ -1,4 +1,4 @@
-"""What LoRA adapters and TensorRT-LLM call the same layers, and whether an adapter is of a model."""
+"""The names of layers in LoRA adapters and in TensorRT-LLM, and whether an adapter fits a model."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from trtllm_pipeline.models import TensorEntry
 
 ADAPTERS: Final = ("adapter", "adapter2", "adapter3", "adapter4")
-"""Inputs of stages with adapters, and the stages that fetch them: as many as a cell can have."""
+"""Inputs of stages with adapters, and the stages that fetch them: the maximum of a cell."""
 NO_ADAPTER: Final = "none"
-"""Instead of an adapter's name: the model itself."""
+"""In place of an adapter's name: the model itself."""
 MODULES: Final = {
     "q_proj": "attn_q",
     "k_proj": "attn_k",
@@ -27,7 +27,7 @@ MODULES: Final = {
     "down_proj": "mlp_4h_to_h",
     "up_proj": "mlp_gate",
 }
-"""Layer of an adapter -> TensorRT-LLM's name of it. Source: `get_default_trtllm_modules_to_hf_modules` in lora_manager.py."""
+"""Layer of an adapter -> its name in TensorRT-LLM. Source: `get_default_trtllm_modules_to_hf_modules` in lora_manager.py."""
 MODULE_IDS: Final = {
     "attn_q": 1,
     "attn_k": 2,
@@ -41,28 +41,28 @@ MODULE_IDS: Final = {
 
 
 def check_weights(adapter: Path, model: Path) -> None:
-    """Raise StageError for an adapter of a model with layers of another width than those of the directory `model`, and for one that
-    has biases of layers, as PEFT trains them with `bias: all`: no request can bring them. Source: HF_LORA_PATTERN of
-    the releases' LoRA code, beside which a tensor is an unsupported key.
+    """Raise StageError for an adapter whose layers have another width than those of the model in directory `model`, and for
+    one with layer biases, as PEFT trains them with `bias: all`: no request can send them. Source: HF_LORA_PATTERN in the
+    releases' LoRA code, which rejects other tensors as unsupported keys.
     """
     hidden_size = Fields.read(model, "config.json").integer("hidden_size")
     for name, path, entry in tensors_of(adapter):
         if name.endswith(".bias"):
             raise StageError(
-                f"{path}: it has a bias of a layer ({name}), which TensorRT-LLM does not take",
+                f"{path}: it has a bias of a layer ({name}), which TensorRT-LLM does not support",
                 failure=FailureClass.INFEASIBLE,
                 hint="train it with bias: none, or merge it into the model",
             )
         width = entry.shape[-1]
         if re.search(r"\b[qkv]_proj\b.*lora_A", name) and width != hidden_size:
             raise StageError(
-                f"{path}: {name} takes {width} values, the model's layers have {hidden_size}: it is of another model",
+                f"{path}: {name} takes {width} values, the model's layers have {hidden_size}: it was trained for another model",
                 failure=FailureClass.INFEASIBLE,
             )
 
 
 def number_of_values(adapter: Path) -> int:
-    """Of all its tensors."""
+    """Number of values in all its tensors."""
     return sum(math.prod(entry.shape) for _, _, entry in tensors_of(adapter))
 
 

@@ -1,9 +1,9 @@
-"""A LoRA adapter as the engines of TensorRT-LLM take it: two tensors, sent with the first request that asks for it.
+"""A LoRA adapter in the form that TensorRT-LLM engines need: two tensors, sent with the first request that uses it.
 
-    lora_config   [rows, 3]      of each layer that the adapter changes: module, number of the layer, rank r
-    lora_weights  [rows, width]  of the same: A [r, in], then B [out, r] times the adapter's scale; zeros fill up
+    lora_config   [rows, 3]      for each layer that the adapter changes: module, number of the layer, rank r
+    lora_weights  [rows, width]  for the same rows: A [r, in], then B [out, r] times the adapter's scale, padded with zeros
 
-So `B @ A` of a row is what the adapter adds to the layer's weight [out, in]. Values have the engine's own data type. Source:
+`B @ A` of a row is the adapter's addition to the layer's weight [out, in]. Values have the engine's data type. Source:
 "LoRA tensor format details" of TensorRT-LLM's page on LoRA, `hf_lora_convert.py` of its examples, `loraUtils.cpp`.
 """
 
@@ -26,12 +26,12 @@ from trtllm_pipeline.tensorrt.stage.lora import MODULE_IDS, MODULES, tensors_of
 
 WEIGHTS_FILE: Final = "model.lora_weights.npy"
 CONFIG_FILE: Final = "model.lora_config.npy"
-"""Names that `hf_lora_convert.py` gives them, for which `lora_prefetch_dir` looks."""
+"""File names from `hf_lora_convert.py`, which `lora_prefetch_dir` looks for."""
 _NAME: Final = re.compile(
     r".*\.layers\.(?P<layer>\d+)\.(?:self_attn|mlp)\.(?P<module>\w+)\.lora_(?P<part>[AB])(?:\.\w+)?\.weight"
 )
 _ALPHA: Final = 8.0
-"""Of PEFT, where a configuration has none."""
+"""PEFT's default."""
 
 
 class _Row(NamedTuple):
@@ -49,7 +49,7 @@ class LoraTensors:
     """[rows, 3]: module, layer, rank."""
 
     def inputs(self) -> dict[str, InputTensor]:
-        """What the first request has beside the adapter's number."""
+        """Inputs of the first request, in addition to the adapter's number."""
         return {
             "lora_weights": InputTensor(self.weights.shape, self.weights.tobytes()),
             "lora_config": InputTensor(self.config.shape, self.config.tobytes()),
@@ -63,9 +63,9 @@ class LoraTensors:
 
 
 def convert(adapter: Path, dtype: str) -> LoraTensors:
-    """The adapter in a directory for engines of `dtype`: float32, float16 or bfloat16.
+    """The adapter in a directory, for engines of `dtype`: float32, float16 or bfloat16.
 
-    Raises StageError for a layer that engines have no name for, a half of a pair, and values that float16 cannot hold.
+    Raises StageError for a layer that engines do not name, an incomplete pair, and values beyond the range of float16.
     """
     configuration = Fields.read(adapter, CONFIGURATION["adapter"]).values
     rows, config = [], []
@@ -75,14 +75,14 @@ def convert(adapter: Path, dtype: str) -> LoraTensors:
             scale = scale_of(configuration, row.module, rank)
         except (AttributeError, TypeError, ValueError) as error:
             raise _wrong(
-                adapter, f"lora_alpha or alpha_pattern of its adapter_config.json is no number: {error}"
+                adapter, f"lora_alpha or alpha_pattern of its adapter_config.json is not a number: {error}"
             ) from error
         if up.shape[1] != rank:
             raise _wrong(adapter, f"A of layer {row.layer}, {row.module} has rank {rank}, B has {up.shape[1]}")
         rows.append(np.concatenate([down.ravel(), up.ravel() * np.float32(scale)]))
         config.append((MODULE_IDS[MODULES[row.module]], row.layer, rank))
     if not rows:
-        raise _wrong(adapter, "it changes no layer")
+        raise _wrong(adapter, "it does not change any layer")
     weights = np.zeros((len(rows), max(map(len, rows))), np.float32)
     for place, values in zip(weights, rows, strict=True):
         place[: len(values)] = values
@@ -90,7 +90,7 @@ def convert(adapter: Path, dtype: str) -> LoraTensors:
 
 
 def scale_of(configuration: Mapping[str, Any], module: str, rank: int) -> float:
-    """What B is multiplied by: alpha / rank, or alpha / sqrt(rank) of a rank-stabilised adapter.
+    """The factor of B: alpha / rank, or alpha / sqrt(rank) for a rank-stabilized adapter.
 
     Source: PEFT, `LoraLayer.update_layer`; papers 2106.09685, section 4.1, and 2312.03732.
     """
@@ -102,32 +102,32 @@ def scale_of(configuration: Mapping[str, Any], module: str, rank: int) -> float:
 
 def _pairs(adapter: Path) -> dict[_Row, tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """A [r, in] and B [out, r] of each layer."""
-    found: dict[_Row, dict[str, NDArray[np.float32]]] = {}
+    pairs: dict[_Row, dict[str, NDArray[np.float32]]] = {}
     for name, path, entry in tensors_of(adapter):
         match = _NAME.fullmatch(name)
         if match is None or match["module"] not in MODULES:
-            raise _wrong(adapter, f"engines have no place for its tensor {name}")
+            raise _wrong(adapter, f"engines do not support its tensor {name}")
         if entry.dtype not in DTYPES or len(entry.shape) != 2:
             raise _wrong(
                 adapter, f"its tensor {name} is {entry.dtype} {list(entry.shape)}; expected a matrix of floats"
             )
-        found.setdefault(_Row(match["module"], int(match["layer"])), {})[match["part"]] = read(path, entry)
-    for row, parts in found.items():
+        pairs.setdefault(_Row(match["module"], int(match["layer"])), {})[match["part"]] = read(path, entry)
+    for row, parts in pairs.items():
         if lacking := {"A", "B"} - parts.keys():
             raise _wrong(adapter, f"layer {row.layer}, {row.module} has no lora_{min(lacking)}")
-    return {row: (parts["A"], parts["B"]) for row, parts in found.items()}
+    return {row: (parts["A"], parts["B"]) for row, parts in pairs.items()}
 
 
 def _as(weights: NDArray[np.float32], dtype: str, adapter: Path) -> NDArray[Any]:
     if not np.isfinite(weights).all():
-        raise _wrong(adapter, "it has values that are no finite numbers")
+        raise _wrong(adapter, "it has values that are not finite")
     if dtype == "bfloat16":
         return to_bfloat16(weights)
     if dtype == "float16":
         with np.errstate(over="ignore"):
             halves = weights.astype(np.float16)
         if not np.isfinite(halves).all():
-            raise _wrong(adapter, f"its largest value, {np.abs(weights).max():g}, is more than float16 can hold")
+            raise _wrong(adapter, f"its largest value, {np.abs(weights).max():g}, is beyond the range of float16")
         return halves
     return weights
 

@@ -9,12 +9,12 @@ from trtllm_pipeline.models import SETTINGS, Fields, has_tokenizer, names, read_
 
 
 def model_folder(inputs: Mapping[str, Path]) -> Path:
-    """The directory with tokenizer and chat template; by hand that of the engine, where no other was named."""
+    """The directory with tokenizer and chat template. In a manual run, the engine's unless another is given."""
     return inputs.get("model") or inputs["engine"]
 
 
 def encoder(model: Path) -> Callable[[str], tuple[int, ...]] | None:
-    """Text to tokens, without special ones, as the tokenizer of a directory does it; None where there is none."""
+    """Converts text to tokens, without special ones, with the tokenizer in a directory. None without a tokenizer."""
     if not has_tokenizer(names(model), Fields.read_optional(model, SETTINGS).values):
         return None
     tokenizer = read_tokenizer(model)

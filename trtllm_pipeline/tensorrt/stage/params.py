@@ -1,8 +1,8 @@
-"""What a stage can be told: one frozen class for each, from which everything else about its parameters follows.
+"""The parameters of stages: one frozen class for each, from which everything else about its parameters is derived.
 
-The class of a stage gives its part of the fingerprint (`key`), what stands in job.json (`to_json`, `load`), what its
-program receives (attributes), the keys of a matrix's settings, and the options of its verb. Standard library only:
-workers import it. No `from __future__ import annotations` where such classes are defined: types of fields are read.
+The class of a stage defines its part of the fingerprint (`key`), the content of job.json (`to_json`, `load`), its
+program's input (attributes), the keys of a matrix's settings, and its command's options. Standard library only: workers
+import it. No `from __future__ import annotations` in modules that define such classes: types of fields are read.
 """
 
 import types
@@ -26,25 +26,25 @@ from trtllm_pipeline.measure import ImagesAsked
 
 T = TypeVar("T")
 ITSELF = "."
-"""For `Param.key_with`: the field of the parameter itself."""
+"""For `Param.key_with`: the parameter's own field."""
 Scalar = bool | int | float | str
 Option = Scalar | list[Any]
-"""A value of another program's option, or several."""
+"""One or several values of another program's option."""
 
 MOST_IN_FLIGHT = 65_536
 MOST_RATE = 1e6
-"""Requests a second."""
+"""In requests per second."""
 MOST_REQUESTS = 1_000_000
-"""Of a level, and of its warm-up; also prompts that are made up."""
+"""Maximum requests of a level and of its warm-up, and maximum synthetic prompts."""
 MOST_REPEATS = 1_000
 MOST_PROCESSES = 1_024
 MOST_TOKENS = 10_000_000
-"""Of a prompt, and of an answer: event files hold no more."""
+"""Maximum tokens of a prompt and of an answer: event files hold no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """What is known of one parameter beside its type and default."""
+    """Properties of one parameter besides its type and default."""
 
     help: str
     """A phrase that starts with a small letter, without a full stop."""
@@ -52,31 +52,31 @@ class Param:
     gt: float | None = None
     le: float | None = None
     null: str = ""
-    """What None stands for."""
+    """The meaning of None."""
     choices: tuple[str, ...] = ()
-    """Of a text whose type does not say it."""
+    """The form of a text, if its type does not define it."""
     runtime: bool = False
-    """Cannot change the result, and stays out of the key: ports, time limits."""
+    """Cannot change the result, and stays out of the key: ports, timeouts."""
     key_with: str = ""
-    """In the key, and in job.json, only where the field of this name is set: neither None nor empty."""
+    """In the key and in job.json only if the field of this name is set: neither None nor empty."""
     later: bool = False
-    """Added when keys were in use: in the key, and in job.json, only where it is not its default."""
+    """Added after keys were in use: in the key and in job.json only if it differs from its default."""
     key_without: str = ""
-    """In the key only where the field of this name is None."""
+    """In the key only if the field of this name is None."""
     of_matrix: bool = False
-    """Said by a matrix, and by no option of the stage's verb."""
+    """Set by a matrix only. The stage's command has no option for it."""
 
     @property
     def unset(self) -> str:
-        """What None stands for, in words."""
+        """The meaning of None, in words."""
         return self.null
 
 
 class Parameters:
-    """Parameters of a stage. Each class of them is a frozen dataclass whose fields are given by name."""
+    """Parameters of a stage. Each class of them is a frozen dataclass with keyword-only fields."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for values that do not fit together."""
+        """Raise ValueError for inconsistent values."""
 
 
 class ParamField(NamedTuple):
@@ -84,94 +84,94 @@ class ParamField(NamedTuple):
 
     name: str
     type: Any
-    """Without None, where that is allowed."""
+    """Type without None."""
     optional: bool
-    """Whether None is allowed."""
+    """True if None is allowed."""
     default: Any
-    """MISSING where it must be given."""
+    """MISSING if it is required."""
     about: Param
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The texts that can be given, () where any can."""
+        """The allowed texts. Empty if any text is allowed."""
         return get_args(self.type) if get_origin(self.type) is Literal else self.about.choices
 
 
 @cache
 def table(cls: Any) -> tuple[ParamField, ...]:
     """The parameters of a class, in their order."""
-    found = []
+    rows = []
     for each in fields(cls):
         kind, about = get_args(each.type)
         optional = get_origin(kind) in {Union, types.UnionType} and type(None) in get_args(kind)
         if optional:
             (kind,) = (part for part in get_args(kind) if part is not type(None))
         default = each.default if each.default_factory is MISSING else each.default_factory()
-        found.append(ParamField(each.name, kind, optional, default, about))
-    return tuple(found)
+        rows.append(ParamField(each.name, kind, optional, default, about))
+    return tuple(rows)
 
 
 @cache
 def _special(cls: Any) -> tuple[tuple[str, str, tuple[Any, ...], str, bool, bool], ...]:
-    """Of what is not just written: name; the field it is written with, and the values with which that one is not set; the
+    """For each parameter that is not always written: name; the field it is written with, and that field's unset values; the
     field it is written without; whether runtime; whether nested.
     """
-    found = []
+    rows = []
     for each in table(cls):
         about = each.about
         key_with = each.name if about.later or about.key_with == ITSELF else about.key_with
         unset: tuple[Any, ...] = (each.default,) if about.later else (None, (), {})
         nested = is_dataclass(each.type) or get_origin(each.type) is tuple
-        found.append((each.name, key_with, unset, about.key_without, about.runtime, nested))
-    return tuple(each for each in found if each[1] or any(each[3:]))
+        rows.append((each.name, key_with, unset, about.key_without, about.runtime, nested))
+    return tuple(each for each in rows if each[1] or any(each[3:]))
 
 
 def key(given: Any) -> dict[str, Json]:
-    """The part of a key that parameters are: all that can change the result."""
+    """The parameters' part of a key: all that can change the result."""
     return _json(given, runtime=False)
 
 
 def to_json(given: Any) -> dict[str, Json]:
-    """All parameters, as `load` reads them back."""
+    """All parameters, in the form that `load` reads."""
     return _json(given, runtime=True)
 
 
 def _json(given: Any, *, runtime: bool) -> dict[str, Json]:
     values: dict[str, Any] = vars(given)
-    found = values.copy()
+    copied = values.copy()
     for name, key_with, unset, key_without, is_runtime, nested in _special(given.__class__):
         left_out = is_runtime or (key_without and values[key_without] is not None)
         if (left_out and not runtime) or (key_with and values[key_with] in unset):
-            del found[name]
+            del copied[name]
         elif nested and values[name] is not None:
             value = values[name]
-            found[name] = list(value) if isinstance(value, tuple) else _json(value, runtime=runtime)
-    return found
+            copied[name] = list(value) if isinstance(value, tuple) else _json(value, runtime=runtime)
+    return copied
 
 
 def class_name(given: Any) -> str:
-    """The "module:class" of parameters, by which a worker finds it."""
+    """The "module:class" of parameters, for a worker."""
     return f"{type(given).__module__}:{type(given).__qualname__}"
 
 
 def load(cls: Callable[..., T], *sources: Mapping[str, Any]) -> T:
-    """An object of `cls`: each parameter from the first of `sources` that has it, lists made tuples.
+    """An object of `cls`: each parameter from the first of `sources` that has it, lists converted to tuples.
 
-    Other keys are left alone. Raises TypeError where a parameter without a default is missing.
+    Other keys are ignored. Raises TypeError if a parameter without a default is missing.
     """
     names, converters = _read(cls)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for source in reversed(sources):
-        found.update({name: source[name] for name in names if name in source})
+        values.update({name: source[name] for name in names if name in source})
     for name, convert in converters:
-        if found.get(name) is not None:
-            found[name] = convert(found[name])
-    return cls(**found)
+        if values.get(name) is not None:
+            values[name] = convert(values[name])
+    return cls(**values)
 
 
 @cache
 def _read(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[Any], Any]], ...]]:
-    """All names, and what makes an object of what JSON has for some of them."""
+    """All names, and the converters of those whose JSON form differs from their type."""
 
     def nested(kind: Any) -> Callable[[Any], Any]:
         return lambda value: value if isinstance(value, kind) else load(kind, value)
@@ -187,8 +187,8 @@ def _read(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[Any], A
 Beside = Annotated[
     Literal["gpu", "none", "control"] | None,
     Param(
-        "what may run beside it while it is measured: other measurements on GPUs of their own, or anything; control: "
-        "nothing, on the CPUs that it has beside them",
+        "what may run at the same time: other measurements on separate GPUs, or anything; control: nothing, on the CPUs that "
+        "it shares with them",
         null="nothing",
         key_with=ITSELF,
         of_matrix=True,
@@ -198,7 +198,7 @@ Frontend = Literal["triton", "trtllm_serve", "triton_openai"]
 OPENAI_SERVERS: Final[tuple[str, ...]] = ("vllm", "sglang", "transformers", "llama_cpp")
 """OpenAI-compatible servers whose command lines are known."""
 Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
-"""Limits of latencies of a request."""
+"""Latency limits for a request."""
 StopMetric = Literal[
     "output_tps",
     "input_tps",
@@ -217,25 +217,25 @@ StopMetric = Literal[
 ]
 """Metrics of a level whose intervals can end a measurement."""
 Precisions = dict[StopMetric, float]
-"""Metric of a level -> half the width of its interval that is narrow enough, as a share of its value."""
+"""Metric of a level -> target half-width of its interval, as a share of its value."""
 
 
 Form = Literal["model", "draft", "adapter", "tokenizer"]
-"""What a directory is: a model with its tokenizer, a draft model, which may come without one, a LoRA adapter, or all of a model but
-its weights."""
+"""The content of a directory: a model with its tokenizer, a draft model, which may lack one, a LoRA adapter, or a model
+without its weights."""
 LoraNames = Annotated[
     tuple[str, ...],
     Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
 ]
 Speculation = Literal["draft", "eagle3", "mtp", "ngram", "medusa", "lookahead", "eagle"]
-"""Who drafts: another model; an EAGLE-3 head on the model's own states; the model's own extra layers; its text so far; heads
-on its last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
+"""The source of drafts: another model; an EAGLE-3 head on the model's own states; the model's own extra layers; the text so
+far; heads on the last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
 HeadMethod = Literal["eagle3", "medusa", "eagle"]
 """Methods that draft with heads trained for the model."""
 WITH_DRAFT_MODEL: Final[frozenset[str]] = frozenset(("draft", "eagle3", "medusa", "eagle"))
-"""Those that take a model of its own."""
+"""Methods that need a separate model."""
 DRAFT_LENGTHS: Final[Mapping[str, int]] = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "eagle": 63}
-"""Tokens drafted at a time where nobody says it; lookahead's follow from its sizes."""
+"""Default number of tokens drafted at a time. For lookahead it follows from its sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +244,7 @@ class DownloadParams(Parameters):
 
     source: Annotated[
         dict[str, Any],
-        Param("where from, as in a recipe, pinned to a revision or digest", key_without="content"),
+        Param("source as in a recipe, pinned to a revision or digest", key_without="content"),
     ]
     content: Annotated[
         dict[str, str] | None,
@@ -254,33 +254,29 @@ class DownloadParams(Parameters):
             key_with=ITSELF,
         ),
     ] = None
-    form: Annotated[Form | None, Param("what is fetched", null="a whole model", key_with=ITSELF)] = None
-    folder: Annotated[str | None, Param("where a local source lies", runtime=True)] = None
+    form: Annotated[Form | None, Param("content to download", null="a whole model", key_with=ITSELF)] = None
+    folder: Annotated[str | None, Param("path of a local source", runtime=True)] = None
     copies: Annotated[
         list[dict[str, Any]] | None,
-        Param("other sources on hubs, which continue where the first breaks off", null="none", runtime=True),
+        Param("other sources on hubs, which continue if the first fails", null="none", runtime=True),
     ] = None
-    quantization: Annotated[
-        str | None, Param("how the weights have to be quantized already", null="anything goes", runtime=True)
-    ] = None
-    offline: Annotated[
-        bool, Param("use what is already on this machine, and fail instead of asking the network", runtime=True)
-    ] = False
+    quantization: Annotated[str | None, Param("required quantization of the weights", null="any", runtime=True)] = None
+    offline: Annotated[bool, Param("use only files on this machine, and fail if one is missing", runtime=True)] = False
     max_workers: Annotated[int, Param("files fetched at a time", ge=1, le=64, runtime=True)] = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection(Parameters):
-    """Which part of a calibration set is used, and how it is presented."""
+    """The part of a calibration set that is used, and its presentation."""
 
-    samples: Annotated[int | None, Param("rows taken, all of a smaller set", ge=1, null="all rows, up to 512")] = None
+    samples: Annotated[int | None, Param("rows used, all of a smaller set", ge=1, null="all rows, up to 512")] = None
     max_length: Annotated[int, Param("tokens kept of a row", ge=1)] = 512
-    seed: Annotated[int, Param("chooses the rows", ge=0)] = 0
+    seed: Annotated[int, Param("seed for choosing the rows", ge=0)] = 0
     chat_template: Annotated[bool, Param("wrap each row as a user's turn of the model's chat template")] = False
     column: Annotated[
         str | None,
         Param(
-            "column, or key, of a row that is read",
+            "column, or key, to read",
             null="text, input, text_input, messages or input_ids",
             key_with=ITSELF,
         ),
@@ -291,17 +287,17 @@ class Selection(Parameters):
 class LaunchParams(Parameters):
     """Parameters of every launch stage."""
 
-    host: Annotated[str, Param("address to listen on; anything but loopback lets others in", runtime=True)] = (
-        "127.0.0.1"
-    )
-    http_port: Annotated[int, Param("port of HTTP; 0 takes a free one", ge=0, le=65535, runtime=True)] = 0
-    grpc_port: Annotated[int, Param("port of gRPC; 0 takes a free one", ge=0, le=65535, runtime=True)] = 0
-    metrics_port: Annotated[int, Param("port of metrics; 0 takes a free one", ge=0, le=65535, runtime=True)] = 0
-    ready_timeout_s: Annotated[float, Param("limit from start to ready", gt=0, le=1e9, runtime=True)] = 600.0
+    host: Annotated[
+        str, Param("address to listen on; any address but loopback is open to other machines", runtime=True)
+    ] = "127.0.0.1"
+    http_port: Annotated[int, Param("port of HTTP; 0 uses a free one", ge=0, le=65535, runtime=True)] = 0
+    grpc_port: Annotated[int, Param("port of gRPC; 0 uses a free one", ge=0, le=65535, runtime=True)] = 0
+    metrics_port: Annotated[int, Param("port of metrics; 0 uses a free one", ge=0, le=65535, runtime=True)] = 0
+    ready_timeout_s: Annotated[float, Param("time limit from start to ready", gt=0, le=1e9, runtime=True)] = 600.0
     stop_timeout_s: Annotated[
-        float, Param("limit for a polite stop, before the server is killed", gt=0, le=1e9, runtime=True)
+        float, Param("time limit for a graceful shutdown, before the server is killed", gt=0, le=1e9, runtime=True)
     ] = 3.0
-    restarts: Annotated[int, Param("how often a server that died is started again", ge=0, runtime=True)] = 3
+    restarts: Annotated[int, Param("restarts of a server that died", ge=0, runtime=True)] = 3
     exclusive: Beside = None
 
 
@@ -309,7 +305,7 @@ class LaunchParams(Parameters):
 class LaunchEmbedded(LaunchParams):
     """Parameters of the embedded toolchain's launch stage."""
 
-    threads: Annotated[int, Param("CPU threads of the embedded runtime; 0 is one a core", ge=0, le=4096)] = 0
+    threads: Annotated[int, Param("CPU threads of the embedded runtime; 0 means one per core", ge=0, le=4096)] = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,50 +314,46 @@ class LaunchFrontend(LaunchParams):
 
     frontend: Annotated[
         Frontend,
-        Param(
-            "what answers: Triton, TensorRT-LLM's OpenAI server trtllm-serve, or the OpenAI front end of Triton's images"
-        ),
+        Param("server: Triton, TensorRT-LLM's OpenAI server trtllm-serve, or the OpenAI front end of Triton's images"),
     ] = "triton"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherServer(Parameters):
-    """An OpenAI-compatible server: one that runs already, or how to start it."""
+    """An OpenAI-compatible server: a running one, or its command line."""
 
     url: Annotated[
         str | None,
         Param(
-            "address of a server that runs already, http://HOST:PORT; it is neither started nor stopped",
-            null="none, a command starts it",
+            "address of a running server, http://HOST:PORT; it is neither started nor stopped",
+            null="none: a command starts it",
             key_with=ITSELF,
         ),
     ] = None
     command: Annotated[
         str | None,
-        Param(
-            "command line that starts it, with {model}, {port} and other placeholders", null="that of a known server"
-        ),
+        Param("command line of the server, with {model}, {port} and other placeholders", null="that of a known server"),
     ] = None
     options: Annotated[
         dict[str, Option],
-        Param("further options of the command, added at its end; several values of one are a list", key_with=ITSELF),
+        Param("additional options of the command, appended; a list gives an option several values", key_with=ITSELF),
     ] = field(default_factory=dict)
-    environment: Annotated[
-        dict[str, Scalar], Param("environment variables that it is started with", key_with=ITSELF)
-    ] = field(default_factory=dict)
+    environment: Annotated[dict[str, Scalar], Param("environment variables of the server", key_with=ITSELF)] = field(
+        default_factory=dict
+    )
     served_name: Annotated[
-        str | None, Param("name that requests ask it by", null="that of the first model that it lists", key_with=ITSELF)
+        str | None, Param("model name in requests", null="that of the first model that it lists", key_with=ITSELF)
     ] = None
     endpoint: Annotated[
         Literal["completions", "chat"],
-        Param("what is asked: bare prompts, or chats, for servers that have nothing else"),
+        Param("endpoint: bare prompts, or chats for servers that have nothing else"),
     ] = "completions"
     ready_path: Annotated[
         str | None, Param("path that returns status 200 when it is ready", null="/v1/models", runtime=True)
     ] = None
     gpus: Annotated[
         int | None,
-        Param("GPUs that are leased for it", ge=0, le=1024, null="one for each rank, where there are any"),
+        Param("GPUs leased for it", ge=0, le=1024, null="one for each rank, if the machine has GPUs"),
     ] = None
 
 
@@ -371,12 +363,12 @@ class LaunchOpenAi(OtherServer, LaunchParams):
 
     server: Annotated[
         str | None,
-        Param("known server whose command line is taken", null="none", key_with=ITSELF, choices=OPENAI_SERVERS),
+        Param("known server whose command line is used", null="none", key_with=ITSELF, choices=OPENAI_SERVERS),
     ] = None
     lists_models: Annotated[bool, Param("it lists the models that it serves", of_matrix=True, runtime=True)] = True
-    version: Annotated[
-        str | None, Param("version of the server", null="nobody can say it without starting it", of_matrix=True)
-    ] = None
+    version: Annotated[str | None, Param("version of the server", null="unknown until it starts", of_matrix=True)] = (
+        None
+    )
 
 
 GENERAL_PROMPT = "The capital of France is"
@@ -384,9 +376,9 @@ GENERAL_PROMPT = "The capital of France is"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckParams(Parameters):
-    """What an engine is asked before it has a server."""
+    """The parameters of the check of an engine before it has a server."""
 
-    prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
+    prompt: Annotated[str, Param("prompt of the check")] = GENERAL_PROMPT
     max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 8
 
 
@@ -394,30 +386,30 @@ class CheckParams(Parameters):
 class SmokeParams(Parameters):
     """Parameters of the smoke stage."""
 
-    prompt: Annotated[str, Param("what to ask")] = GENERAL_PROMPT
+    prompt: Annotated[str, Param("prompt of the check")] = GENERAL_PROMPT
     max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 16
     expected: Annotated[str | None, Param("text that the greedy answer must contain", null="any text passes")] = None
     images: Annotated[
         str | None,
         Param(
-            "images made up for one more question, as 1@64x64; of an engine, one for every question",
-            null="no such question",
+            "synthetic images for one more prompt, such as 1@64x64; with an engine, one for every prompt",
+            null="no such prompt",
             key_with=ITSELF,
         ),
     ] = None
     lora: Annotated[
         str | None,
         Param(
-            "LoRA adapter that the answers which are compared ask for; none is the model without one",
+            "LoRA adapter of the compared answers; none is the model without one",
             null="the first",
             key_with=ITSELF,
         ),
     ] = None
     lora_names: LoraNames = ()
     max_seq_len: Annotated[
-        int | None, Param("tokens of prompt and answer together, where no engine says it", ge=1, runtime=True)
+        int | None, Param("maximum tokens of prompt and answer together, if no engine specifies it", ge=1, runtime=True)
     ] = None
-    request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 120.0
+    request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,7 +423,7 @@ class PerfParams(Parameters):
     request_rate: Annotated[
         tuple[float, ...],
         Param(
-            "requests a second on average, however many are in flight; levels after those of concurrency",
+            "requests per second on average, with any number in flight; levels after those of concurrency",
             gt=0,
             le=MOST_RATE,
             key_with=ITSELF,
@@ -440,7 +432,7 @@ class PerfParams(Parameters):
     request_distribution: Annotated[
         Literal["poisson", "constant"],
         Param(
-            "when requests of a rate are due: as independent users come, or evenly spaced",
+            "arrivals of a request rate: random (independent users), or evenly spaced",
             key_with="request_rate",
         ),
     ] = "poisson"
@@ -454,7 +446,7 @@ class PerfParams(Parameters):
     warmup_requests: Annotated[
         int | None,
         Param(
-            "requests before each level that are not measured",
+            "requests before each level, not measured",
             ge=0,
             le=MOST_REQUESTS,
             null="two for each in flight, 4 for a request rate",
@@ -469,33 +461,33 @@ class PerfParams(Parameters):
         Literal["prompts", "isl_osl"],
         Param(
             "prompts: rows of the input data as they are; isl_osl: prompts of exactly the cell's input length, rows cut or "
-            "padded, or text made up, with answers of exactly its output length",
+            "padded, or synthetic text, with answers of exactly its output length",
             later=True,
         ),
     ] = "prompts"
     input_tokens: Annotated[
         int | None,
-        Param("of isl_osl: mean length of prompts", ge=1, le=MOST_TOKENS, null="the cell's input length", later=True),
+        Param("(isl_osl) mean prompt length", ge=1, le=MOST_TOKENS, null="the cell's input length", later=True),
     ] = None
     input_tokens_stddev: Annotated[
         float,
-        Param("of isl_osl: standard deviation of the lengths of prompts", ge=0, le=MOST_TOKENS, later=True),
+        Param("(isl_osl) standard deviation of prompt lengths", ge=0, le=MOST_TOKENS, later=True),
     ] = 0.0
     output_tokens_stddev: Annotated[
         float,
-        Param("of isl_osl: standard deviation of the lengths of answers", ge=0, le=MOST_TOKENS, later=True),
+        Param("(isl_osl) standard deviation of answer lengths", ge=0, le=MOST_TOKENS, later=True),
     ] = 0.0
     shared_prefix_tokens: Annotated[
-        int, Param("of isl_osl: tokens at the beginning that prompts share", ge=0, le=MOST_TOKENS, later=True)
+        int, Param("(isl_osl) tokens of the prefix that prompts share", ge=0, le=MOST_TOKENS, later=True)
     ] = 0
     shared_prefixes: Annotated[
-        int, Param("of isl_osl: how many such beginnings there are, in turn", ge=1, le=MOST_REQUESTS, later=True)
+        int, Param("(isl_osl) number of shared prefixes, used round-robin", ge=1, le=MOST_REQUESTS, later=True)
     ] = 1
     turns: Annotated[
         int,
         Param(
-            "requests of a conversation, each sent when the one before is answered; of isl_osl the last has the whole length, "
-            "of input data it is how many turns are asked at most",
+            "requests of a conversation, each sent after the previous answer; with isl_osl the last one has the whole length, "
+            "with input data it is the maximum number of turns",
             ge=1,
             le=1_000,
             later=True,
@@ -507,38 +499,44 @@ class PerfParams(Parameters):
     num_prompts: Annotated[
         int | None,
         Param(
-            "prompts, or conversations: the first of the input data, or so many made up",
+            "number of prompts, or conversations: the first rows of the input data, or synthetic ones",
             ge=1,
             le=MOST_REQUESTS,
-            null="all of the input data; made up, another for each request",
+            null="all rows of the input data; one synthetic prompt for each request",
             later=True,
         ),
     ] = None
     too_long: Annotated[
         Literal["fail", "skip"],
-        Param("what happens where rows of the input data do not fit the engine", later=True),
+        Param("action if rows of the input data do not fit the engine", later=True),
     ] = "fail"
     top_k: Annotated[
-        int | None, Param("tokens that sampling chooses from", ge=1, null="the server's own", later=True)
+        int | None, Param("number of tokens that sampling chooses from", ge=1, null="the server's own", later=True)
     ] = None
     top_p: Annotated[
         float | None,
-        Param("probability of the tokens that sampling chooses from", gt=0, le=1, null="the server's own", later=True),
+        Param(
+            "total probability of the tokens that sampling chooses from",
+            gt=0,
+            le=1,
+            null="the server's own",
+            later=True,
+        ),
     ] = None
     stop_words: Annotated[
-        tuple[str, ...], Param("texts that end an answer, of prompts that have none", later=True)
+        tuple[str, ...], Param("texts that end an answer, for prompts without their own", later=True)
     ] = ()
     extra_inputs: Annotated[
         dict[str, Any],
-        Param("further inputs of every request by the server's names, such as repetition_penalty", later=True),
+        Param("additional inputs of every request, by the server's names, such as repetition_penalty", later=True),
     ] = field(default_factory=dict)
     random_seed: Annotated[
-        int, Param("seed of arrival times, made-up prompts and sampling", ge=0, le=2**31, later=True)
+        int, Param("seed of arrival times, synthetic prompts and sampling", ge=0, le=2**31, later=True)
     ] = 0
     warmup: Annotated[
         Literal["count", "flat"],
         Param(
-            "count: so many requests before each level; flat: those and more, until the time to first token has stopped "
+            "count: this many requests before each level; flat: at least as many, until the time to first token stops "
             "falling, eight times as many at most",
             later=True,
         ),
@@ -546,7 +544,7 @@ class PerfParams(Parameters):
     measurement_interval_ms: Annotated[
         float | None,
         Param(
-            "milliseconds that each level is measured, instead of requests",
+            "duration of each level [ms], instead of requests",
             gt=0,
             le=1e9,
             null="requests",
@@ -556,64 +554,65 @@ class PerfParams(Parameters):
     max_in_flight: Annotated[
         int | None,
         Param(
-            "requests in flight of a request rate; a server that falls behind is measured as saturated",
+            "maximum requests in flight of a request rate; a server that falls behind counts as saturated",
             ge=1,
             le=MOST_IN_FLIGHT,
-            null="as many as come",
+            null="no limit",
             later=True,
         ),
     ] = None
     stop_when: Annotated[
         Precisions,
         Param(
-            "continue with repeats until the 95% intervals of these metrics are this narrow, to either side: output_tps=3%",
+            "repeat until the 95% intervals of these metrics are this narrow, to either side: output_tps=3%",
             later=True,
         ),
     ] = field(default_factory=dict)
-    max_repeats: Annotated[int, Param("most repeats, where stop_when decides", ge=1, le=MOST_REPEATS, later=True)] = 20
+    max_repeats: Annotated[int, Param("maximum repeats with stop_when", ge=1, le=MOST_REPEATS, later=True)] = 20
     budget_s: Annotated[
         float | None,
         Param(
-            "seconds after which no further repeat, or rate, is begun",
+            "time after which no further repeat, or rate, starts [s]",
             gt=0,
             le=1e9,
-            null="max_repeats alone decides",
+            null="max_repeats is the only limit",
             later=True,
         ),
     ] = None
     find_rate: Annotated[
         float | None,
         Param(
-            "look for the highest request rate at which this share of requests meets slo, such as 0.95; needs 300 requests",
+            "search for the highest request rate at which this share of requests meets slo, such as 0.95; needs 300 requests",
             gt=0,
             le=1,
-            null="not looked for",
+            null="no search",
             later=True,
         ),
     ] = None
     images: Annotated[
         str | None,
-        Param("images made up for each request, COUNT@WIDTHxHEIGHT as 1@512x512", null="none", key_with=ITSELF),
+        Param("synthetic images for each request, COUNT@WIDTHxHEIGHT such as 1@512x512", null="none", key_with=ITSELF),
     ] = None
     lora: Annotated[
         str | None,
         Param(
-            "LoRA adapter that requests ask for; none is the model without one",
+            "LoRA adapter of requests; none is the model without one",
             null="all of them, in turn",
             key_with=ITSELF,
         ),
     ] = None
     lora_names: LoraNames = ()
-    protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both stream")] = "grpc"
+    protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both support streaming")] = "grpc"
     repeats: Annotated[
-        int, Param("runs of the whole list of levels, on one server; intervals come from them", ge=1, le=MOST_REPEATS)
+        int,
+        Param("runs of the whole list of levels, on one server; they determine the intervals", ge=1, le=MOST_REPEATS),
     ] = 1
-    declared: Annotated[dict[str, Any], Param("settings that the server must have")] = field(default_factory=dict)
+    declared: Annotated[dict[str, Any], Param("required settings of the server")] = field(default_factory=dict)
     exclusive: Beside = None
-    request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+    request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what does not fit together."""
+        """Raise ValueError for inconsistent values."""
         for wrong in conflicts(self):
             raise ValueError(wrong)
         if self.images is not None:
@@ -621,7 +620,7 @@ class PerfParams(Parameters):
 
 
 def too_many(interval_s: float, rate: float) -> str | None:
-    """Why a rate cannot be offered for so long: requests are planned before they are sent. None where it can."""
+    """Why a rate cannot be offered for this long: requests are planned before they are sent. None if it can."""
     requests = round(interval_s * rate)
     if requests <= MOST_REQUESTS:
         return None
@@ -629,7 +628,7 @@ def too_many(interval_s: float, rate: float) -> str | None:
 
 
 def conflicts(perf: Any) -> Iterator[str]:
-    """What parameters of perf, or settings of it, say that does not fit together."""
+    """The inconsistencies of perf's parameters or settings."""
     if not perf.concurrency and not perf.request_rate and perf.find_rate is None:
         yield "needs a concurrency, a request_rate or find_rate"
     if perf.find_rate is not None and not perf.slo:
@@ -640,7 +639,7 @@ def conflicts(perf: Any) -> Iterator[str]:
         if perf.requests < LEAST_SEARCHED:
             yield (
                 f"find_rate needs requests: {LEAST_SEARCHED} or more, better 1500, or a measurement_interval_ms: "
-                f"{perf.requests} requests are over before a queue is long, and any rate seems to do"
+                f"{perf.requests} requests end before a queue builds up, so any rate seems sustainable"
             )
     for rate in perf.request_rate if perf.measurement_interval_ms is not None else ():
         if (wrong := too_many(perf.measurement_interval_ms / 1e3, rate)) is not None:
@@ -653,7 +652,7 @@ def conflicts(perf: Any) -> Iterator[str]:
             if getattr(perf, name, None):
                 yield f"{name} needs workload: isl_osl"
     elif perf.stop_words:
-        yield "stop_words end answers before the length that workload: isl_osl asks for"
+        yield "stop_words end answers before the length that workload: isl_osl requires"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -665,7 +664,7 @@ class ScoreParams(Parameters):
         Param("metrics: exact, contains, regex, numeric, choice, rouge_l, chrf, or MODULE:FUNCTION of your own Python"),
     ] = ("exact", "contains")
     min_score: Annotated[
-        float | None, Param("least mean score of the first metric; below it the stage fails", ge=0, le=1)
+        float | None, Param("minimum mean score of the first metric; below it the stage fails", ge=0, le=1)
     ] = None
 
 
@@ -673,19 +672,19 @@ class ScoreParams(Parameters):
 class AccuracyParams(ScoreParams):
     """Parameters of the accuracy stage."""
 
-    max_tokens: Annotated[int, Param("length of answers; they are greedy", ge=1, le=MOST_TOKENS)] = 32
+    max_tokens: Annotated[int, Param("length of the greedy answers", ge=1, le=MOST_TOKENS)] = 32
     lora: Annotated[
         str | None,
         Param(
-            "LoRA adapter whose answers are scored; none is the model without one",
-            null="that of perf, else the only one",
+            "LoRA adapter of the scored answers; none is the model without one",
+            null="the adapter of perf, else the only one",
             key_with=ITSELF,
         ),
     ] = None
     lora_names: LoraNames = ()
     images: Annotated[
         str | None,
-        Param("image made up for each question without one, as 1@384x384", null="none", key_with=ITSELF),
+        Param("synthetic image for each question without one, such as 1@384x384", null="none", key_with=ITSELF),
     ] = None
     concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
-    request_timeout_s: Annotated[float, Param("limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+    request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0

@@ -1,6 +1,6 @@
-"""Settings of a Triton model repository: one table, from which matrices, options and the filling of templates follow.
+"""Settings of a Triton model repository: one table for matrices, options and the placeholders of templates.
 
-What each means to TensorRT-LLM: https://github.com/triton-inference-server/tensorrtllm_backend, `docs/model_config.md`.
+Their meaning in TensorRT-LLM: https://github.com/triton-inference-server/tensorrtllm_backend, `docs/model_config.md`.
 Types of fields are read, so no `from __future__ import annotations`.
 """
 
@@ -15,20 +15,20 @@ DataType = Literal["TYPE_FP16", "TYPE_BF16", "TYPE_FP32"]
 
 @dataclass(frozen=True, slots=True)
 class Setting(Param):
-    """A parameter that fills a placeholder of the templates. Unset, it is neither in the key nor in the file."""
+    """A parameter that fills a placeholder of the templates. If unset, it is neither in the key nor in the file."""
 
     default: Json = None
-    """What an unset one is filled with; None leaves it to the release: the parameter is taken out of the file."""
+    """The value if unset. None leaves it to the release: the parameter is removed from the file."""
     placeholder: str = ""
-    """Where it is called otherwise than the setting."""
+    """Name of the placeholder, if it differs from the setting's."""
     key_with: str = ITSELF
     since: str | None = None
-    """First recorded release whose templates have it; where files are installed, those decide."""
+    """First recorded release whose templates have it. Installed files take precedence."""
     until: str | None = None
 
     @property
     def unset(self) -> str:
-        """What None stands for, in words."""
+        """The meaning of None, in words."""
         if self.default is None:
             return self.null or "the release's own"
         return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
@@ -41,12 +41,12 @@ class EveryRepository(Parameters):
     decoupled: Annotated[
         bool,
         Setting(
-            "stream answers: several responses a request; false sends one over every protocol",
+            "stream answers: several responses per request; false sends one over every protocol",
             placeholder="decoupled_mode",
         ),
     ] = True
     enable_kv_cache_reuse: Annotated[
-        bool, Setting("keep the KV cache of prompt beginnings. Flatters measurements with repeated prompts")
+        bool, Setting("reuse the KV cache of prompt prefixes; speeds up measurements with repeated prompts")
     ] = False
 
 
@@ -55,7 +55,7 @@ class TextModels(EveryRepository):
     """Settings of the five models around an engine."""
 
     accumulate_tokens: Annotated[
-        bool, Setting("each streamed part holds the whole answer so far, not only what is new")
+        bool, Setting("each streamed part has the whole answer so far, not only the new text")
     ] = False
     exclude_input_in_output: Annotated[bool, Setting("answers do not repeat the prompt")] = True
     preprocessing_instances: Annotated[
@@ -64,7 +64,7 @@ class TextModels(EveryRepository):
     postprocessing_instances: Annotated[
         int,
         Setting(
-            "processes that turn tokens into text; several mix up the parts of streamed answers",
+            "processes that turn tokens into text; several reorder the parts of streamed answers",
             ge=1,
             le=1024,
             placeholder="postprocessing_instance_count",
@@ -74,7 +74,7 @@ class TextModels(EveryRepository):
         int, Setting("processes of the tensorrt_llm_bls model", ge=1, le=1024, placeholder="bls_instance_count")
     ] = 1
     max_queue_delay_microseconds: Annotated[
-        int, Setting("how long Triton may hold a request back to batch it", ge=0)
+        int, Setting("maximum time that Triton delays a request to batch it", ge=0)
     ] = 0
 
 
@@ -83,7 +83,7 @@ class LlmApi(EveryRepository):
     """Settings that TensorRT-LLM's Python API has too."""
 
     kv_cache_free_gpu_mem_fraction: Annotated[
-        float | None, Setting("share of the memory left after loading for the KV cache", gt=0, le=1)
+        float | None, Setting("share of the memory left after loading that the KV cache gets", gt=0, le=1)
     ] = None
     max_tokens_in_paged_kv_cache: Annotated[
         int | None, Setting("tokens in the KV cache; the smaller limit wins", ge=1)
@@ -92,7 +92,7 @@ class LlmApi(EveryRepository):
         tuple[int, ...] | None, Setting("sliding windows in tokens, one or one for each layer", ge=0)
     ] = None
     sink_token_length: Annotated[
-        int | None, Setting("tokens kept at the beginning of a sliding window", ge=0, since="0.10.0")
+        int | None, Setting("first tokens kept with a sliding window", ge=0, since="0.10.0")
     ] = None
     kv_cache_host_memory_bytes: Annotated[
         int | None, Setting("host memory that KV blocks are moved to", ge=0, since="0.10.0")
@@ -105,19 +105,19 @@ class LlmApi(EveryRepository):
 
 @dataclass(frozen=True, kw_only=True)
 class RepositorySettings(TextModels, LlmApi):
-    """Everything that people set in a repository of TensorRT-LLM."""
+    """All user settings of a TensorRT-LLM repository."""
 
     max_queue_size: Annotated[
-        int | None, Setting("requests that may wait; 0 is without limit", ge=0, default=0, since="0.12.0")
+        int | None, Setting("requests that may wait; 0 means no limit", ge=0, default=0, since="0.12.0")
     ] = None
     batching_strategy: Annotated[
         Literal["inflight_fused_batching", "inflight_batching", "V1"] | None,
-        Setting("how requests are batched", default="inflight_fused_batching"),
+        Setting("batching of requests", default="inflight_fused_batching"),
     ] = None
     batch_scheduler_policy: Annotated[
         Literal["guaranteed_no_evict", "max_utilization"] | None,
         Setting(
-            "guaranteed_no_evict finishes what it started; max_utilization packs tighter and may pause requests",
+            "guaranteed_no_evict finishes running requests; max_utilization packs tighter and may pause requests",
             default="guaranteed_no_evict",
         ),
     ] = None
@@ -128,15 +128,19 @@ class RepositorySettings(TextModels, LlmApi):
     normalize_log_probs: Annotated[bool | None, Setting("divide log probabilities by the length")] = None
     decoding_mode: Annotated[
         Literal["top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"] | None,
-        Setting("how tokens are chosen", since="0.10.0"),
+        Setting("method of choosing tokens", since="0.10.0"),
     ] = None
-    medusa_choices: Annotated[str | None, Setting("the tree of Medusa, as {0, 0, 0}, {0, 1}", since="0.10.0")] = None
-    eagle_choices: Annotated[str | None, Setting("the tree of Eagle, as {0, 0, 0}, {0, 1}", since="0.16.0")] = None
-    lookahead_window_size: Annotated[int | None, Setting("of lookahead decoding", ge=0, since="0.19.0")] = None
-    lookahead_ngram_size: Annotated[int | None, Setting("of lookahead decoding", ge=0, since="0.19.0")] = None
-    lookahead_verification_set_size: Annotated[int | None, Setting("of lookahead decoding", ge=0, since="0.19.0")] = (
+    medusa_choices: Annotated[str | None, Setting("Medusa's tree, such as {0, 0, 0}, {0, 1}", since="0.10.0")] = None
+    eagle_choices: Annotated[str | None, Setting("Eagle's tree, such as {0, 0, 0}, {0, 1}", since="0.16.0")] = None
+    lookahead_window_size: Annotated[int | None, Setting("window size of lookahead decoding", ge=0, since="0.19.0")] = (
         None
     )
+    lookahead_ngram_size: Annotated[int | None, Setting("n-gram size of lookahead decoding", ge=0, since="0.19.0")] = (
+        None
+    )
+    lookahead_verification_set_size: Annotated[
+        int | None, Setting("verification set size of lookahead decoding", ge=0, since="0.19.0")
+    ] = None
     speculative_decoding_fast_logits: Annotated[
         bool | None, Setting("pass draft logits on the GPU", since="0.16.0")
     ] = None
@@ -156,9 +160,9 @@ class RepositorySettings(TextModels, LlmApi):
     lora_cache_host_memory_bytes: Annotated[
         int | None, Setting("host memory for LoRA weights", ge=0, since="0.10.0")
     ] = None
-    lora_prefetch_dir: Annotated[
-        str | None, Setting("directory of LoRA weights loaded at the start", since="0.19.0")
-    ] = None
+    lora_prefetch_dir: Annotated[str | None, Setting("directory of LoRA weights loaded at startup", since="0.19.0")] = (
+        None
+    )
     gpu_device_ids: Annotated[tuple[int, ...] | None, Setting("GPUs of the ranks, in order", ge=0)] = None
     participant_ids: Annotated[
         tuple[int, ...] | None, Setting("MPI ranks that run this model", ge=0, since="0.14.0")
@@ -174,9 +178,9 @@ class RepositorySettings(TextModels, LlmApi):
     cuda_graph_mode: Annotated[bool | None, Setting("replay decoding steps as CUDA graphs", since="0.16.0")] = None
     cuda_graph_cache_size: Annotated[int | None, Setting("CUDA graphs kept", ge=0, since="0.16.0")] = None
     cancellation_check_period_ms: Annotated[
-        int | None, Setting("how often cancelled requests are looked for", ge=0, since="0.10.0")
+        int | None, Setting("interval of checks for cancelled requests", ge=0, since="0.10.0")
     ] = None
-    stats_check_period_ms: Annotated[int | None, Setting("how often statistics are read", ge=0, since="0.10.0")] = None
+    stats_check_period_ms: Annotated[int | None, Setting("interval of reading statistics", ge=0, since="0.10.0")] = None
     iter_stats_max_iterations: Annotated[
         int | None, Setting("steps whose statistics are kept", ge=0, since="0.10.0")
     ] = None
@@ -186,16 +190,16 @@ class RepositorySettings(TextModels, LlmApi):
     enable_trt_overlap: Annotated[bool | None, Setting("overlap two half batches", until="0.8.0")] = None
     add_special_tokens: Annotated[
         bool | None,
-        Setting("preprocessing adds the special tokens of the tokenizer to prompts", default=True),
+        Setting("preprocessing adds the tokenizer's special tokens to prompts", default=True),
     ] = None
     skip_special_tokens: Annotated[
-        bool | None, Setting("answers leave special tokens out", default=True, since="0.11.0")
+        bool | None, Setting("answers omit special tokens", default=True, since="0.11.0")
     ] = None
     tokenizer_type: Annotated[
         Literal["auto", "llama", "t5"] | None, Setting("class of the tokenizer", default="auto", until="0.8.0")
     ] = None
     triton_backend: Annotated[
-        Literal["tensorrtllm", "python"] | None, Setting("what runs the engine", default="tensorrtllm", since="0.10.0")
+        Literal["tensorrtllm", "python"] | None, Setting("backend of the engine", default="tensorrtllm", since="0.10.0")
     ] = None
     logits_datatype: Annotated[DataType | None, Setting("type of logits", null="the engine's", since="0.18.0")] = None
     encoder_input_features_data_type: Annotated[
@@ -227,4 +231,4 @@ DEFAULTS: Final[dict[str, Json]] = {
     each.name: each.default if each.default is not None else SETTINGS[each.name].default
     for each in table(RepositorySettings)
 }
-"""What each is filled with when nobody says anything: None leaves it to the release."""
+"""Default value of each. None leaves it to the release."""

@@ -1,6 +1,6 @@
-"""Score the answers that perf timed: no request is made, no server is needed.
+"""Score the answers that perf timed. No requests are sent and no server is needed.
 
-Leaves `answers.jsonl` (every measured answer and its scores) and `accuracy.json`, as the accuracy stage does.
+Writes `answers.jsonl` (every measured answer and its scores) and `accuracy.json`, like the accuracy stage.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from trtllm_pipeline.tensorrt.stage.params import ScoreParams, to_json
 
 
 def run(context: StageContext[ScoreParams]) -> None:
-    """Read, score, write. Raises StageError when there is nothing to score or the score is too low."""
+    """Read, score, write. Raises StageError if no answer can be scored or the score is too low."""
     model = model_folder(context.inputs)
-    asked = context.params
-    metrics = metrics_of(asked.metrics, context.files.get("metric_module"))
+    params = context.params
+    metrics = metrics_of(params.metrics, context.files.get("metric_module"))
     path = context.files["input_data"]
     with chat_renderer(model, lambda: True) as render:
-        everything = read_questions(path, metrics, asked.metrics, render)
+        everything = read_questions(path, metrics, params.metrics, render)
     questions, faults = scorable(everything, metrics)
     if not questions:
         raise StageError(
             f"{path}: none of the {len(everything)} rows can be scored; {faults[0]}",
             failure=FailureClass.USER,
-            hint="give rows an `output`, or name a data set that has it in settings.perf.input_data",
+            hint="add `output` to the rows, or set settings.perf.input_data to a data set with it",
         )
     encode = encoder(model)
-    found = timed_answers(
+    timed = timed_answers(
         context.inputs["perf"] / "events.jsonl",
         {each.prompt.id: each for each in questions},
         encode,
         "" if encode is None else added_prefix(read_tokenizer(model)),
     )
-    if not found.answers:
+    if not timed.answers:
         raise StageError(
             f"perf measured no answer to any of the {len(questions)} questions",
             failure=FailureClass.USER,
-            hint="--input-data must be the file that perf was given",
+            hint="--input-data must be perf's input file",
         )
-    scored = accuracy_result.score(found.answers, metrics, context.progress)
+    scored = accuracy_result.score(timed.answers, metrics, context.progress)
     not_scored = {
         "rows": len(everything) - len(questions),
-        "failed_requests": found.failed,
-        "not_asked": list(found.not_asked),
+        "failed_requests": timed.failed,
+        "not_asked": list(timed.not_asked),
     }
-    greedy = not found.settings.get("temperature")
+    greedy = not timed.settings.get("temperature")
     means = accuracy_result.summary(
         scored,
         metrics,
-        to_json(asked),
-        asked=asked_at(found.protocol, questions),
+        to_json(params),
+        asked=asked_at(timed.protocol, questions),
         source="perf",
         not_scored=not_scored,
         greedy=greedy,
@@ -69,4 +69,4 @@ def run(context: StageContext[ScoreParams]) -> None:
     print(means, f"({len(scored)} answers)")  # noqa: T201 - the stage's log
     for fault in faults:
         print(f"not scored: {fault}")  # noqa: T201
-    means.check_least(asked.metrics[0], asked.min_score)
+    means.check_least(params.metrics[0], params.min_score)

@@ -1,7 +1,7 @@
-"""The first questions to a running server: does it answer, over every protocol, as its repository says it should?
+"""The first requests to a running server: does it answer, over every protocol, as its repository specifies?
 
-Leaves `smoke.json` with every check. Requests go one after the other: greedy answers must not depend on what else is
-in the batch, or "streaming equals non-streaming" could fail for rounding alone.
+Writes `smoke.json` with every check. Requests are sent one after the other: greedy answers must not depend on the rest
+of the batch, or "streaming equals non-streaming" could fail because of rounding.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from trtllm_pipeline.measure import (
     with_images,
 )
 from trtllm_pipeline.models import Engine, model_config, read_tokenizer
-from trtllm_pipeline.tensorrt.stage.asking import adapter_options, chosen_adapters, draft_options, protocol_for
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
 from trtllm_pipeline.tensorrt.stage.model_inputs import model_folder
 from trtllm_pipeline.tensorrt.stage.params import SmokeParams
+from trtllm_pipeline.tensorrt.stage.server_requests import adapter_options, chosen_adapters, draft_options, protocol_for
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,12 +44,12 @@ HEALTH: Final = "health"
 _REQUEST_FAILED: Final = "the request failed"
 _ABOUT_IMAGES: Final = "Name one color of the image."
 IMAGES_PROTOCOL: Final = "openai_chat"
-"""The one that takes images."""
+"""The model that takes images."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmokeCheck:
-    """One thing looked at. `detail` says what was found, and what was expected when that is not what was found."""
+    """One check. `detail` is the finding, and the expectation if they differ."""
 
     name: str
     protocol: str
@@ -64,7 +64,7 @@ class _CheckError(Exception):
 
 
 def run(context: StageContext[SmokeParams]) -> None:
-    """Make all checks; raises StageError naming those that failed."""
+    """Run all checks. Raises StageError that names the failed ones."""
     smoke = _Smoke(context)
     asyncio.run(smoke.all())
     write_json(
@@ -86,14 +86,14 @@ def run(context: StageContext[SmokeParams]) -> None:
         raise StageError(
             f"smoke check {one.name} failed on model {one.model} over {one.protocol}: {one.detail}{more}",
             failure=failure_of(one),
-            hint="correct settings.smoke.expected, or the recipe's, if the answer is right after all"
+            hint="if the answer is right, correct settings.smoke.expected or the recipe's"
             if one.name == "expected"
             else None,
         )
 
 
 def failure_of(check: SmokeCheck) -> FailureClass:
-    """The class of a failed check. TRANSIENT where the server is not ready: it was before, and is being started again."""
+    """The class of a failed check. TRANSIENT if the server is not ready: it was ready before, and is restarting."""
     if check.name == HEALTH:
         return FailureClass.TRANSIENT
     failure = failure_class(check.detail)
@@ -105,29 +105,29 @@ class _Smoke:
 
     def __init__(self, context: StageContext[SmokeParams]) -> None:
         self.context = context
-        self.asked = context.params
+        self.params = context.params
         self.service = Service.read(context.inputs["service"])
         self.tokenizer = read_tokenizer(model_folder(context.inputs))
-        # Completions answer a bare prompt, as Triton does; chat wraps it into the model's template.
+        # Completions answer a bare prompt, as Triton does. Chat wraps it into the model's template.
         streamed = protocol_for(self.service)
         self.protocols = (streamed, f"{streamed}_unary") if self.service.kind == "openai" else PROTOCOLS
         self.target = Target(
             self.protocols[0],
             self.service,
             self.service.model,
-            self.asked.request_timeout_s,
-            self.asked.max_tokens,
+            self.params.request_timeout_s,
+            self.params.max_tokens,
             options=draft_options(self.service.model, context.inputs["engine"]),
         )
-        of_triton = self.asked.images is not None and self.service.kind != "openai"
-        self.pictures = ImagesAsked.parse(str(self.asked.images)).make(0) if of_triton else ()
-        """With every question: an ensemble with a visual engine takes none without an image."""
+        of_triton = self.params.images is not None and self.service.kind != "openai"
+        self.pictures = ImagesAsked.parse(str(self.params.images)).make(0) if of_triton else ()
+        """Inputs of every prompt: an ensemble with a visual engine rejects prompts without an image."""
         self.checks: list[SmokeCheck] = []
         self.skipped: list[dict[str, str]] = []
         self.answer: str | None = None
 
     async def all(self) -> None:
-        """Everything, the cheap and basic things first."""
+        """All checks, cheap and basic ones first."""
         service, first = self.service, self.protocols[0]
         models = [model for model in (service.model, service.bls_model) if model]
         everywhere = "http, grpc" if first == "grpc" else "http"
@@ -144,14 +144,14 @@ class _Smoke:
         for model in models:
             for protocol in self.protocols:
                 await self._answers(model, protocol)
-        if self.asked.images is not None and self.service.kind == "openai":
-            await self._check("images", IMAGES_PROTOCOL, service.model, self._images(self.asked.images))
-        if self.answer is not None and self.asked.expected is not None:
+        if self.params.images is not None and self.service.kind == "openai":
+            await self._check("images", IMAGES_PROTOCOL, service.model, self._images(self.params.images))
+        if self.answer is not None and self.params.expected is not None:
             await self._check("expected", first, service.model, self._expected(self.answer))
         async with self._client(service.model, first) as client:
             if self.answer:
                 await self._check("stop_words", first, service.model, self._stop_words(client))
-        # Triton's OpenAI front end breaks a stream off that it cannot begin, and says nothing of why.
+        # Triton's OpenAI front end aborts a stream that it cannot start, without a reason.
         whole = first if service.kind != "openai" else self.protocols[-1]
         async with self._client(service.model, whole) as client:
             await self._check("limits", whole, service.model, self._limits(client))
@@ -170,17 +170,17 @@ class _Smoke:
         self.checks.append(SmokeCheck(name, protocol, model, ok, detail, round((time.monotonic() - start) * 1e3, 1)))
 
     async def _adapters(self) -> str:
-        """Each answers. From here on requests ask for the one that is wanted."""
-        limit, plain, said = self.asked.request_timeout_s, self.target, []
+        """Each adapter answers. Later requests use the wanted one."""
+        limit, plain, answers = self.params.request_timeout_s, self.target, []
         async with self._client(self.service.model, self.protocols[0]) as client:
-            said.append(f"{(await self._ask(client)).text!r} without")
-            found = await adapter_options(self.service, self.context.inputs, limit, self.asked.lora_names)
-            for name, options in found.items():
+            answers.append(f"{(await self._ask(client)).text!r} without")
+            options_by_name = await adapter_options(self.service, self.context.inputs, limit, self.params.lora_names)
+            for name, options in options_by_name.items():
                 self.target = replace(plain, options={**plain.options, **options})
-                said.insert(-1, f"{(await self._ask(client)).text!r} with {name}")
-        wanted = chosen_adapters(found, self.asked.lora)
+                answers.insert(-1, f"{(await self._ask(client)).text!r} with {name}")
+        wanted = chosen_adapters(options_by_name, self.params.lora)
         self.target = replace(plain, options={**plain.options, **(wanted[0] if wanted else {})})
-        return ", ".join(said)
+        return ", ".join(answers)
 
     async def _answers(self, model: str, protocol: str) -> None:
         async with self._client(model, protocol) as client:
@@ -207,34 +207,36 @@ class _Smoke:
         served, metadata = await client.config(path.parent.name), await client.metadata(path.parent.name)
         _same(_described(written, path.parent.name), _described(served, path.parent.name))
         batch = [-1] if written.max_batch_size else []
-        for told, tensors in ((metadata.inputs, written.input), (metadata.outputs, written.output)):
+        for reported, tensors in ((metadata.inputs, written.input), (metadata.outputs, written.output)):
             types = {name: kind.removeprefix("TYPE_") for name, kind in data_types(tensors).items()}
             types |= {name: "BYTES" for name, kind in types.items() if kind == "STRING"}
             promised = {t.name: (types[t.name], [*batch, *t.dims]) for t in tensors}
-            _same(promised, {t.name: (t.datatype, list(t.shape)) for t in told})
-        return f"{len(written.input)} inputs and {len(written.output)} outputs as in config.pbtxt"
+            _same(promised, {t.name: (t.datatype, list(t.shape)) for t in reported})
+        return f"{len(written.input)} inputs and {len(written.output)} outputs match config.pbtxt"
 
     async def _tokens(self, client: Client) -> str:
-        """Preprocessing makes the tokens of the model's own tokenizer, so the engine gets what it was trained on."""
+        """Preprocessing produces the tokens of the model's own tokenizer, so the engine gets the tokens that it was
+        trained on.
+        """
         added = await client.adds_special_tokens()
-        expected: list[int] = self.tokenizer.encode(self.asked.prompt, add_special_tokens=added).ids
+        expected: list[int] = self.tokenizer.encode(self.params.prompt, add_special_tokens=added).ids
         try:
-            found = await client.input_ids(self.asked.prompt)
+            tokens = await client.input_ids(self.params.prompt)
         except (ServerError, HttpError, OSError) as error:
-            raise _CheckError(f"{PREPROCESSING} gives no tokens: {error}") from None
-        if found != expected:
+            raise _CheckError(f"{PREPROCESSING} returns no tokens: {error}") from None
+        if tokens != expected:
             raise _CheckError(
-                f"{PREPROCESSING} makes {found} of {self.asked.prompt!r}; expected {expected} by the model's tokenizer, "
+                f"{PREPROCESSING} converts {self.params.prompt!r} to {tokens}; expected {expected} from the model's tokenizer, "
                 f"{'with' if added else 'without'} its special tokens"
             )
-        return f"{len(found)} tokens as of the tokenizer, {'with' if added else 'without'} its special tokens"
+        return f"{len(tokens)} tokens match the tokenizer, {'with' if added else 'without'} its special tokens"
 
     async def _answer(self, client: AnyClient) -> str:
         answer = await self._ask(client)
         text = answer.text
         if not text.strip():
-            raise _CheckError(f"the answer to {self.asked.prompt!r} is empty")
-        if text.lstrip().startswith(self.asked.prompt.strip()):
+            raise _CheckError(f"the answer to {self.params.prompt!r} is empty")
+        if text.lstrip().startswith(self.params.prompt.strip()):
             raise _CheckError(f"the answer starts with the prompt itself: {text!r}; expected new text only")
         if self.answer is None:
             self.answer = text
@@ -242,13 +244,13 @@ class _Smoke:
             raise _CheckError(f"the greedy answer should be {self.answer!r} as over the first protocol, got {text!r}")
         return f"{text!r} in {len(answer.events)} parts"
 
-    async def _images(self, asked: str) -> str:
-        """A question about images is answered, and costs more input tokens than the same without them."""
+    async def _images(self, spec: str) -> str:
+        """A prompt with images is answered, and has more input tokens than the same prompt without them."""
         bare = Prompt("text", _ABOUT_IMAGES)
         bare = replace(bare, messages=({"role": "user", "content": bare.text},))
         tokens = []
         async with self._client(self.service.model, IMAGES_PROTOCOL) as client:
-            for prompt in (bare, with_images(bare, ImagesAsked.parse(asked).make(0))):
+            for prompt in (bare, with_images(bare, ImagesAsked.parse(spec).make(0))):
                 answer = await client.session().generate(self.target.generation(prompt, 0))
                 if answer.error is not None:
                     raise _CheckError(f"{_REQUEST_FAILED}: {answer.error}")
@@ -257,25 +259,27 @@ class _Smoke:
                 tokens.append(answer.input_tokens or 0)
         if tokens[1] <= tokens[0]:
             raise _CheckError(
-                f"the server counts {tokens[1]} input tokens with an image of {asked.partition('@')[2]} and {tokens[0]} "
-                "without: it does not look at it"
+                f"the server counts {tokens[1]} input tokens with an image of {spec.partition('@')[2]} and {tokens[0]} "
+                "without: it ignores the image"
             )
-        return f"{answer.text!r} to {asked.partition('@')[2]} pixels, {tokens[1] - tokens[0]} input tokens more"
+        return f"{answer.text!r} to {spec.partition('@')[2]} pixels, {tokens[1] - tokens[0]} input tokens more"
 
     async def _expected(self, answer: str) -> str:
-        """All protocols gave the same answer, so this is looked at once."""
-        expected = self.asked.expected
+        """All protocols gave the same answer, so this is checked once."""
+        expected = self.params.expected
         assert expected is not None
         if expected not in answer:
-            raise _CheckError(f"the greedy answer to {self.asked.prompt!r} should contain {expected!r}, got {answer!r}")
+            raise _CheckError(
+                f"the greedy answer to {self.params.prompt!r} should contain {expected!r}, got {answer!r}"
+            )
         return f"the answer contains {expected!r}"
 
     async def _stop_words(self, client: AnyClient) -> str:
-        """A word the greedy answer is known to contain must end it."""
+        """A stop word from the greedy answer must end it."""
         assert self.answer is not None
         stop = stop_word(self.answer, self.tokenizer)
         if stop is None:
-            return "not tried: no word of the short answer stands for one token"
+            return "not tested: no word of the short answer is one token"
         text = (await self._ask(client, stop)).text
         upto = self.answer.index(stop)
         # TensorRT-LLM keeps the stop word in the answer, others leave it out.
@@ -284,49 +288,49 @@ class _Smoke:
         return f"{stop!r} ended the answer: {text!r}"
 
     async def _limits(self, client: AnyClient) -> str:
-        """A prompt longer than the engine takes must be refused with words."""
-        limits = Engine.read(self.context.inputs["engine"], max_seq_len=self.asked.max_seq_len)
+        """A prompt longer than the engine's limit must be rejected with a message."""
+        limits = Engine.read(self.context.inputs["engine"], max_seq_len=self.params.max_seq_len)
         longest = limits.max_input_len or limits.max_seq_len
         if longest is None:
-            return "not tried: the engine names no limit"
+            return "not tested: the engine specifies no limit"
         prompt = " ".join(["word"] * (longest + 1))
         tokens = len(self.tokenizer.encode(prompt).ids)
         answer = await self._generate(client, Prompt("limit", prompt, max_tokens=1))
         if answer.error is None:
-            raise _CheckError(f"a prompt of {tokens} tokens should be refused ({longest} fit), got {answer.text!r}")
+            raise _CheckError(f"a prompt of {tokens} tokens should be rejected ({longest} fit), got {answer.text!r}")
         if str(longest) not in answer.error and not any(word in answer.error.lower() for word in ("long", "exceed")):
             raise _CheckError(
-                f"the refusal of a prompt of {tokens} tokens should name the limit {longest}: {answer.error}"
+                f"the rejection of a prompt of {tokens} tokens should name the limit {longest}: {answer.error}"
             )
-        return f"{tokens} tokens refused: {answer.error}"
+        return f"{tokens} tokens rejected: {answer.error}"
 
     async def _alive(self, client: AnyClient, since: int | None) -> str:
-        """After the refusal: same process, ready, and still answering."""
+        """After the rejection: same process, ready, and still answering."""
         await self._health(client)
         pid = self.service.pid
         if pid is not None and running_since(pid) != since:
-            raise _CheckError(f"the server's process {pid} is not the one that was there at the start")
+            raise _CheckError(f"the server's process {pid} is not the one from the start")
         text = (await self._ask(client)).text
         if self.answer is not None and text != self.answer:
             raise _CheckError(f"the greedy answer should still be {self.answer!r}, got {text!r}")
         return "same process, ready, same answer"
 
     async def _ask(self, client: AnyClient, stop: str | None = None) -> Answer:
-        prompt = Prompt("smoke", self.asked.prompt, stop_words=() if stop is None else (stop,))
+        prompt = Prompt("smoke", self.params.prompt, stop_words=() if stop is None else (stop,))
         answer = await self._generate(client, prompt)
         if answer.error is not None:
             raise _CheckError(f"{_REQUEST_FAILED}: {answer.error}")
         return answer
 
     async def _generate(self, client: AnyClient, prompt: Prompt) -> Answer:
-        asked = with_images(prompt, self.pictures) if self.pictures else prompt
-        return await client.session().generate(self.target.generation(asked, 0))
+        sent = with_images(prompt, self.pictures) if self.pictures else prompt
+        return await client.session().generate(self.target.generation(sent, 0))
 
 
 def stop_word(answer: str, tokenizer: Tokenizer) -> str | None:
-    """A part of `answer` to stop at: one token with a letter in it, neither first nor last, and its first occurrence.
+    """A part of `answer` to stop at: one token with a letter in it, neither first nor last, at its first occurrence.
 
-    TensorRT-LLM compares token ids, so the part must encode to the very token when it stands alone.
+    TensorRT-LLM compares token ids, so the part alone must encode to that token.
     """
     encoding = tokenizer.encode(answer, add_special_tokens=False)
     for token, (start, end) in list(zip(encoding.ids, encoding.offsets, strict=True))[1:-1]:
@@ -338,14 +342,14 @@ def stop_word(answer: str, tokenizer: Tokenizer) -> str | None:
 
 
 def _described(config: Any, folder: str) -> dict[str, Any]:
-    """What must not differ between a config.pbtxt in `directory` and the configuration of its model in a server."""
+    """The values that must match between a config.pbtxt in `directory` and the configuration of its model in a server."""
     return {
         "name": config.name or folder,
         "backend": config.platform or config.backend,
         "max_batch_size": config.max_batch_size,
         "inputs": _tensors(config.input),
         "outputs": _tensors(config.output),
-        # An ensemble is decoupled as its steps are; Triton works that out by itself.
+        # An ensemble is decoupled if its steps are. Triton derives that itself.
         "decoupled": config.platform != "ensemble" and config.model_transaction_policy.decoupled,
     }
 
@@ -358,4 +362,6 @@ def _same(expected: dict[str, Any], got: dict[str, Any]) -> None:
     """Raise _CheckError naming the first key whose values differ."""
     for key in {**expected, **got}:
         if expected.get(key) != got.get(key):
-            raise _CheckError(f"{key} should be {expected.get(key)} as in config.pbtxt, the server says {got.get(key)}")
+            raise _CheckError(
+                f"{key} should be {expected.get(key)} as in config.pbtxt, the server reports {got.get(key)}"
+            )

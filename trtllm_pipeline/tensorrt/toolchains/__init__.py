@@ -1,1 +1,1 @@
-"""Toolchains: the software that turns weights into something served. One package each behind one small record."""
+"""Toolchains: the software that turns weights into a server. One package each, described by one small record."""

@@ -1,4 +1,4 @@
-"""What a toolchain offers, and the table of them. To add one: a package with a `TOOLCHAIN`, a line in `_TABLE`."""
+"""The interface of a toolchain, and the table of them. To add one: a package with a `TOOLCHAIN`, a line in `_TABLE`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import OPENAI_SERVERS
 
 DRAFTER: Final = "drafter"
-"""Input of the stages that take the engine of another cell, see `Toolchain.drafter`."""
+"""Input of the stages that use the engine of another cell, see `Toolchain.drafter`."""
 VISUAL: Final = "visual"
-"""Input of the stages that take a visual engine, and the stage that builds it."""
+"""Input of the stages that use a visual engine, and the stage that builds it."""
 ENGINES: Final = "tensorrt_llm"
 PYTORCH: Final = "tensorrt_llm_pytorch"
 EMBEDDED: Final = "embedded"
@@ -26,9 +26,9 @@ _TABLE: Final = {
     PYTORCH: "trtllm_pipeline.tensorrt.trtllm.pytorch_backend",
     EMBEDDED: "trtllm_pipeline.tensorrt.embedded.toolchain",
 }
-"""Name -> module with a `TOOLCHAIN`, the preferred first: those that are looked for on a machine."""
+"""Name -> module with a `TOOLCHAIN`, in order of preference: those that are detected on a machine."""
 SERVERS: Final = (OPENAI, *OPENAI_SERVERS)
-"""Toolchains that are other OpenAI-compatible servers, which are taken where a matrix names them."""
+"""Toolchains that are other OpenAI-compatible servers, used if a matrix names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +40,22 @@ class Toolchain:
     stages: tuple[Stage, ...]
     """In the order of the flow: a stage's inputs come before it."""
     missing: Callable[[Machine], str | None]
-    """What a machine lacks to use it, or None. Cheap; imports nothing heavy."""
+    """The requirement that a machine lacks, or None. Cheap: imports nothing heavy."""
     identity: Callable[[Machine], Mapping[str, Json]]
     """Versions and hardware that its stages' results depend on, by the names `Stage.identity` uses."""
     infeasible: Callable[[Cell, Machine], str | None]
-    """Why a cell can never work with it on a machine, or None."""
+    """Why a cell cannot work with it on a machine, or None."""
     drafter: Callable[[Cell], Cell | None] = lambda _cell: None
-    """The cell of a draft model whose engine a cell is served with beside its own, or None. It is made by the same stages, up
-    to `build`, and so shared with other cells; its engine is the input DRAFTER."""
+    """The cell of a draft model whose engine is served with a cell's own, or None. The same stages, up to `build`, build it, and
+    other cells share it. Its engine is the input DRAFTER."""
     instead: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
-    """The toolchain of a machine for a model that this one does not take, or not in the cell's precision or layout; None if it
+    """Another toolchain of a machine, for a model, precision or parallelism that this one does not support. None if this one
     does, or if no other does either."""
     caveat: Callable[[Cell], str | None] = lambda _cell: None
-    """What of a cell's model or settings its server leaves out, and what to set instead, or None."""
+    """The features of a cell's model or settings that its server ignores, and an alternative, or None."""
 
     def stage(self, name: str) -> Stage:
-        """The stage called `name`. Raises UsageError when this toolchain has none."""
+        """The stage called `name`. Raises UsageError if this toolchain has none."""
         for stage in self.stages:
             if stage.name == name:
                 return stage
@@ -64,12 +64,12 @@ class Toolchain:
 
 
 def names() -> tuple[str, ...]:
-    """Names of the toolchains that are looked for on a machine, the preferred first."""
+    """Names of the toolchains that are detected on a machine, in order of preference."""
     return tuple(_TABLE)
 
 
 def every_name() -> tuple[str, ...]:
-    """The same, and after them the other OpenAI-compatible servers."""
+    """The same, followed by the other OpenAI-compatible servers."""
     return (*_TABLE, *SERVERS)
 
 
@@ -80,16 +80,16 @@ def load(name: str) -> Toolchain:
         servers: Mapping[str, Toolchain] = importlib.import_module(_OPENAI).TOOLCHAINS
         return servers[name]
     if name not in _TABLE:
-        raise UsageError(f"there is no toolchain {name!r}", hint=f"known are: {', '.join(every_name())}")
-    found: Toolchain = importlib.import_module(_TABLE[name]).TOOLCHAIN
-    return found
+        raise UsageError(f"unknown toolchain {name!r}", hint=f"known: {', '.join(every_name())}")
+    toolchain: Toolchain = importlib.import_module(_TABLE[name]).TOOLCHAIN
+    return toolchain
 
 
 def detect(machine: Machine) -> Toolchain:
-    """The first toolchain that `machine` has all of. Raises PlanError with what each of them lacks."""
+    """The first toolchain that `machine` supports. Raises PlanError with the missing requirements of each."""
     lacks: list[str] = []
     for name in _TABLE:
-        # Most of a small plan's modules of ours would be TensorRT-LLM's: they are imported where it is.
+        # TensorRT-LLM's modules would be most of a small plan's imports. They are imported only if it is installed.
         missing = lacks_tensorrt_llm(machine) if name in (ENGINES, PYTORCH) else None
         missing = missing or load(name).missing(machine)
         if missing is None:
@@ -98,12 +98,12 @@ def detect(machine: Machine) -> Toolchain:
     raise PlanError(
         "no toolchain can be used on this machine\n  " + "\n  ".join(lacks),
         hint="for a machine without a GPU: pip install 'trtllm-pipeline[embedded]' (Python 3.10 to 3.12); "
-        "`pipeline doctor` shows what is there",
+        "`pipeline doctor` shows the installed programs",
     )
 
 
 def lacks_tensorrt_llm(machine: Machine) -> str | None:
-    """What both backends of TensorRT-LLM need and a machine does not have, or None."""
+    """The requirement of both TensorRT-LLM backends that a machine lacks, or None."""
     if machine.tensorrt_llm is None:
         return "TensorRT-LLM is not installed"
     if not machine.gpus:
@@ -112,9 +112,9 @@ def lacks_tensorrt_llm(machine: Machine) -> str | None:
 
 
 def caveats(cells: Iterable[Cell]) -> list[str]:
-    """What servers of `cells` leave out of their models, each once, after the models' names."""
+    """The caveats of the servers of `cells`, each once, after the models' names."""
     models: dict[str, dict[str, None]] = {}
     for cell in cells:
-        if (said := load(cell.toolchain).caveat(cell)) is not None:
-            models.setdefault(said, {})[cell.model] = None
-    return [f"{', '.join(names)}: {said}" for said, names in models.items()]
+        if (caveat := load(cell.toolchain).caveat(cell)) is not None:
+            models.setdefault(caveat, {})[cell.model] = None
+    return [f"{', '.join(names)}: {caveat}" for caveat, names in models.items()]

@@ -1,6 +1,6 @@
-"""The stages every toolchain shares: getting a model, and everything that talks to a running server.
+"""The stages that all toolchains share: the download of a model, and the stages that talk to a running server.
 
-Only declarations; each stage's program is a module of its own, imported in the process that runs it.
+Only declarations. Each stage's program is a separate module, imported in the process that runs it.
 """
 
 from __future__ import annotations
@@ -38,46 +38,45 @@ from trtllm_pipeline.tensorrt.stage.params import (
     load,
 )
 from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS
-from trtllm_pipeline.tensorrt.toolchains import companions, time_estimates
+from trtllm_pipeline.tensorrt.toolchains import companions, time_estimates, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import EMBEDDED, PYTORCH
-from trtllm_pipeline.tensorrt.trtllm import vision
-from trtllm_pipeline.tensorrt.trtllm.speculation import longest_prompt
 
 ENGINE: Final = ("build", "quantize", "download")
-"""What is served: an engine, or where there is none to build the weights themselves."""
+"""The stage whose result is served: an engine, or the weights themselves if no engine is built."""
 MODEL: Final = "model"
-"""The input with the model's own files: tokenizer, chat template. By hand it may be left out where these lie beside the
-engine."""
+"""The input with the model's own files: tokenizer, chat template. A manual run may omit it if the engine's directory has
+them."""
 _ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
-"""What every stage reads that asks a server."""
+"""Inputs of every stage that sends requests to a server."""
 _BUILT_IN: Final = os.path.join(PACKAGE, "data", "")
 P = TypeVar("P", PerfParams, AccuracyParams, ScoreParams)
 _MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 
 
 def _contents(cell: Cell) -> dict[str, str] | None:
-    """Digest of each file of the model that some stage reads, with the code that is trusted, by name."""
+    """Digest of each file of the model that some stage reads, and of its trusted code, by name."""
     source, files = cell.recipe["source"], cell.recipe.get("files")
     assert isinstance(source, dict)
     code = source.get("code")
-    found = {**files, **(code if isinstance(code, dict) else {})} if isinstance(files, dict) else None
-    return None if found is None else {name: str(digest) for name, digest in found.items()}
+    digests = {**files, **(code if isinstance(code, dict) else {})} if isinstance(files, dict) else None
+    return None if digests is None else {name: str(digest) for name, digest in digests.items()}
 
 
 def _download(cell: Cell) -> DownloadParams:
-    """Where the model comes from, and what it is."""
+    """The model's source and contents."""
     source = cell.recipe["source"]
     places = {name: cell.recipe.get(name) for name in ("folder", "copies")}
-    found: dict[str, Any] = {"source": source, "content": _contents(cell), **places}
+    values: dict[str, Any] = {"source": source, "content": _contents(cell), **places}
     if cell.precision == AS_IS:
-        found["quantization"] = cell.recipe.get("quantization")
-    return load(DownloadParams, found, cell.settings["download"])
+        values["quantization"] = cell.recipe.get("quantization")
+    return load(DownloadParams, values, cell.settings["download"])
 
 
 def _downloading(cell: Cell, _machine: Machine) -> Needs:
-    """The model in 16 bits, if its owner has not quantized it. A wheel is fetched and unpacked beside it; any other partial file becomes the artifact's own.
+    """The model in 16 bits, unless it is published quantized. A wheel is unpacked next to its download. Other partial files
+    become the artifact's own.
 
-    Its memory is not worth a row: what it maps of files to digest them, the kernel takes back when it wants.
+    Its memory does not count: the kernel reclaims the mapped files at any time.
     """
     weights, source = time_estimates.source_bytes(cell), cell.recipe.get("source")
     unpacks = isinstance(source, dict) and "package_index" in source
@@ -102,31 +101,31 @@ DOWNLOAD = Stage(
 )
 
 
-def planned_ports(asked: LaunchParams) -> Ports:
-    """The ports that are asked for, and words for those that are chosen when a server starts."""
-    words: Any = (getattr(asked, f"{name}_port") or f"{{{name}_port}}" for name in Ports._fields)
+def planned_ports(params: LaunchParams) -> Ports:
+    """The requested ports, and placeholders for those that are chosen when a server starts."""
+    words: Any = (getattr(params, f"{name}_port") or f"{{{name}_port}}" for name in Ports._fields)
     return Ports(*words)
 
 
 def planned_server(context: StageContext[Any], machine: Machine) -> list[str]:
-    """The command line of one Triton, as a plan shows it: without what keeps others from its interfaces."""
-    asked = context.params
+    """The command line of one Triton for a plan, without the options that close its interfaces."""
+    params = context.params
     return [
         "tritonserver" if machine.triton is None else machine.triton.path,
         f"--model-repository={context.inputs['repository']}",
-        *address_options(asked.host, planned_ports(asked)),
+        *address_options(params.host, planned_ports(params)),
     ]
 
 
-def listening(command: Sequence[str], asked: LaunchParams, ways: OpenAiWays = TRTLLM_SERVE) -> list[str]:
-    """The command line of an OpenAI server, as a plan shows it."""
-    return openai_argv(command, asked.host, planned_ports(asked), ways)
+def listening(command: Sequence[str], params: LaunchParams, ways: OpenAiWays = TRTLLM_SERVE) -> list[str]:
+    """The command line of an OpenAI server for a plan."""
+    return openai_argv(command, params.host, planned_ports(params), ways)
 
 
 def planned_world(
     context: StageContext[Any], machine: Machine, world_size: int, release: str, *, images: bool = False
 ) -> list[str]:
-    """The command line of an engine's ranks, as a plan shows it."""
+    """The command line of an engine's ranks for a plan."""
     return argv(
         "tritonserver" if machine.triton is None else machine.triton.path,
         context.inputs["repository"],
@@ -143,34 +142,34 @@ def planned_world(
 
 
 def exclusive(cell: Cell) -> Exclusive:
-    """What may run beside a cell while it is measured; one without a GPU of its own has the machine."""
-    asked = Exclusive(str(cell.settings["perf"]["exclusive"]))
+    """The resources that a cell's measurement needs exclusively. A cell without GPUs needs the whole machine."""
+    configured = Exclusive(str(cell.settings["perf"]["exclusive"]))
     without = cell.toolchain == EMBEDDED or cell.settings["openai"]["url"] is not None
-    return Exclusive.MACHINE if asked is Exclusive.GPU and without else asked
+    return Exclusive.MACHINE if configured is Exclusive.GPU and without else configured
 
 
 def rule(cell: Cell) -> dict[str, Any]:
-    """The same as a parameter, which keys have where it is not the usual."""
+    """The same as a parameter. It is in keys only if it is not the default."""
     beside = exclusive(cell)
     return {"exclusive": None if beside is Exclusive.MACHINE else beside.value}
 
 
 def foreign(cell: Cell, own: Mapping[str, Collection[str]]) -> str | None:
-    """What of a cell only the toolchains of TensorRT-LLM have, or None.
+    """The first setting or feature of a cell that only the TensorRT-LLM toolchains support, or None.
 
-    `own` has, by section of settings, those that another toolchain has as well; () stands for all but options of
+    `own` has, by section of settings, the names that another toolchain supports as well. () means all except options of
     TensorRT-LLM's programs.
     """
     for section, known in own.items():
         for name, value in cell.settings[section].items():
-            # A default says nothing, here or where it has an effect.
+            # A default has no effect, whether set or not.
             unsaid = (None, {}, DEFAULTS.get(name)) if section == "repository" else (None, {})
             if value not in unsaid and (name == "options" or (known and name not in known)):
                 return f"settings.{section}.{name}: only the TensorRT-LLM toolchains support this setting"
     if cell.settings["perf"]["trtllm_bench"]:
-        return "settings.perf.trtllm_bench: only the TensorRT-LLM toolchains have it"
-    if (asked := images_asked(cell)) is not None:
-        return f"{asked}: only the TensorRT-LLM toolchains take images"
+        return "settings.perf.trtllm_bench: only the TensorRT-LLM toolchains support it"
+    if (images := image_setting(cell)) is not None:
+        return f"{images}: only the TensorRT-LLM toolchains support images"
     if companions.adapters(cell) or any(cell.settings[name]["lora"] for name in ("smoke", "perf", "accuracy")):
         return "settings.lora.adapter: only the TensorRT-LLM toolchains support LoRA adapters"
     if (drafts := companions.speculation(cell)) is not None:
@@ -192,7 +191,7 @@ def launch(
     optional: frozenset[str] = frozenset(),
     gpus: Callable[[StageContext[Any]], int | None] = lambda _context: 0,
 ) -> Stage:
-    """The service stage of a toolchain, whose program takes `params`."""
+    """The service stage of a toolchain, whose program uses `params`."""
     return Stage(
         name="launch",
         version=1,
@@ -203,7 +202,7 @@ def launch(
         scope=Scope.SERVICE,
         section="serve",
         params=params,
-        # A server that dies under a pipeline's stages has spoilt what they measured: the failure is theirs to hear.
+        # A server that dies during stages invalidates their measurements: the failure is reported by those stages.
         read=lambda cell: load(params, {"restarts": 0, **rule(cell)}, cell.settings["serve"]),
         resources=resources,
         gpus=gpus,
@@ -222,21 +221,21 @@ def _names(cell: Cell) -> dict[str, Any]:
 
 
 _QUESTIONS: Final = 28
-"""As many are built in."""
+"""Number of built-in questions."""
 _PROMPT_TOKENS: Final = 32
 _RATES_TRIED: Final = 12
-"""By a search for the highest rate, as a rule."""
-"""Of a built-in prompt or question, about."""
+"""Usual number of rates that a search for the highest rate tries."""
+"""Approximate tokens of a built-in prompt or question."""
 _ANSWER_TOKENS: Final = 5
-"""Of an answer to a built-in question, about."""
+"""Approximate tokens of an answer to a built-in question."""
 _SMOKE_IMAGES: Final = "1@64x64"
 _FULL_PRECISIONS = frozenset({"fp32", "fp16", "bf16"})
 
 
 def _smoke(cell: Cell) -> SmokeParams:
-    """The matrix's question, or the recipe's, or a general one; an expected answer belongs to its own question.
+    """The matrix's prompt, or the recipe's, or a general one. An expected answer belongs to its own prompt.
 
-    The recipe's answer is that of the full-precision model; a quantized one may word it otherwise and still be sound.
+    The recipe's answer is from the full-precision model. A quantized model may word it differently and still be correct.
     """
     settings = cell.settings["smoke"]
     known = cell.recipe.get("smoke")
@@ -259,7 +258,7 @@ def _smoke(cell: Cell) -> SmokeParams:
 
 
 def _needed_images(cell: Cell) -> dict[str, Any]:
-    """The image of a question that has none, on engines of a model that takes one with every question."""
+    """The image for a question without one, on engines of a model that needs one with every question."""
     return {"images": f"1@{vision.FAMILIES[str(cell.recipe['family'])].image}"} if vision.sees(cell) else {}
 
 
@@ -280,22 +279,23 @@ SMOKE = Stage(
 
 
 _LARGEST_KV_BLOCK = 128
-"""Tokens, of any release's default."""
+"""Tokens, in any release's default."""
 
 
 _DECLARED: Final = ("decoupled", "accumulate_tokens", "exclude_input_in_output", "enable_kv_cache_reuse")
 
 
 def _declared(cell: Cell) -> dict[str, Json]:
-    """What a server of this cell must say of itself, under TensorRT-LLM's names."""
+    """The settings that a server of this cell must report, under TensorRT-LLM's names."""
     tokens, repository = cell.settings["build"]["max_num_tokens"], cell.settings["repository"]
     triton = repository["triton_max_batch_size"]
-    # Beyond one block of the KV cache and a full batch of prompts trtllm-build may move it; `build` looks at what it did.
+    # Outside this range, from one block of the KV cache to a full batch of prompts, trtllm-build may change it, and `build`
+    # checks the result.
     kept = isinstance(tokens, int) and _LARGEST_KV_BLOCK <= tokens <= cell.max_batch_size * cell.isl
     return {
         "tp": cell.tp,
         "max_batch_size": cell.max_batch_size,
-        "max_input_len": longest_prompt(cell),
+        "max_input_len": companions.longest_prompt(cell),
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": tokens if kept else None,
         **({"triton_max_batch_size": triton} if triton not in {None, cell.max_batch_size} else {}),
@@ -310,7 +310,7 @@ def _perf(cell: Cell) -> PerfParams:
         "slo": settings["slo"] or None,
         "max_tokens": settings["max_tokens"] or cell.osl,
         **(
-            {"input_tokens": settings["input_tokens"] or longest_prompt(cell)}
+            {"input_tokens": settings["input_tokens"] or companions.longest_prompt(cell)}
             if settings["workload"] == "isl_osl"
             else {}
         ),
@@ -323,37 +323,39 @@ def _perf(cell: Cell) -> PerfParams:
 
 
 def _perf_s(cell: Cell, machine: Machine) -> float:
-    """Seconds that all levels take, each answer with its longest."""
-    asked = _perf(cell)
-    builtin = str(cell.settings["perf"]["input_data"]).startswith("builtin:") and asked.workload == "prompts"
-    prompt, answer = min(cell.isl, _PROMPT_TOKENS if builtin else cell.isl), asked.max_tokens or cell.osl
+    """Seconds for all levels, each answer at its maximum length."""
+    params = _perf(cell)
+    builtin = str(cell.settings["perf"]["input_data"]).startswith("builtin:") and params.workload == "prompts"
+    prompt, answer = min(cell.isl, _PROMPT_TOKENS if builtin else cell.isl), params.max_tokens or cell.osl
 
     def answering_s(requests: float, at_once: int) -> float:
         return time_estimates.answering_s(cell, machine, requests, at_once, prompt=prompt, answer=answer)
 
     def warm_up(usually: int) -> int:
-        return usually if asked.warmup_requests is None else asked.warmup_requests
+        return usually if params.warmup_requests is None else params.warmup_requests
 
-    interval_s = None if asked.measurement_interval_ms is None else asked.measurement_interval_ms / 1e3
+    interval_s = None if params.measurement_interval_ms is None else params.measurement_interval_ms / 1e3
 
     def closed_s(level: int) -> float:
         warm = warm_up(2 * level)
-        requests = max(asked.requests, least_requests(level, warm, asked.turns))
+        requests = max(params.requests, least_requests(level, warm, params.turns))
         return answering_s(warm, level) + (interval_s or answering_s(requests, level))
 
-    closed = sum(map(closed_s, asked.concurrency))
-    opened = sum((interval_s or asked.requests / rate) + answering_s(1 + warm_up(4), 1) for rate in asked.request_rate)
-    repeats = asked.max_repeats if asked.stop_when else asked.repeats
+    closed = sum(map(closed_s, params.concurrency))
+    opened = sum(
+        (interval_s or params.requests / rate) + answering_s(1 + warm_up(4), 1) for rate in params.request_rate
+    )
+    repeats = params.max_repeats if params.stop_when else params.repeats
     searched = 0.0
-    if asked.find_rate is not None:
-        fewest = LEAST_SEARCHED if interval_s else asked.requests
+    if params.find_rate is not None:
+        fewest = LEAST_SEARCHED if interval_s else params.requests
         searched = _RATES_TRIED * max(interval_s or 0.0, answering_s(fewest, cell.max_batch_size))
-    return min(asked.budget_s or math.inf, repeats * (closed + opened) + searched)
+    return min(params.budget_s or math.inf, repeats * (closed + opened) + searched)
 
 
 def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P:
-    """The parameters of a stage that reads prompts. Raises MatrixError where the first rows cannot be read: else an engine
-    would be built for them. A file that is not here yet, and rows far behind, are left to the stage.
+    """The parameters of a stage that reads prompts. Raises MatrixError if the first rows cannot be read, before an engine is
+    built for them. The stage checks missing files and later rows.
     """
     path = files["input_data"]
     if not path.startswith(_BUILT_IN) and (changed := _changed(path)):
@@ -407,7 +409,7 @@ def _lengths_file(cell: Cell) -> dict[str, str]:
 
 
 def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
-    """The prompt file of a stage, and the images that it names. Raises MatrixError where one of these is none."""
+    """The prompt file of a stage, and the images that it names. Raises MatrixError for an invalid image."""
     data = str(cell.settings[asked_by]["input_data"])
     named = _named_images(cell, data)
     if named:
@@ -417,8 +419,8 @@ def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
     return {"input_data": data, **{f"image {name}": os.path.join(os.path.dirname(data), name) for name in named}}
 
 
-def images_asked(cell: Cell) -> str | None:
-    """The first setting by which a cell asks with images, in words; None where none does."""
+def image_setting(cell: Cell) -> str | None:
+    """The first setting through which a cell sends images, in words. None without images."""
     if (made := cell.settings["perf"]["images"]) is not None:
         return f"settings.perf.images {made}"
     asking = ("perf", "accuracy") if cell.settings["accuracy"]["answers"] == "own" else ("perf",)
@@ -444,7 +446,7 @@ def _changed(path: str) -> int:
 
 @lru_cache(maxsize=256)
 def _images(path: str, _changed_ns: int) -> Mapping[str, int]:
-    """The images that a prompt file names; cells share files and ask often."""
+    """The images that a prompt file names. Cached, because cells share files."""
     from trtllm_pipeline.measure import image_files
 
     return image_files(Path(path))
@@ -457,14 +459,14 @@ def _accuracy(cell: Cell) -> AccuracyParams:
 
 
 def _accuracy_s(cell: Cell, machine: Machine) -> float:
-    """Seconds that the built-in questions take, whose answers are short."""
-    asked = _accuracy(cell)
-    prompt, answer = min(_PROMPT_TOKENS, cell.isl), min(asked.max_tokens, _ANSWER_TOKENS)
-    return time_estimates.answering_s(cell, machine, _QUESTIONS, asked.concurrency, prompt=prompt, answer=answer)
+    """Seconds for the built-in questions, whose answers are short."""
+    params = _accuracy(cell)
+    prompt, answer = min(_PROMPT_TOKENS, cell.isl), min(params.max_tokens, _ANSWER_TOKENS)
+    return time_estimates.answering_s(cell, machine, _QUESTIONS, params.concurrency, prompt=prompt, answer=answer)
 
 
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
-    """The prompt file of the stage that asked, and the module of the user's own metrics where they name one."""
+    """The prompt file of the requesting stage, and the module of the user's own metrics, if any."""
     files = _prompt_files(cell, asked_by)
     folder = cell.settings["accuracy"]["python_path"]
     own = next((name.partition(":")[0] for name in _accuracy(cell).metrics if ":" in name), None)
@@ -494,8 +496,8 @@ ACCURACY = Stage(
     timeout_s=6 * 3600.0,
 )
 
-# Instead of the accuracy stage, where the matrix says that perf's own answers are to be scored. An artifact of perf's
-# artifact: another metric, or a corrected reference, neither starts a server nor measures again.
+# Replaces the accuracy stage if the matrix scores perf's own answers. It depends only on perf's artifact: another metric,
+# or a corrected reference, neither starts a server nor measures again.
 SCORE = Stage(
     name="score",
     version=1,

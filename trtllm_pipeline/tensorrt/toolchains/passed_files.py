@@ -1,4 +1,4 @@
-"""Files that stages pass on: never copied where a link will do."""
+"""Files that stages pass on: linked, not copied, if possible."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BESIDE_WEIGHTS: Final = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-"""Whatever of these a model directory has goes with the weights of a Hugging Face checkpoint, which is served as a whole."""
+"""Files of a model directory that go with the weights of a Hugging Face checkpoint, which is served as a whole."""
 
 
 def link(folder: Path, name: str, target: Path) -> None:
-    """Make `target` the file `name` of `directory`, or a copy of it where they lie on different file systems.
+    """Make `target` the file `name` of `directory`, or a copy of it if they are on different file systems.
 
-    Raises DownloadError where `directory` has none that may be taken.
+    Raises DownloadError if `directory` has no such file, or one that must not be used.
     """
     source = find(folder, name)  # hub caches hold symbolic links, and a link to one would be a link to a link
     if source is None:

@@ -1,7 +1,7 @@
-"""The part of a quantized weight that tensor parallelism gives a rank: whole tiles, groups or blocks of its format.
+"""The part of a quantized weight on each rank of tensor parallelism: whole tiles, groups or blocks of its format.
 
 Quantized weights share scales in groups or blocks and are stored in tiles. A rank whose part ends inside one cannot be
-converted, exported or loaded. One table for all routes; each row names who refuses such a part.
+converted, exported or loaded. One table serves all routes. Each row names the program that rejects such a part.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.base import Json
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What the part of each rank must be a multiple of."""
+    """The divisors of each rank's part."""
 
     inputs: int = 1
     """Inputs of the layers that are split along them: attention output and MLP output."""
     outputs: int = 1
-    """Outputs of the layers that are split along those: queries, keys and values, MLP input."""
+    """Outputs of the layers that are split along outputs: queries, keys and values, MLP input."""
     joined: bool = True
-    """Queries, keys and values are one matrix, which has whole tiles. Otherwise each of the three has, and the model itself, over
-    one rank, may end inside a tile."""
+    """True if queries, keys and values are one matrix with whole tiles. Otherwise each of the three has whole tiles, and the
+    model on one rank may end inside a tile."""
     experts: bool = True
-    """Experts too. Without: their kernels pad the part, or choose smaller groups."""
+    """True if the rule includes experts. Otherwise their kernels pad the part, or choose smaller groups."""
 
 
 _GROUPS: Final = 128
@@ -48,25 +48,26 @@ ENGINES: Final[Mapping[str, Tile]] = {
     "gptq": _WEIGHT_ONLY_GROUPS,
     "nvfp4": Tile(inputs=16),
 }
-"""By the precision that is made, or by the form of weights that are quantized already."""
+"""By the target precision, or by the form of weights that are quantized already."""
 PYTORCH: Final[Mapping[str, Tile]] = {
     "int4_awq": replace(_WEIGHT_ONLY_GROUPS, experts=False),
     "w4a8_awq": replace(_WEIGHT_ONLY_GROUPS, experts=False),
-    # `NVFP4LinearMethod` of linear.py asserts it; kernels of experts pad.
+    # `NVFP4LinearMethod` of linear.py asserts it. Kernels of experts pad.
     "nvfp4": Tile(inputs=16, experts=False),
-    # `load_weight_shard` cuts the scales into equal numbers of blocks, and `create_weights` of the FP8 block methods counts the
-    # blocks of the part: with parts of blocks, these are not the same.
+    # `load_weight_shard` cuts the scales into equal numbers of blocks, and `create_weights` of the FP8 block methods
+    # counts the blocks of the part. These differ for parts of blocks.
     "fp8_block": Tile(inputs=128, outputs=128, joined=False),
 }
 SERVERS: Final[Mapping[str, Tile]] = {
-    # vLLM and SGLang alike: "The input size is not aligned with the quantized weight shape" (issues 5675 and 21695 of vLLM) or
+    # vLLM and SGLang both: "The input size is not aligned with the quantized weight shape" (issues 5675 and 21695 of
+    # vLLM) or
     # `verify_marlin_supports_shape`. Experts get smaller groups (moe_wna16).
     "awq": Tile(inputs=_GROUPS, experts=False),
     "gptq": Tile(inputs=_GROUPS, experts=False),
     "gptq_desc_act": Tile(inputs=_GROUPS, experts=False),
     # "in features size is not multiple of 16", ModelOptNvFp4LinearMethod.
     "nvfp4": Tile(inputs=16, experts=False),
-    # `validate_fp8_block_shape`; of experts "The output_size of gate's and up's weight" (issue 25292 of vLLM). Pull request 52915,
+    # `validate_fp8_block_shape`. For experts "The output_size of gate's and up's weight" (issue 25292 of vLLM). Pull request 52915,
     # which pads, was open in August 2026.
     "fp8_block": Tile(inputs=128, outputs=128, joined=False),
 }
@@ -82,15 +83,15 @@ class Widths:
     dense: int = 0
     """Width of an MLP, 0 where all layers have experts instead."""
     experts: int = 0
-    """Width of an expert, 0 without any."""
+    """Width of an expert. 0 without experts."""
     shared: int = 0
-    """Width of the experts that every token goes to, together; 0 without any."""
+    """Total width of the experts that every token uses. 0 without any."""
     latent: bool = False
-    """Keys and values come from a latent vector, so that heads alone are split."""
+    """True if keys and values come from a latent vector, so that heads alone are split."""
 
     @staticmethod
     def of(shape: Shape) -> Widths:
-        """Those of a model's architecture."""
+        """The widths of a model's architecture."""
         some_dense = not shape.num_experts or shape.first_k_dense_replace or shape.interleave_moe_layer_step
         experts = shape.expert_size if shape.num_experts else 0
         return Widths(
@@ -105,7 +106,7 @@ class Widths:
 
 
 def uneven(heads: int, kv_heads: int, tp: int) -> str | None:
-    """Which heads of a model cannot be divided over `tp` ranks, in words; or None."""
+    """The heads of a model that cannot be divided over `tp` ranks, in words, or None."""
     if heads % tp:
         return f"tp{tp}: {heads} attention heads cannot be split evenly over {tp} GPUs"
     if kv_heads % tp and tp % kv_heads:
@@ -114,9 +115,9 @@ def uneven(heads: int, kv_heads: int, tp: int) -> str | None:
 
 
 def cut(tile: Tile, widths: Widths, tp: int, ep: int = 1, *, precision: str) -> str | None:
-    """Which width of a model gives each of `tp` ranks a part of a tile, and the largest smaller tp that does not; or None.
+    """The width of a model that gives each of `tp` ranks a part of a tile, and the largest smaller tp that does not, or None.
 
-    `ep` of the ranks share out whole experts. Source: see the tables.
+    `ep` of the ranks share whole experts. Source: see the tables.
     """
     for name, width, ranks, multiple in _parts(tile, widths, tp, ep):
         if width % (ranks * multiple):
@@ -135,7 +136,7 @@ def _fits(tile: Tile, widths: Widths, tp: int, ep: int) -> bool:
 
 
 def _parts(tile: Tile, widths: Widths, tp: int, ep: int) -> Iterator[tuple[str, int, int, int]]:
-    """Name and size of each width, over how many ranks it is split, and what the part of each must be a multiple of."""
+    """Name and size of each width, the number of ranks that split it, and the divisor of each rank's part."""
     if tp == 1 and not tile.joined:
         return
     both = math.lcm(tile.inputs, tile.outputs)
@@ -156,7 +157,7 @@ def _parts(tile: Tile, widths: Widths, tp: int, ep: int) -> Iterator[tuple[str, 
 
 
 def grouped(tile: Tile, size: Json) -> Tile:
-    """`tile` with groups of another size, of a script's option or of the files; -1 is one group for all inputs of a layer."""
+    """`tile` with another group size, from a script's option or from the files. -1 is one group for all inputs of a layer."""
     if not isinstance(size, int) or isinstance(size, bool):
         return tile
     return replace(tile, inputs=max(size, 1))

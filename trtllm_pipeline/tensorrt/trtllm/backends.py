@@ -31,10 +31,10 @@ from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, ENGINES
 from trtllm_pipeline.tensorrt.toolchains.common_stages import exclusive, launch
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import kv_cache
 from trtllm_pipeline.tensorrt.trtllm.installation import installed, script
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, weights_bytes
 from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, NONE
 from trtllm_pipeline.tensorrt.trtllm.releases import QUANTIZE_SCRIPT, RUN_SCRIPT, at_least
 
@@ -62,7 +62,7 @@ def launching(
     takes: Callable[[Cell, Machine], float],
     optional: frozenset[str] = frozenset(),
 ) -> Stage:
-    """The stage that serves a cell with the frontend it asks for, by a function of `launching`."""
+    """The stage that serves a cell with its frontend, by a function of `launching`."""
     return launch(
         LaunchFrontend,
         f"trtllm_pipeline.tensorrt.trtllm.launching:{program}",
@@ -92,7 +92,7 @@ def checkpoint_params(cell: Cell) -> dict[str, Any]:
     """The settings that determine a cell's checkpoint. Neither batch size nor lengths do."""
     return {
         "family": cell.recipe["family"],
-        "precision": prequantized.computed(cell.precision, cell.recipe),
+        "precision": computed(cell.precision, cell.recipe),
         "quantization": prequantized.form_of(cell),
         "kv_cache_precision": kv_cache(cell) or NONE,
         "tp": cell.tp,
@@ -121,7 +121,7 @@ def calibration(cell: Cell) -> Mapping[str, Json]:
 def quantizes_by_script(cell: Cell, machine: Machine) -> bool:
     """True if the release's quantize.py makes the checkpoint, and not our worker."""
     present = cell.toolchain == ENGINES and script(machine, QUANTIZE_SCRIPT) is not None
-    return present and commands.calibrates_as_told(installed(machine).release)
+    return present and commands.has_calibration_option(installed(machine).release)
 
 
 def quantizing_takes(cell: Cell, machine: Machine) -> Resources:
@@ -168,7 +168,7 @@ def identity(machine: Machine) -> dict[str, Json]:
 def _checkpoint_makers(machine: Machine) -> str:
     """The makers of engines' checkpoints: the release's scripts, Model Optimizer, or both."""
     scripts = machine.tensorrt_llm is not None and machine.tensorrt_llm.examples is not None
-    if machine.tensorrt_llm and scripts and commands.calibrates_as_told(machine.tensorrt_llm.release):
+    if machine.tensorrt_llm and scripts and commands.has_calibration_option(machine.tensorrt_llm.release):
         return "scripts"
     return f"{'scripts, ' * scripts}model_optimizer {machine.model_optimizer}, form {FORM}"
 
@@ -226,7 +226,7 @@ def serving_takes(cell: Cell, machine: Machine) -> Resources:
 
 
 def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]]) -> str | None:
-    """Why the frontend that a cell asks for cannot serve it on a machine that could otherwise make it, or None.
+    """Why a cell's frontend cannot serve it on a machine that could otherwise make it, or None.
 
     `read` has the repository settings that have an effect with each frontend; any other with a value is a mistake.
     """
@@ -236,7 +236,7 @@ def unservable(cell: Cell, machine: Machine, read: Mapping[str, frozenset[str]])
     for name, value in cell.settings["repository"].items():
         # A default is left out.
         if name not in read[frontend] and name not in _OF_EVERY_STAGE and value not in (None, {}, DEFAULTS.get(name)):
-            return f"settings.repository.{name}: nothing of {cell.toolchain} reads it with the frontend {frontend}"
+            return f"settings.repository.{name}: {cell.toolchain} does not read it with the frontend {frontend}"
     if cell.toolchain == ENGINES and (reason := _without_mpirun(cell, machine)):
         return reason
     if not in_triton(cell):

@@ -1,4 +1,4 @@
-"""A cell on a machine with TensorRT-LLM, with what follows of it: the question that rules are asked."""
+"""A cell on a machine with TensorRT-LLM, with derived values: the input of rules."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from trtllm_pipeline.base import USUAL_KV_SHARE, Cell, Json, Machine, TensorRTLLM
 from trtllm_pipeline.models import AS_IS, shown
+from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
-from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options, speculation, vision
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed
+from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options, speculation
 from trtllm_pipeline.tensorrt.trtllm.speculation import CONVERTED, Drafting, drafting
 
 _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
@@ -58,7 +59,7 @@ class Case:
     @property
     def precision(self) -> str:
         """Precision of the cell's weights in memory. For weights used as they are, by their files."""
-        return prequantized.computed(self.cell.precision, self.cell.recipe)
+        return computed(self.cell.precision, self.cell.recipe)
 
     @property
     def drafting(self) -> Drafting | None:
@@ -116,12 +117,12 @@ class Case:
 def kv_cache(cell: Cell) -> str | None:
     """How the KV cache of a cell is quantized, None for not at all.
 
-    With weights used as they are, files of Model Optimizer mostly ask the PyTorch runtime for an FP8 cache; engines of
+    With weights used as they are, files of Model Optimizer mostly make the PyTorch runtime use an FP8 cache. Engines of
     them have the model's own.
     """
     precision = cell.precision
     if precision == AS_IS and cell.toolchain == PYTORCH:
-        precision = prequantized.computed(precision, cell.recipe)
+        precision = computed(precision, cell.recipe)
     return commands.kv_precision(precision, cell.settings["quantize"]["kv_cache_precision"])
 
 

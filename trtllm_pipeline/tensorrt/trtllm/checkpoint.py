@@ -1,4 +1,4 @@
-"""The end of the quantize and convert stages: a checkpoint that is whole and is what was asked for.
+"""The end of the quantize and convert stages: a complete checkpoint with the requested properties.
 
 The release's example scripts or Model Optimizer have filled the directory by now. The result is looked at before anybody
 builds from it or serves it: a program that was killed, or that used another parallelism, must not cost an hour
@@ -34,7 +34,7 @@ STATED_FILE: Final = "hf_quant_config.json"
 """How Model Optimizer says what it did to a Hugging Face directory."""
 _UNQUANTIZED: Final = (None, "", "NO_QUANT")
 _MIXED: Final = "MIXED_PRECISION"
-"""Algorithm of a checkpoint whose layers were given one each, as an option of quantize.py asks for."""
+"""Algorithm of a checkpoint with one for each layer, which an option of quantize.py requests."""
 
 
 def run(context: StageContext[Checkpoint]) -> None:
@@ -146,8 +146,8 @@ def check_precision(
             raise StageError(f"{path}: {name} is {value}, expected {expected} for {what}")
 
 
-def _agree(found: Any, expected: str | None) -> bool:
+def _agree(algorithm: Any, expected: str | None) -> bool:
     if expected is None:
-        return found in _UNQUANTIZED
+        return algorithm in _UNQUANTIZED
     # Scripts add how activations are scaled: W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN, FP8_PER_CHANNEL_PER_TOKEN.
-    return found in {expected, _MIXED} or str(found).startswith(f"{expected}_PER_")
+    return algorithm in {expected, _MIXED} or str(algorithm).startswith(f"{expected}_PER_")

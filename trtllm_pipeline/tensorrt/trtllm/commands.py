@@ -1,4 +1,4 @@
-"""Command lines of TensorRT-LLM's programs for a release. Pure: nothing is run, read or looked for here.
+"""Command lines of TensorRT-LLM's programs for a release. Pure: no program is run and no file is read.
 
 Whatever a release decides comes from the table of options. Defaults that moved between releases are always written out,
 so that one matrix makes the same engine everywhere. What cannot work is refused by `rules.py` before it gets here.
@@ -54,7 +54,7 @@ CALIBRATION_BATCH_SIZE: Final = 16
 
 
 class _Arguments:
-    """Arguments of one program in one release; refuses to write what it does not have."""
+    """Arguments of one program in one release. Rejects options that the program does not have."""
 
     def __init__(self, tool: Tool, release: str, *command: str) -> None:
         self.tool, self.release = tool, release
@@ -101,7 +101,7 @@ def quantized_cache(params: str) -> str | None:
 
 
 def kv_precision(precision: str, params: Json) -> str | None:
-    """How the KV cache is quantized, None for not at all. Not asked for, FP8 and FP4 weights get an FP8 cache."""
+    """Quantization of the KV cache. None without. By default, FP8 and FP4 weights get an FP8 cache."""
     if params is None:
         return "fp8" if precision in {"fp8", "nvfp4"} else None
     return str(params) if params in {"fp8", "int8"} else None
@@ -129,7 +129,7 @@ def convert_checkpoint(
 ) -> list[str]:
     """The family's `convert_checkpoint.py`: a Hugging Face directory to a checkpoint of all ranks, nothing measured.
 
-    `draft` is the directory of the heads that become part of it, which have a `convert_checkpoint.py` of their own.
+    `draft` is the directory of the heads that become part of it, which have a separate `convert_checkpoint.py`.
     """
     arguments = _Arguments(convert_tool(params.family, params.heads), release, *program)
     if params.heads is not None:
@@ -219,8 +219,8 @@ def takes_dataset(release: str) -> bool:
     return program_options.exists(_QUANTIZE, release, "--calib_dataset")
 
 
-def calibrates_as_told(release: str) -> bool:
-    """Whether `quantize.py` does all that can be asked of it: 0.10 has the option, and takes no directory for it."""
+def has_calibration_option(release: str) -> bool:
+    """True if `quantize.py` has an option for the calibration data, as since 0.10. It accepts no directory for it."""
     return not takes_dataset(release) or at_least(release, "0.11")
 
 
@@ -237,7 +237,7 @@ def max_num_tokens(max_batch_size: int, isl: int, osl: int, *, chunked: bool = F
 def build(
     release: str, params: EngineBuild, program: str = _BUILD, *, checkpoint: str, output: str, sm: int | None
 ) -> list[str]:
-    """`trtllm-build`: a checkpoint to an engine of as many ranks as it has, each made by a worker of its own.
+    """`trtllm-build`: a checkpoint to an engine of as many ranks as it has, each built by a separate worker.
 
     `sm` is the compute capability as one number (90). The user's options win over our defaults.
     """
@@ -306,7 +306,7 @@ def _build_defaults(release: str, params: EngineBuild, sm: int | None) -> dict[s
 
 @dataclass(frozen=True, slots=True)
 class ContextAttention:
-    """Attention over prompts, as `trtllm-build` is asked for it."""
+    """Attention over prompts, as requested from `trtllm-build`."""
 
     paged: bool
     """It reads the KV cache, as chunked context and KV cache reuse need it (use_paged_context_fmha)."""
@@ -461,7 +461,7 @@ def serve_pytorch(
 
 
 def tokens_of_a_pass(params: WeightsRepository) -> int:
-    """As asked for, or else what a matrix takes where prompts may be as long as the model's limit."""
+    """The requested value, or else a matrix's default if prompts may be as long as the model's limit."""
     chunked = params.enable_chunked_context is True
     return params.max_num_tokens or max_num_tokens(params.max_batch_size, params.max_seq_len, 0, chunked=chunked)
 

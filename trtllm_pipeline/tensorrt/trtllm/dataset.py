@@ -1,6 +1,6 @@
 """A calibration set as TensorRT-LLM's quantize.py reads one: a directory that `datasets` loads, with a column `text`.
 
-A small program of its own, which runs before quantize.py on the same job file.
+A small separate program, which runs before quantize.py on the same job file.
 """
 
 from __future__ import annotations

@@ -12,11 +12,11 @@ from trtllm_pipeline.base import Cell, Machine, speeds
 from trtllm_pipeline.tensorrt.modelopt.calibration_memory import SATURATING_TOKENS
 from trtllm_pipeline.tensorrt.modelopt.formats import precision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, weights_bytes
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, token_s
 from trtllm_pipeline.tensorrt.trtllm import backends, needs
 from trtllm_pipeline.tensorrt.trtllm.case import kv_cache
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape, weights_bytes
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
 _GB: Final = 1e9
@@ -53,7 +53,7 @@ def converting(cell: Cell, _machine: Machine) -> float:
 
 
 def building(cell: Cell, machine: Machine) -> float:
-    """trtllm-build, by the size of one rank's engine: each rank has a worker of its own."""
+    """trtllm-build, by the size of one rank's engine: each rank has a separate worker."""
     engine = needs.engine_bytes(Shape.of(cell.recipe), needs.weights_of(cell), cell.tp, cell.pp) / _GB
     quick = at_least(installed(machine).release, _QUICK_BUILDER)
     return engine * _BUILD_PER_GB + (0.0 if quick else _TUNING_S)

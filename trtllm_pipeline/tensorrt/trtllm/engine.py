@@ -1,4 +1,4 @@
-"""The end of the build stage: an engine directory that is whole and has the limits that were asked for.
+"""The end of the build stage: a complete engine directory with the requested limits.
 
 `trtllm-build` has filled it by now. `engine.json` says on what it was built, so that a launch elsewhere is refused before it
 loads for minutes. The tokenizer stays with the model: a corrected chat template must not cost another build.
@@ -32,17 +32,17 @@ def check_limits(engine: Path, params: EngineBuild) -> None:
     built = Engine.read(engine)
     mode = None if params.speculative is None else MODES[params.speculative]
     if mode not in {None, built.speculation}:
-        raise StageError(f"{engine}: the engine's speculative decoding is {built.speculation}, asked for was {mode}")
+        raise StageError(f"{engine}: the engine's speculative decoding is {built.speculation}, expected {mode}")
     if mode is not None and params.max_draft_len not in {None, built.max_draft_len}:
         raise StageError(
-            f"{engine}: the engine's max_draft_len is {built.max_draft_len}, asked for was {params.max_draft_len}"
+            f"{engine}: the engine's max_draft_len is {built.max_draft_len}, expected {params.max_draft_len}"
         )
     for name in ("max_input_len", "max_seq_len", "max_batch_size", "max_num_tokens"):
         value = getattr(built, name)
         wanted = getattr(params, name)
         if value is None or wanted is None or value == wanted:
             continue
-        what = f"the engine's {name} is {value}, asked for was {wanted}"
+        what = f"the engine's {name} is {value}, expected {wanted}"
         if name != "max_num_tokens" or value not in _bounds_of_num_tokens(built):
             raise StageError(f"{engine}: {what}")
         print(f"{what}: trtllm-build moves it between one block of the KV cache and a full batch")  # noqa: T201 - the stage's log
@@ -58,10 +58,10 @@ def _bounds_of_num_tokens(built: Engine) -> set[int]:
 
 
 def run_visual(context: StageContext[VisualBuild]) -> None:
-    """Check what the script left in `context.out`: an engine of the model type that was asked for. Raises StageError."""
+    """Check the script's output in `context.out`: an engine of the requested model type. Raises StageError."""
     built = Fields.read(context.out, "config.json").fields("builder_config").text("model_type")
     if built != context.params.family:
-        raise StageError(f"{context.out}: the visual engine is of {built}, asked for was {context.params.family}")
+        raise StageError(f"{context.out}: the visual engine is of {built}, expected {context.params.family}")
     size = sum(file.stat().st_size for file in context.out.glob("*.engine"))
     if not size:
         raise StageError(f"{context.out} has no engine")

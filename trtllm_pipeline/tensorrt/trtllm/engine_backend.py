@@ -1,6 +1,6 @@
 """The engine backend of TensorRT-LLM, 0.8 to 1.2 and the candidates of 1.3: checkpoints become engines, Triton serves them.
 
-download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy -> trtllm_bench, if asked for
+download -> quantize or convert -> build -> check -> repository -> launch -> smoke, perf, accuracy -> trtllm_bench, if requested
          -> visual, of models that take images, instead of check
 """
 
@@ -21,7 +21,7 @@ from trtllm_pipeline.tensorrt.stage.calibration_rows import default_set, with_tr
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
 from trtllm_pipeline.tensorrt.stage.params import Selection, load
 from trtllm_pipeline.tensorrt.stage.repository_settings import SETTINGS
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, PYTORCH, VISUAL, Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     ACCURACY,
@@ -49,7 +49,6 @@ from trtllm_pipeline.tensorrt.trtllm import (
     rules,
     speculation,
     templates,
-    vision,
 )
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import (
@@ -90,7 +89,7 @@ def _route(cell: Cell, machine: Machine) -> str:
 def _quantize(context: StageContext[Checkpoint], machine: Machine) -> Sequence[Sequence[str]]:
     script = installation.script(machine, releases.QUANTIZE_SCRIPT)
     release, params = installed(machine).release, context.params
-    if script is None or not commands.calibrates_as_told(release):
+    if script is None or not commands.has_calibration_option(release):
         return (job.command(context, backends.quantizing_python(machine)),)
     data = {"calibration_data": str(context.files.get("calibration_data", default_set()))}  # by hand none need be named
     own_rows = commands.takes_dataset(release)
@@ -130,7 +129,7 @@ def _draft(context: StageContext[Checkpoint]) -> str | None:
     folder = context.inputs.get(companions.DRAFT)
     if context.params.heads is not None and folder is None:
         raise StageError(
-            f"{context.params.heads} heads are a model of their own, and none was given", failure=FailureClass.USER
+            f"{context.params.heads} heads are a separate model, but no model was given", failure=FailureClass.USER
         )
     return None if folder is None else str(folder)
 
@@ -239,7 +238,7 @@ def _convert_reads(cell: Cell) -> Mapping[str, frozenset[ModelPart]]:
 
 def _is_known(cell: Cell) -> bool:
     """True if the files that a cell's script reads are known. Options of a matrix may let it read more, and heads that
-    draft have scripts of their own.
+    draft have separate scripts.
     """
     if cell.settings["quantize"]["options"] or companions.DRAFT in cell.companions:
         return False
@@ -272,7 +271,7 @@ def _build_params(cell: Cell) -> EngineBuild:
     given = case.build_options(cell)
     own = {
         "max_batch_size": cell.max_batch_size,
-        "max_input_len": speculation.longest_prompt(cell),
+        "max_input_len": companions.longest_prompt(cell),
         "max_seq_len": cell.isl + cell.osl,
         # trtllm-build has no use for more, and would build the same engine.
         "max_num_tokens": max(
@@ -302,7 +301,7 @@ def _repository(cell: Cell) -> EngineRepository:
         own["decoding_mode"] = draft.method
     if draft is not None and draft.method == "draft":
         own["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
-    if (share := case.kv_share(cell)) != USUAL_KV_SHARE:  # what Triton's backend takes by itself is not written
+    if (share := case.kv_share(cell)) != USUAL_KV_SHARE:  # defaults of Triton's backend are not written
         own["kv_cache_free_gpu_mem_fraction"] = share
     return load(EngineRepository, own, settings)
 
@@ -399,7 +398,7 @@ CHECK: Final = Stage(
     inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
     optional=frozenset({ADAPTER}),
     parts=lambda _cell: {"model": _READ_BY_RUN},
-    applies=lambda cell, _machine: not vision.sees(cell),  # run.py asks with text alone
+    applies=lambda cell, _machine: not vision.sees(cell),  # run.py sends only text
     params=EngineCheck,
     read=lambda cell: load(
         EngineCheck,

@@ -1,4 +1,4 @@
-"""trtllm-bench as a second number: the prompts that perf has sent, asked of the engine in the program's own process.
+"""trtllm-bench as a second number: perf's prompts, sent to the engine in the program's own process.
 
 It loads the engine itself, so it runs when the server has let go of the GPUs. What is between its numbers and those of perf is
 the server.
@@ -14,7 +14,7 @@ from trtllm_pipeline.base import Cell, FailureClass, Machine, MatrixError, Stage
 from trtllm_pipeline.measure import engine_report
 from trtllm_pipeline.tensorrt.stage.base import JOB, Stage, StageContext
 from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.common_stages import images_asked
+from trtllm_pipeline.tensorrt.toolchains.common_stages import image_setting
 from trtllm_pipeline.tensorrt.trtllm import backends, case, commands, durations, llmapi, needs
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import EngineBench, EngineRepository, WeightsRepository
@@ -64,7 +64,7 @@ def unfit(cell: Cell, machine: Machine) -> str | None:
         return f"{_ASKED}: TensorRT-LLM {installation.release} here has no trtllm-bench"
     if not perf["concurrency"]:
         return f"{_ASKED}: it keeps a number of requests in flight, and settings.perf.concurrency has none"
-    if images_asked(cell) or companions.adapters(cell) or companions.speculation(cell) or cell.recipe.get("images"):
+    if image_setting(cell) or companions.adapters(cell) or companions.speculation(cell) or cell.recipe.get("images"):
         return f"{_ASKED}: not for images, LoRA adapters and drafted tokens, which it takes in other ways"
     return None
 
@@ -105,11 +105,11 @@ def run(context: StageContext[EngineBench]) -> None:
 
 
 def stage(read: Any, inputs: Mapping[str, str | tuple[str, ...]]) -> Stage:
-    """The stage of a backend. `read` gives the parameters of a cell, `inputs` what is asked."""
+    """The stage of a backend. `read` gives the parameters of a cell, `inputs` the served artifacts."""
     return Stage(
         name="trtllm_bench",
         version=1,
-        summary="ask the engine in the process of trtllm-bench what perf has asked the server",
+        summary="run perf's prompts with trtllm-bench, on the engine in the program's process",
         program=f"{__name__}:run",
         commands=_commands,
         inputs={"perf": "perf", **inputs},

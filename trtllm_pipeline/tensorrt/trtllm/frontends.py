@@ -15,9 +15,10 @@ from trtllm_pipeline.base import FailureClass, StageError, TensorRTLLM, probe, w
 from trtllm_pipeline.models import Engine, EngineError, lint, model_config
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS
+from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, VISUAL
 from trtllm_pipeline.tensorrt.toolchains.companions import DRAFT
-from trtllm_pipeline.tensorrt.trtllm import checkpoint, llmapi, lora_models, templates, vision
+from trtllm_pipeline.tensorrt.trtllm import checkpoint, llmapi, lora_models, templates
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import (
     FRONTEND_TRITON,
@@ -166,13 +167,13 @@ def _check(out: Path, installed: TensorRTLLM, engine: Engine | None) -> None:
 
 
 def _write_serving(
-    context: StageContext[EngineRepository] | StageContext[WeightsRepository], found: TensorRTLLM
+    context: StageContext[EngineRepository] | StageContext[WeightsRepository], installation: TensorRTLLM
 ) -> None:
     params = context.params
-    settings = llmapi.serve_settings(params, found.release, context.inputs.get(DRAFT))
+    settings = llmapi.serve_settings(params, installation.release, context.inputs.get(DRAFT))
     if adapters := _adapters(context.inputs):
-        settings = {**_adapter_settings(context, adapters, found.release), **settings}
-    command = llmapi.serve_line(params, context.inputs, found)
+        settings = {**_adapter_settings(context, adapters, installation.release), **settings}
+    command = llmapi.serve_line(params, context.inputs, installation)
     if settings:
         (context.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
     write_json(context.out / SERVE_FILE, {"schema": 1, "command": command})

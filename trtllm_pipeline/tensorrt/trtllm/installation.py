@@ -1,4 +1,4 @@
-"""TensorRT-LLM as it is installed on a machine. Programs of stages ask too: nothing of the toolchain is imported here."""
+"""TensorRT-LLM as installed on a machine. Imports nothing of the toolchain, because programs of stages use it too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NESTED: Final = "models/core/"
 
 
 def installed(machine: Machine) -> TensorRTLLM:
-    """TensorRT-LLM of a machine that has it: for planned work `missing` and `infeasible` were asked first.
+    """TensorRT-LLM of a machine that has it: for planned work, `missing` and `infeasible` ran first.
 
     Raises StageError if a stage was started by hand on a machine without it.
     """

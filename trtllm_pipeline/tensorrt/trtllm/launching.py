@@ -1,4 +1,4 @@
-"""Programs of the launch stages of both backends: what a repository stage wrote is served by the frontend that was asked for."""
+"""Programs of the launch stages of both backends: the output of a repository stage is served by the requested frontend."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def speculation(params: WeightsRepository, release: str, draft: Path | None) -> 
     if method is None:
         return {}
     if method in WITH_DRAFT_MODEL and draft is None:
-        raise StageError(f"{method} drafts with a model of its own, and none was given", failure=FailureClass.USER)
+        raise StageError(f"{method} needs a draft model, but no model was given", failure=FailureClass.USER)
     value: dict[str, Any] = {"decoding_type": decoding_type(method, release)}
     length = params.max_draft_len or DRAFT_LENGTHS[method]
     value[_length_key(method, release)] = length
@@ -206,7 +206,7 @@ def serve_settings(
 ) -> dict[str, Any]:
     """The settings that trtllm-serve reads from a file.
 
-    For weights, all but the limits: none of them is an option, since releases differ in which wins. For an engine, which records
+    For weights, all except the limits, which are not options, since releases differ in which wins. For an engine, which records
     all others, those of the cache, if the release reads a file. Raises StageError for a setting that the release
     does not have.
     """
@@ -253,19 +253,21 @@ def of_settings(params: EngineRepository | WeightsRepository) -> dict[str, Any]:
 def serve_line(
     params: EngineRepository | WeightsRepository,
     inputs: Mapping[str, Path],
-    found: TensorRTLLM,
+    installation: TensorRTLLM,
     folder: Path | None = None,
 ) -> list[str]:
     """The command line of trtllm-serve without its address. `directory` has the settings file; None leaves its name alone."""
     config = None
     weights = isinstance(params, WeightsRepository)
-    if (ADAPTER in inputs and weights) or serve_settings(params, found.release, inputs.get(DRAFT)):
+    if (ADAPTER in inputs and weights) or serve_settings(params, installation.release, inputs.get(DRAFT)):
         config = SETTINGS_FILE if folder is None else str(folder / SETTINGS_FILE)
-    model, program = str(inputs["model"]), found.serve or "trtllm-serve"
+    model, program = str(inputs["model"]), installation.serve or "trtllm-serve"
     if isinstance(params, WeightsRepository):
-        return commands.serve_pytorch(found.release, params, model=model, config=config, program=program)
+        return commands.serve_pytorch(installation.release, params, model=model, config=config, program=program)
     engine = str(inputs["engine"])
-    return commands.serve_engine(found.release, params, engine=engine, tokenizer=model, config=config, program=program)
+    return commands.serve_engine(
+        installation.release, params, engine=engine, tokenizer=model, config=config, program=program
+    )
 
 
 def arguments(params: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Memory and disk that TensorRT-LLM's stages take: pure functions of a model's numbers, a cell and a machine.
 
 `memory.py` has the least that a server needs, by which cells are refused; this is what it is expected to take. Figures that
-the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `docs/memory.md` has both in a table.
+the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `docs/project/estimates.md` has both in a table.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from trtllm_pipeline.tensorrt.modelopt import calibration_memory as model_optimi
 from trtllm_pipeline.tensorrt.modelopt.formats import precision
 from trtllm_pipeline.tensorrt.servers.command_lines import IMAGE_POOL
 from trtllm_pipeline.tensorrt.stage.calibration_rows import MOST
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 from trtllm_pipeline.tensorrt.toolchains.companion_sizes import draft_bytes, draft_kv_bytes_per_token
-from trtllm_pipeline.tensorrt.trtllm import backends, commands, vision
-from trtllm_pipeline.tensorrt.trtllm.case import gathers_logits, kept_weights, kv_cache, kv_share, num_tokens
-from trtllm_pipeline.tensorrt.trtllm.installation import installed
-from trtllm_pipeline.tensorrt.trtllm.model_shape import (
+from trtllm_pipeline.tensorrt.toolchains.model_shape import (
     Shape,
+    computed,
     kv_bytes_per_token,
     kv_element_bytes,
     weight_bits,
     weights_bytes,
 )
-from trtllm_pipeline.tensorrt.trtllm.prequantized import computed
+from trtllm_pipeline.tensorrt.trtllm import backends, commands
+from trtllm_pipeline.tensorrt.trtllm.case import gathers_logits, kept_weights, kv_cache, kv_share, num_tokens
+from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
 GIB: Final = 1 << 30
@@ -42,7 +42,7 @@ between 0.15 and 0.4, by logs of 0.12 and 0.15."""
 _COLLECTIVES: Final = 392 << 20
 """Of NCCL, on each of four GPUs or more; 342 MiB on two. Source: nccl_mem of NVIDIA's aiconfigurator (systems/h800_sxm.yaml)."""
 _ACTIVATIONS_ERROR: Final = 0.35
-"""How much more activations may take than `activation_bytes`: a third more, in the worst of public logs (docs/memory.md)."""
+"""How much more activations may take than `activation_bytes`: a third more, in the worst of public logs (docs/project/estimates.md)."""
 _VISUAL_ERROR: Final = 0.85
 """The same of visual engines, of which no log was found."""
 _WEIGHT_ONLY: Final = frozenset({"int8_wo", "int4_wo", "int4_awq", "w4a8_awq"})
@@ -317,7 +317,7 @@ def build_host_bytes(engine: int) -> int:
 def building(cell: Cell, machine: Machine) -> Needs:
     """trtllm-build. Host: `workers * (5 GiB + 2 * engine)`, GPU: the engine and the context.
 
-    Every rank has a worker of its own. Logs of three builds from 0.8 on are within 10% of it (docs/memory.md). No log is known of
+    Every rank has a separate worker. Logs of three builds from 0.8 on are within 10% of it (docs/project/estimates.md). No log is known of
     an engine that streams weights, whose GPU is smaller than they are.
     """
     ranks, engine = cell.tp * cell.pp, engine_bytes(Shape.of(cell.recipe), weights_of(cell), cell.tp, cell.pp)
@@ -348,7 +348,7 @@ def building_visual(cell: Cell, machine: Machine) -> Needs:
 
 
 def checkpoint_bytes(cell: Cell) -> int:
-    """A checkpoint, in bytes: quantized layers, and embedding and head in 16 bits; for engines a head of its own."""
+    """A checkpoint, in bytes: quantized layers, and embedding and head in 16 bits, for engines a separate head."""
     shape = Shape.of(cell.recipe)
     if cell.toolchain == ENGINES:
         return engine_bytes(shape, weights_of(cell), 1, 1)
@@ -403,7 +403,7 @@ def quantizing_on(cell: Cell, machine: Machine, gpus: int) -> Needs:
         searches=made.searches,
         longest=rows["max_length"],
         rows=rows["samples"] if measured else 0,
-        asked=setting if isinstance(setting, int) else None,
+        requested_rows=setting if isinstance(setting, int) else None,
         free=free,
     )
     return Needs(

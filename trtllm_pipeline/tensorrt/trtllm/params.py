@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from trtllm_pipeline.tensorrt.modelopt import formats
 from trtllm_pipeline.tensorrt.stage.params import ITSELF, CheckParams, Option, Param, Parameters, Scalar, Selection
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi, RepositorySettings
-from trtllm_pipeline.tensorrt.trtllm import vision
+from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
 
 SERVE_FILE: Final = "serve.json"
@@ -246,7 +246,7 @@ class EngineBench(Parameters):
 
     name: Annotated[str, Param("name of the model")]
     concurrency: Annotated[int, Param("requests in flight", ge=1)]
-    backend: Annotated[Literal["engine", "pytorch"], Param("what is asked")] = "engine"
+    backend: Annotated[Literal["engine", "pytorch"], Param("endpoint")] = "engine"
     tp: TensorParallel = 1
     pp: PipelineParallel = 1
     ep: ExpertParallel = None

@@ -16,6 +16,7 @@ from trtllm_pipeline.base import LAST_WITH_ENGINES, Cell, Json
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
+from trtllm_pipeline.tensorrt.toolchains.model_shape import FORM_PRECISIONS
 from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES, FIRST_PYTORCH, at_least, parse
 
 
@@ -23,8 +24,6 @@ from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES, FIRST_PYTORCH, at
 class WeightsForm:
     """One form of quantized weights."""
 
-    precision: str
-    """The precision whose kernels, GPUs and size it has."""
     pytorch: str | None = None
     """First release whose PyTorch runtime reads it. None if none does."""
     sms: tuple[tuple[int, int], ...] = ()
@@ -38,28 +37,20 @@ class WeightsForm:
 
 
 FORMS: Final[Mapping[str, WeightsForm]] = {
-    "fp8": WeightsForm("fp8", FIRST_PYTORCH, (), {"llama": "0.13"}, {"--use_fp8": True}, "FP8"),
-    "fp8_block": WeightsForm("fp8", FIRST_PYTORCH, ((90, 90), (100, 119))),
-    "fbgemm_fp8": WeightsForm("fp8", None, ((89, 90),), {"llama": "0.15"}, {}, "FP8_PER_CHANNEL_PER_TOKEN"),
-    "nvfp4": WeightsForm("nvfp4", FIRST_PYTORCH),
-    "mxfp4": WeightsForm("mxfp4", "1.1"),
-    "int4_awq": WeightsForm("int4_awq", FIRST_PYTORCH),
-    "w4a8_awq": WeightsForm("w4a8_awq", FIRST_PYTORCH),
+    "fp8": WeightsForm(FIRST_PYTORCH, (), {"llama": "0.13"}, {"--use_fp8": True}, "FP8"),
+    "fp8_block": WeightsForm(FIRST_PYTORCH, ((90, 90), (100, 119))),
+    "fbgemm_fp8": WeightsForm(None, ((89, 90),), {"llama": "0.15"}, {}, "FP8_PER_CHANNEL_PER_TOKEN"),
+    "nvfp4": WeightsForm(FIRST_PYTORCH),
+    "mxfp4": WeightsForm("1.1"),
+    "int4_awq": WeightsForm(FIRST_PYTORCH),
+    "w4a8_awq": WeightsForm(FIRST_PYTORCH),
     # Both are groups of 4 bits with a zero point: TensorRT-LLM computes AutoAWQ's as GPTQ's.
-    "awq": WeightsForm("int4_awq", None, (), {"llama": "0.16", "qwen": "0.16"}, {}, "W4A16_GPTQ"),
-    "gptq": WeightsForm("int4_awq", None, (), {"llama": "0.16", "qwen": "0.17"}, {}, "W4A16_GPTQ"),
-    "mixed": WeightsForm("fp8", FIRST_PYTORCH),
+    "awq": WeightsForm(None, (), {"llama": "0.16", "qwen": "0.16"}, {}, "W4A16_GPTQ"),
+    "gptq": WeightsForm(None, (), {"llama": "0.16", "qwen": "0.17"}, {}, "W4A16_GPTQ"),
+    "mixed": WeightsForm(FIRST_PYTORCH),
 }
 _LLAMA: Final = ("llama", "mistral")
 """Families of the script for Llama whose quantized weights it is known to read."""
-
-
-def computed(precision: str, recipe: Mapping[str, Json]) -> str:
-    """The precision that a cell's weights have in memory: of those taken as they are, that of their form."""
-    if precision != AS_IS:
-        return precision
-    form = FORMS.get(str(recipe.get("quantization")))
-    return "bf16" if form is None else form.precision
 
 
 def form_of(cell: Cell) -> str | None:
@@ -69,7 +60,7 @@ def form_of(cell: Cell) -> str | None:
 
 
 def unreadable(cell: Cell, release: str, sm: int | None) -> str | None:
-    """Why a release does not take the weights of a cell as they are, or None. Nothing is said of unknown forms."""
+    """Why a release does not take the weights of a cell as they are, or None. Unknown forms are not checked."""
     name = form_of(cell)
     if name is None:
         return None
@@ -105,9 +96,9 @@ def _instead(name: str, form: WeightsForm | None, release: str, recipe: Mapping[
     engines = parse(release) <= parse(LAST_WITH_ENGINES)
     if engines and unconvertible(str(recipe["family"]), name, release) is None:
         yield f"the toolchain {ENGINES} converts it"
-    searched = PRECISIONS[form.precision].searches
-    if not (searched and recipe.get("num_experts")):
-        yield f"precision {form.precision} makes weights of that size from the unquantized model"
+    precision = FORM_PRECISIONS[name]
+    if not (PRECISIONS[precision].searches and recipe.get("num_experts")):
+        yield f"precision {precision} makes weights of that size from the unquantized model"
 
 
 def unconvertible(family: str, name: str, release: str) -> str | None:

@@ -309,7 +309,7 @@ _HELP_TIMEOUT_S: Final = 180.0
 def help_for(machine: Machine, options: Json, *command: str | None) -> str | None:
     """Output of `command --help`. None if there is nothing to check, no program, or no output.
 
-    Asked only when a matrix gives the program options of its own, and not for an assumed machine: then the recorded table
+    Runs only if a matrix sets options of the program, and not for an assumed machine: then the recorded table
     decides.
     """
     if not options or machine.assumed or command[0] is None:

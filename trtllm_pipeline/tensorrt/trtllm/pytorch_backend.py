@@ -1,7 +1,7 @@
 """The PyTorch backend of TensorRT-LLM, 1.0 and later, the only one after engines were given up: weights are served as they are.
 
 download -> quantize (to a Hugging Face checkpoint, or not at all) -> repository -> launch -> smoke, perf, accuracy
-         -> trtllm_bench, if asked for
+         -> trtllm_bench, if requested
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _caveat(cell: Cell) -> str | None:
         caveats.append("settings.repository.sink_token_length has no effect: the PyTorch backend ignores it")
     if cell.recipe.get("images") and backends.in_triton(cell):
         caveats.append(
-            "asked with text alone, since Triton's model of the LLM API takes no images; "
+            "checked with text alone, since Triton's model of the LLM API takes no images; "
             "settings.serve.frontend: trtllm_serve takes them"
         )
     return "; ".join(caveats) or None

@@ -26,13 +26,13 @@ from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import (
 )
 from trtllm_pipeline.tensorrt.stage.lora import NO_ADAPTER
 from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
-from trtllm_pipeline.tensorrt.toolchains import companions, tiles
+from trtllm_pipeline.tensorrt.toolchains import companions, tiles, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
-from trtllm_pipeline.tensorrt.toolchains.common_stages import images_asked
-from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options, vision
+from trtllm_pipeline.tensorrt.toolchains.common_stages import image_setting
+from trtllm_pipeline.tensorrt.toolchains.model_shape import least_bytes
+from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.tensorrt.trtllm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
-from trtllm_pipeline.tensorrt.trtllm.model_shape import least_bytes
 from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
 from trtllm_pipeline.tensorrt.trtllm.releases import (
     FAMILIES,
@@ -271,7 +271,7 @@ def needs_code(case: Case) -> str | None:
     return None if untrusted is None else f"{why}; Python code of the model's repository loads it, {untrusted}"
 
 
-HUB_UNASKED: Final = "its hub, which has the files' SHA-256, cannot be reached now"
+HUB_UNREACHED: Final = "its hub, which has the files' SHA-256, cannot be reached now"
 
 
 def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None:
@@ -280,7 +280,7 @@ def _untrusted(model: str, trusted: Mapping[str, str], code: Json) -> str | None
     `code` has `files` and `page`, see `planning.pins`. None if unknown now: the download decides.
     """
     if not isinstance(code, dict):
-        return None if trusted else f"and {HUB_UNASKED}"
+        return None if trusted else f"and {HUB_UNREACHED}"
     files, page = code["files"], code["page"]
     assert isinstance(files, dict)
     if not files:
@@ -475,7 +475,7 @@ def script_options(case: Case) -> str | None:
     tool, other = "quantize.py", convert_tool(case.family, case.heads)
     if case.route == "convert":
         tool, other = other, tool
-    elif not commands.calibrates_as_told(case.release):
+    elif not commands.has_calibration_option(case.release):
         return (
             f"settings.quantize.options are for quantize.py; with {case.release} Model Optimizer makes this checkpoint"
         )
@@ -516,7 +516,7 @@ def _without_scripts(case: Case) -> str | None:
     """The reason why Model Optimizer makes a checkpoint for engines and no script of the release. None if a script does."""
     if case.installed.examples is None:
         return "the example scripts of TensorRT-LLM are missing"
-    if case.route == "quantize" and not commands.calibrates_as_told(case.release):
+    if case.route == "quantize" and not commands.has_calibration_option(case.release):
         return f"quantize.py of TensorRT-LLM {case.release} calibrates on data sets of its own alone"
     return None
 
@@ -834,7 +834,7 @@ def image_prompts(case: Case) -> str | None:
     Triton's LLM API model, or with a model that takes text alone. Source: image_url of the chat of `trtllm-serve`; its list of models with
     images; inputs of the template `llmapi`, issue 8945 of Triton's server for 1.2.1.
     """
-    images = images_asked(case.cell)
+    images = image_setting(case.cell)
     if images is None:
         return None
     if vision.sees(case.cell):
@@ -884,10 +884,13 @@ def visual_engine(case: Case) -> str | None:
     return _wrong_image(case, encoder)
 
 
-def _wrong_image(case: Case, found: vision.Vision) -> str | None:
+def _wrong_image(case: Case, family_images: vision.Vision) -> str | None:
     """The reason why a synthetic image of the cell cannot be used, or None."""
     images = case.cell.settings["perf"]["images"]
-    parse, name = ImagesAsked.parse(str(images or f"1@{found.image}")), "settings.perf.images: " if images else ""
+    parse, name = (
+        ImagesAsked.parse(str(images or f"1@{family_images.image}")),
+        "settings.perf.images: " if images else "",
+    )
     if parse.count > 1:
         return f"{name}{parse.count} images: Triton's templates take one with a prompt of {case.family}"
     if (case.repository("max_num_images") or 1) > 1:
@@ -907,18 +910,18 @@ def image_tokens(case: Case) -> str | None:
 
 
 def _large_image(
-    case: Case, asked: ImagesAsked, name: str, tokens_of: Callable[[str, int, int], int | None]
+    case: Case, images_wanted: ImagesAsked, name: str, tokens_of: Callable[[str, int, int], int | None]
 ) -> str | None:
     """Words for images that leave no token of a prompt to a question, or that the model does not take."""
-    images = "an image" if asked.count == 1 else f"{asked.count} images"
+    images = "an image" if images_wanted.count == 1 else f"{images_wanted.count} images"
     try:
-        each = tokens_of(case.family, asked.width, asked.height)
+        each = tokens_of(case.family, images_wanted.width, images_wanted.height)
     except ValueError as error:
-        return f"{name}{images} of {asked.width}x{asked.height}: {error}"
-    if each is None or (tokens := each * asked.count) < case.cell.isl:
+        return f"{name}{images} of {images_wanted.width}x{images_wanted.height}: {error}"
+    if each is None or (tokens := each * images_wanted.count) < case.cell.isl:
         return None
     return (
-        f"{name}{images} of {asked.width}x{asked.height} take{'s' * (asked.count == 1)} {tokens} tokens of {case.family}, and "
+        f"{name}{images} of {images_wanted.width}x{images_wanted.height} take{'s' * (images_wanted.count == 1)} {tokens} tokens of {case.family}, and "
         f"prompts of the cell have {case.cell.isl}"
     )
 
@@ -1235,7 +1238,7 @@ def speculation_model(case: Case) -> str | None:
         return f"{method}: its converter quantizes no cache, settings.quantize.kv_cache_precision is {case.kv}"
     if companions.adapters(case.cell):
         return f"{method}: it is not documented with a LoRA adapter (settings.lora.adapter)"
-    scripts = case.installed.examples is not None and commands.calibrates_as_told(case.release)
+    scripts = case.installed.examples is not None and commands.has_calibration_option(case.release)
     if case.heads and (case.installed.examples is None or (case.route == "quantize" and not scripts)):
         return f"{method}: its checkpoint is made by example scripts of TensorRT-LLM, which are not there"
     quantizes = program_options.exists("quantize.py", case.release, "--medusa_model_dir")

@@ -24,7 +24,7 @@ MODES: Final = {
 }
 """Method of an engine -> `--speculative_decoding_mode` of trtllm-build."""
 CONVERTED: Final = frozenset(HEADS)
-"""Methods whose heads are part of the model's own checkpoint, by a converter of their own."""
+"""Methods whose heads are part of the model's own checkpoint, by a separate converter."""
 DECODING_MODES: Final = frozenset(("medusa", "lookahead", "eagle"))
 """Methods that the repository's `decoding_mode` names."""
 UNCHECKED: Final = frozenset(("medusa",))
@@ -109,14 +109,8 @@ def build_params(cell: Cell) -> dict[str, Any]:
     return {} if draft is None else {"speculative": draft.method, "max_draft_len": draft.length}
 
 
-def longest_prompt(cell: Cell) -> int:
-    """Tokens of a prompt: with a draft model also all that was answered so far, which engines are given again."""
-    draft = drafting(cell)
-    return cell.isl + cell.osl - 1 if draft is not None and draft.method == "draft" else cell.isl
-
-
 def drafter(cell: Cell) -> Cell | None:
-    """The cell of the draft model that becomes an engine of its own: like the cell's, for all that it is asked.
+    """The cell of the draft model that becomes a separate engine: like the cell's, with the lengths of its requests.
 
     None without one, and where its numbers are not known.
     """
@@ -134,7 +128,7 @@ def drafter(cell: Cell) -> Cell | None:
         model=str(cell.settings["speculative"]["model"]),
         recipe={**recipe, **pinned},
         settings={**cell.settings, **plain},
-        isl=longest_prompt(cell),
+        isl=companions.longest_prompt(cell),
         osl=1,
         companions={},
     )

@@ -2,7 +2,7 @@
 
 Values come from three places: settings of the user (`tensorrt/stage/repository_settings.py`), facts of the engine, and
 paths. Parameters without a value are removed, as the C++ backend has a default for each. The few
-parameters that a model reads without asking whether they are there become empty texts. Sources:
+parameters that a model reads without a check become empty texts. Sources:
 tensorrtllm_backend `inflight_batcher_llm/src/model_instance_state.cc` (0.16 to 0.19) and the models' Python code.
 
 The result is parsed, so that what is written is always a valid `ModelConfig`.
@@ -22,7 +22,7 @@ from trtllm_pipeline.base import FailureClass, Json, StageError
 from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine, model_config
 from trtllm_pipeline.tensorrt.stage.params import Scalar
 from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS, SETTINGS, Setting
-from trtllm_pipeline.tensorrt.trtllm import vision
+from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least, parse
 

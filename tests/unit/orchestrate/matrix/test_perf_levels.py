@@ -81,7 +81,7 @@ def cells(path: Path, sets: tuple[str, ...] = ()) -> tuple[Cell, ...]:
     [
         ({"concurrency": []}, "needs a concurrency, a request_rate or find_rate"),
         ({"find_rate": 0.95}, "find_rate needs slo"),
-        ({"find_rate": 0.95, "slo": {"ttft_ms": 300.0}}, "needs requests: 300 or more, .* 16 requests are over before"),
+        ({"find_rate": 0.95, "slo": {"ttft_ms": 300.0}}, "needs requests: 300 or more, .* 16 requests end before"),
         ({"top_p": 0.9}, "at temperature 0"),
         ({"input_tokens": 9}, "input_tokens needs workload: isl_osl"),
         ({"lengths_data": "lengths.jsonl"}, "lengths_data needs workload: isl_osl"),

@@ -31,7 +31,7 @@ from trtllm_pipeline.measure.load.target import Target
 from trtllm_pipeline.models.hub.hub_errors import UnavailableError
 from trtllm_pipeline.orchestrate.matrix.recipe_files import numbers_of
 from trtllm_pipeline.orchestrate.plan.pins import Pins
-from trtllm_pipeline.tensorrt.stage.asking import adapter_options, chosen_adapters
+from trtllm_pipeline.tensorrt.stage.server_requests import adapter_options, chosen_adapters
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.trtllm import needs
 
@@ -103,7 +103,7 @@ def test_a_method_without_a_model_of_its_own_has_none(model: Path) -> None:
     [
         ({**HEAD, "hidden_size": 2048}, "is for models with a hidden size of 2048; model has 4096"),
         ({**HEAD, "hidden_size": 1024, "target_hidden_size": 4096}, None),
-        ({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}, "is no EAGLE-3 head"),
+        ({"architectures": ["LlamaForCausalLM"], "hidden_size": 4096}, "is not an EAGLE-3 head"),
     ],
 )
 def test_a_head_of_another_model_is_refused_before_anything_is_fetched(
@@ -118,7 +118,7 @@ def test_a_head_of_another_model_is_refused_before_anything_is_fetched(
 def test_a_head_of_another_kind_is_refused_before_anything_is_fetched(model: Path, method: str) -> None:
     write(model.parent / "head", HEAD)
     reason = pinned(asked(model, lane=ENGINES, method=method, model="./head")).reason
-    assert f"./head is an EAGLE-3 head by its config.json, and {method} takes others" in str(reason)
+    assert f"./head is an EAGLE-3 head by its config.json, and {method} needs another kind" in str(reason)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_head_of_another_kind_is_refused_before_anything_is_fetched(model: Pat
     [
         (["model.embed_tokens", "lm_head"], False, None),
         (["lm_head"], True, "which all requests would get, or none"),
-        (["score"], False, "whole layers of its own (score), which would be left out"),
+        (["score"], False, "whole layers (score), which would be ignored"),
     ],
 )
 def test_the_llm_api_takes_a_vocabulary_of_an_adapter_alone(
@@ -230,7 +230,7 @@ def test_an_adapter_is_a_model_of_its_own_and_every_request_asks_for_it(model: P
     assert chosen_adapters(told, None) == (told["sql"], told["chat"])
     assert chosen_adapters(told, "chat") == (told["chat"],)
     assert chosen_adapters(told, "none") == ()
-    with pytest.raises(StageError, match="there is no LoRA adapter law; there are sql, chat"):
+    with pytest.raises(StageError, match="unknown LoRA adapter law; known: sql, chat"):
         chosen_adapters(told, "law")
     target = Target("openai_completions", service, "model", 1.0, 8, in_turn=chosen_adapters(told, None))
     asked = [target.generation(Prompt("a", "Hello"), number).options["lora_request"] for number in range(3)]
@@ -242,7 +242,7 @@ def test_an_adapter_is_a_model_of_its_own_and_every_request_asks_for_it(model: P
     [
         ({"target_modules": "all-linear"}, None),
         ({"target_modules": ["model.layers.0.self_attn.q_proj"]}, None),
-        ({"target_modules": ["q_proj", "lm_head"]}, "it changes lm_head; TensorRT-LLM takes q_proj"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "it changes lm_head; TensorRT-LLM supports q_proj"),
         ({"target_modules": ".*proj"}, "expected a list of layers"),
         ({"peft_type": "IA3"}, "it is IA3 by its adapter_config.json; expected LoRA"),
         ({"use_dora": True}, "it is DoRA"),
@@ -333,7 +333,7 @@ def test_several_adapters_share_an_engine_for_all_of_them(model: Path) -> None:
             {"lora_target_modules": "mlp_gate"},
             "it changes attn_q, attn_v, which settings.build.lora_target_modules does not",
         ),
-        ({"modules_to_save": ["lm_head"]}, {}, "it has whole layers of its own (lm_head)"),
+        ({"modules_to_save": ["lm_head"]}, {}, "it has whole layers (lm_head)"),
         ({"lora_bias": True}, {}, "it has a bias"),
     ],
 )
@@ -354,7 +354,7 @@ def test_layers_of_experts_are_not_converted(model: Path) -> None:
 
 def test_without_the_hub_the_matrix_has_to_say_what_an_engine_is_built_for(model: Path) -> None:
     unknown = {companions.ADAPTER: None}
-    assert "settings.build.max_lora_rank and lora_target_modules say them" in str(
+    assert "set settings.build.max_lora_rank and lora_target_modules" in str(
         companions.unfit(with_adapter(model, ENGINES), unknown)
     )
     told = with_adapter(model, ENGINES, max_lora_rank=8, lora_target_modules=["attn_q"])
@@ -517,7 +517,7 @@ def test_where_its_hub_is_not_reached_a_recipe_tells_the_vocabulary_of_a_draft_m
     [
         ({}, {}, {}, None),
         ({"rope_theta": 10000.0}, {"hidden_size": 4096}, {}, None),
-        ({"rope_theta": 500000.0}, {}, {}, "settings.quantize.options: {rotary_base: 500000} says it"),
+        ({"rope_theta": 500000.0}, {}, {}, "settings.quantize.options: {rotary_base: 500000}"),
         ({"rope_theta": 500000.0}, {}, {"rotary_base": 500000}, None),
         ({"rope_scaling": {"rope_type": "llama3"}}, {}, {}, "scales its rotary embeddings"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, {}, {}, "scales its rotary embeddings"),

@@ -54,7 +54,7 @@ def test_a_plan_says_what_ids_do_not() -> None:
     model = quantized.model
     lines = plan_text(plan, forecast(PLAN, None), verbose=False).splitlines()
     assert lines[1] == f"as_is (fp8): {model}"
-    assert lines[2].startswith("model, another: asked with text alone")
+    assert lines[2].startswith("model, another: checked with text alone")
     assert lines[2].endswith("settings.serve.frontend: trtllm_serve takes them")
     assert not lines[3]
     assert f"as_is (fp8): {model}" in plan_markdown(plan, forecast(PLAN, None), "Plan").replace("\\", "")

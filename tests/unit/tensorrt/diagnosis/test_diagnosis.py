@@ -271,7 +271,7 @@ def test_a_cause_in_another_rank_s_log_is_named_by_file_and_line(tmp_path: Path)
     found = first_cause([lost, memory])
     assert found is not None
     assert (found.line.path.name, found.line.number) == ("rank1", 2)
-    assert found.line.said == "CUDA out of memory. Tried to allocate 2 GiB"
+    assert found.line.message == "CUDA out of memory. Tried to allocate 2 GiB"
     assert str(found.line) == "rank1:2: CUDA out of memory. Tried to allocate 2 GiB"
 
 
@@ -288,7 +288,7 @@ def test_lines_are_counted_also_where_the_middle_of_a_log_is_left_out(
         assert len(text.lines) < 400
         error = first_error([text])
         assert error is not None
-        assert (error.number, error.said) == (wanted, "RuntimeError: here it is")
+        assert (error.number, error.message) == (wanted, "RuntimeError: here it is")
     assert [line.number for line in text.last(2)] == [1999, 2000]
 
 
@@ -299,7 +299,7 @@ def test_what_was_written_before_belongs_to_something_else(tmp_path: Path) -> No
     found = first_cause([text])
     assert found is not None
     assert (found.certain, found.line.number) == (False, 3)
-    assert [(line.number, line.said) for line in text.last(2)] == [(3, "ValueError: x"), (4, "done")]
+    assert [(line.number, line.message) for line in text.last(2)] == [(3, "ValueError: x"), (4, "done")]
     assert first_cause([LogText(tmp_path / "missing")]) is None
 
 
@@ -309,12 +309,12 @@ def test_an_unknown_failure_is_told_by_ten_lines(tmp_path: Path) -> None:
     log_ = log(tmp_path, "fine", *frames, *words[:10], *frames, *words[10:], "SomeError: the cause itself", "bye")
     lines = telling_lines([log_])
     assert len(lines) == 10
-    assert lines[-1].said == "SomeError: the cause itself"
-    assert all("could not" in line.said or "SomeError" in line.said for line in lines)
+    assert lines[-1].message == "SomeError: the cause itself"
+    assert all("could not" in line.message or "SomeError" in line.message for line in lines)
     error = first_error([log_])
     assert error is not None
-    assert error.said == "SomeError: the cause itself"
-    assert [line.said for line in telling_lines([log(tmp_path, "one", "", "two")])] == ["one", "two"]
+    assert error.message == "SomeError: the cause itself"
+    assert [line.message for line in telling_lines([log(tmp_path, "one", "", "two")])] == ["one", "two"]
     assert telling_lines([log(tmp_path)]) == []
 
 

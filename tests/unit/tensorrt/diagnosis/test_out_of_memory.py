@@ -75,7 +75,7 @@ def test_without_any_count_nothing_is_claimed(system: Path) -> None:
     for before in (out_of_memory.counts(), None):
         failure, words, _ = out_of_memory.verdict(before)
         assert failure is FailureClass.BUG
-        assert words == "the kernel has no counter that tells whether it was killed for lack of memory"
+        assert words == "the kernel has no counter that shows whether it was killed for lack of memory"
 
 
 def test_the_kernel_s_own_line_is_quoted(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:

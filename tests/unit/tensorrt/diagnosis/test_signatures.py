@@ -76,7 +76,11 @@ MET = (
     ("failed to start HTTP service: Unavailable - Socket '0.0.0.0:8000' already in use", TRANSIENT, "port"),
     ("error: creating server: failed to start GRPC service", TRANSIENT, "port"),
     ("OSError: [Errno 98] Address already in use", TRANSIENT, "port"),
-    ("tritonserver process(es) already found with PID(s): [812]. Use --force to proceed anyway.", TRANSIENT, "end the"),
+    (
+        "tritonserver process(es) already found with PID(s): [812]. Use --force to proceed anyway.",
+        TRANSIENT,
+        "stop the",
+    ),
     ("terminate called after throwing an instance of 'boost::interprocess::lock_exception'", TRANSIENT, "/dev/shm"),
     ("ValueError: Tokenizer class QWenTokenizer does not exist or is not currently imported.", USER, "transformers"),
     ("pb_stub.cc:366]  Failed to initialize Python stub: KeyError: 'x'", USER, "tokenizer_dir"),
@@ -330,4 +334,4 @@ def test_the_line_that_says_it_is_quoted(tmp_path: Path, log: str, line: str, nu
     path.write_text(log)
     cause = first_cause([LogText(path)])
     assert cause is not None
-    assert (cause.line.said, cause.line.number) == (line, number)
+    assert (cause.line.message, cause.line.number) == (line, number)

@@ -123,7 +123,7 @@ def test_a_changed_file_is_refused_and_a_copy_is_not(engine: Path) -> None:
     os.utime(engine / "rank1.engine", ns=(1, 1))
     engine_requirements.check(engine, MACHINE)
     (engine / "rank1.engine").write_bytes(b"PLAN 1")
-    assert "rank1.engine is not as it was built: expected digest" in refused(engine).message
+    assert "rank1.engine has changed since it was built: expected digest" in refused(engine).message
 
 
 def test_a_file_with_its_size_and_time_is_not_read_again(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,9 @@ def test_a_file_with_its_size_and_time_is_not_read_again(engine: Path, monkeypat
 
 def test_a_missing_file_is_named(engine: Path) -> None:
     (engine / "rank0_managed_weights.safetensors").unlink()
-    assert "rank0_managed_weights.safetensors is not as it was built: expected a file" in refused(engine).message
+    assert (
+        "rank0_managed_weights.safetensors has changed since it was built: expected a file" in refused(engine).message
+    )
 
 
 def test_an_incomplete_engine_gets_no_contract(engine: Path) -> None:

@@ -336,7 +336,7 @@ def test_an_answer_of_another_program_is_no_crash(monkeypatch: pytest.MonkeyPatc
         )
         for answer in (b"", b"[]", b"{}", b"null"):
             monkeypatch.setattr(server, "request", lambda *_, answer=answer: (200, answer))
-            with pytest.raises(ServerError, match=r"what answers at port 8000 of 127\.0\.0\.1 is not Triton") as error:
+            with pytest.raises(ServerError, match=r"port 8000 of 127\.0\.0\.1 does not belong to Triton") as error:
                 server.service()
             assert error.value.failure is FailureClass.TRANSIENT
     finally:

@@ -71,7 +71,7 @@ def test_it_ends_when_its_parent_has_gone(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_signals_set_the_event_and_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with launch.told_to_end() as ended:
+    with launch.stop_requested() as ended:
         assert not ended.is_set()
         os.kill(os.getpid(), signal.SIGTERM)
         assert ended.wait(60)
@@ -92,7 +92,7 @@ def test_a_taken_port_is_named_and_passing() -> None:
         other.bind((triton_server.LOOPBACK, 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 is taken") as error:
+        with pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 is used") as error:
             launch.ports(LaunchEmbedded(http_port=port))
     assert error.value.failure is FailureClass.TRANSIENT
 
@@ -185,7 +185,7 @@ def test_a_server_is_started_again_for_a_dead_model(
 
 def test_repeated_deaths_of_models_end_it_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dying = Dying(9, monkeypatch, model=True)
-    with pytest.raises(ServerError, match="process of model tensorrt_llm died, the 4th such death"):
+    with pytest.raises(ServerError, match="process of model tensorrt_llm died, death number 4"):
         dying.run(tmp_path)
     assert dying.stopped == launch.REPAIRS + 1
 
@@ -234,11 +234,11 @@ def test_a_hangup_ends_it_in_order_unless_ignored() -> None:
     before = signal.getsignal(signal.SIGHUP)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with launch.told_to_end() as ended:
+        with launch.stop_requested() as ended:
             os.kill(os.getpid(), signal.SIGHUP)
             assert ended.wait(60)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        with launch.told_to_end() as ended:
+        with launch.stop_requested() as ended:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not ended.is_set()
     finally:

@@ -83,9 +83,9 @@ def test_files_are_those_that_the_server_looks_for(tmp_path: Path) -> None:
         (
             "base_model.model.model.layers.{layer}.mlp.experts.3.{module}.lora_{part}.weight",
             {},
-            "engines have no place for its tensor",
+            "engines do not support its tensor",
         ),
-        ("base_model.model.lm_head.{layer}{module}.lora_{part}.weight", {}, "engines have no place for its tensor"),
+        ("base_model.model.lm_head.{layer}{module}.lora_{part}.weight", {}, "engines do not support its tensor"),
     ],
 )
 def test_what_has_no_place_is_refused_by_name(
@@ -110,14 +110,14 @@ def test_half_a_pair_and_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> 
     with pytest.raises(StageError, match="A of layer 0, q_proj has rank 4, B has 3"):
         lora_tensors.convert(other, "float16")
     large = write_adapter(tmp_path / "c", {(0, "q_proj"): (a, b * 1e5)})
-    with pytest.raises(StageError, match="is more than float16 can hold"):
+    with pytest.raises(StageError, match="is beyond the range of float16"):
         lora_tensors.convert(large, "float16")
     assert lora_tensors.convert(large, "bfloat16").weights.dtype == np.uint16
     broken = write_adapter(tmp_path / "d", {(0, "q_proj"): (a * np.nan, b)})
-    with pytest.raises(StageError, match="no finite numbers"):
+    with pytest.raises(StageError, match="values that are not finite"):
         lora_tensors.convert(broken, "float32")
     (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(StageError, match="it changes no layer"):
+    with pytest.raises(StageError, match="it does not change any layer"):
         lora_tensors.convert(folder, "float16")
 
 
@@ -133,5 +133,5 @@ def test_alpha_that_is_not_given_is_that_of_peft(tmp_path: Path) -> None:
 )
 def test_a_scale_that_is_no_number_is_said_to_be_none(tmp_path: Path, change: dict[str, Any]) -> None:
     folder = write_adapter(tmp_path / "a", random_pairs({"q_proj": (16, 16)}, rank=4), **change)
-    with pytest.raises(StageError, match=r"lora_alpha or alpha_pattern of its adapter_config\.json is no number"):
+    with pytest.raises(StageError, match=r"lora_alpha or alpha_pattern of its adapter_config\.json is not a number"):
         lora_tensors.convert(folder, "float16")

@@ -27,22 +27,22 @@ def looked(made: list[int] | Exception, *, adds: bool) -> str:
         return made
 
     client: Any = SimpleNamespace(adds_special_tokens=adds_special_tokens, input_ids=input_ids)
-    checks: Any = SimpleNamespace(tokenizer=Tokenizer(), asked=SimpleNamespace(prompt="A"))
+    checks: Any = SimpleNamespace(tokenizer=Tokenizer(), params=SimpleNamespace(prompt="A"))
     return asyncio.run(smoke._Smoke._tokens(checks, client))
 
 
 @pytest.mark.parametrize(("made", "adds"), [([1, 65], True), ([65], False)])
 def test_the_tokens_of_the_tokenizer(made: list[int], adds: bool) -> None:
-    assert looked(made, adds=adds).startswith(f"{len(made)} tokens as of the tokenizer, ")
+    assert looked(made, adds=adds).startswith(f"{len(made)} tokens match the tokenizer, ")
 
 
 @pytest.mark.parametrize(
     ("made", "adds", "words"),
     [
-        ([65], True, r"makes \[65\] of 'A'; expected \[1, 65\] by the model's tokenizer, with its special tokens"),
+        ([65], True, r"converts 'A' to \[65\]; expected \[1, 65\] from the model's tokenizer, with its special tokens"),
         ([1, 65], False, "without its special tokens"),
         ([1, 66], True, r"expected \[1, 65\]"),
-        (ServerError("no such model"), True, "gives no tokens: no such model"),
+        (ServerError("no such model"), True, "returns no tokens: no such model"),
     ],
 )
 def test_other_tokens_are_found(made: list[int] | Exception, adds: bool, words: str) -> None:

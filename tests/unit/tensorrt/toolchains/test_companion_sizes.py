@@ -12,11 +12,11 @@ import pytest
 from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, machine
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipe_of_folder, recipes_folder
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.common_stages import DOWNLOAD
-from trtllm_pipeline.tensorrt.trtllm import needs, vision
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
+from trtllm_pipeline.tensorrt.trtllm import needs
 from trtllm_pipeline.tensorrt.trtllm.engine_backend import REPOSITORY
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
 
 ADAPTER: dict[str, Any] = {"max_lora_rank": 8, "lora_target_modules": ["attn_q", "attn_v"]}
 

@@ -80,7 +80,7 @@ def test_where_it_cannot_be_asked_the_plan_says_so() -> None:
     assert "not for images, LoRA adapters and drafted tokens" in str(reason(PYTORCH, **drafts))
     embedded = replace(cell(toolchain="embedded", settings=BENCH), precision="fp16")
     assert toolchains.load("embedded").infeasible(embedded, machine()) == (
-        "settings.perf.trtllm_bench: only the TensorRT-LLM toolchains have it"
+        "settings.perf.trtllm_bench: only the TensorRT-LLM toolchains support it"
     )
 
 

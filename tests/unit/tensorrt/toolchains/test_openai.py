@@ -75,17 +75,17 @@ def test_a_command_of_ones_own_is_filled() -> None:
     ("one", "said"),
     [
         (cell("openai"), "needs settings.openai.url"),
-        (cell("openai", openai__url="http://a", openai__command="b {port}"), "one or the other"),
+        (cell("openai", openai__url="http://a", openai__command="b {port}"), "use one of them"),
         (cell("openai", openai__url="nothing://:/"), "settings.openai.url nothing://:/: expected HOST"),
-        (cell("openai", openai__command="serve {port} {modell}"), "{modell} is no placeholder"),
+        (cell("openai", openai__command="serve {port} {modell}"), "unknown placeholder {modell}"),
         (cell("openai", openai__command="serve {model}"), "has no {port}"),
         (cell("openai", openai__command="serve '{port}"), "No closing quotation"),
-        (cell("vllm", "int4_awq"), "precision int4_awq: vllm is started for"),
+        (cell("vllm", "int4_awq"), "precision int4_awq: vllm supports"),
         (cell("transformers", tp=2), "tp2pp1: transformers has no option"),
-        (cell("vllm", tp=8), "8 GPUs are needed, there are 4"),
+        (cell("vllm", tp=8), "8 GPUs are needed, the machine has 4"),
         (cell("vllm", ep=2, tp=2), "ep2"),
         (cell("llama_cpp", "fp8"), "precision fp8: GGUF files"),
-        (cell("transformers", perf__workload="isl_osl"), "does not take ignore_eos"),
+        (cell("transformers", perf__workload="isl_osl"), "does not support ignore_eos"),
         (cell("vllm", build__max_num_tokens=4096), "settings.build.max_num_tokens: only the TensorRT-LLM"),
         (cell("vllm", serve__frontend="trtllm_serve"), "settings.serve.frontend trtllm_serve"),
         (cell("vllm", lora__adapter="./a"), "settings.lora.adapter"),
@@ -104,7 +104,7 @@ def test_a_program_that_is_not_there_makes_a_cell_infeasible_on_this_machine_alo
 @pytest.mark.parametrize("machine", [NO_GPU, H100S])
 def test_a_program_in_a_folder_relative_to_nobody_knows_what_is_refused(machine: Machine) -> None:
     said = str(reason(cell("openai", openai__command="./serve {port}"), machine))
-    assert "./serve would be looked for in the directory of each attempt; give its whole path" in said
+    assert "./serve is relative to the directory of each attempt; use its absolute path" in said
 
 
 def test_a_server_that_runs_already_is_given_nothing() -> None:
@@ -170,7 +170,7 @@ def test_reuse_of_the_cache_is_as_the_matrix_says_and_nobody_claims_it_of_others
     assert "--no-enable-prefix-caching" in started(cell(), model="/m")
     assert "--enable-prefix-caching" in started(cell(repository__enable_kv_cache_reuse=True), model="/m")
     assert "--disable-radix-cache" in started(cell("sglang"), model="/m")
-    assert "keeps nothing" in str(reason(cell("transformers", repository__enable_kv_cache_reuse=True)))
+    assert "does not reuse the cache" in str(reason(cell("transformers", repository__enable_kv_cache_reuse=True)))
     assert declared(cell()) is False
     assert declared(cell("vllm", openai__command="mine {port}")) is None
     assert declared(cell("openai", openai__url="http://a")) is None
@@ -243,12 +243,12 @@ def test_by_hand_a_placeholder_without_a_value_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (LaunchOpenAi(), "which server"),
+        (LaunchOpenAi(), "no server"),
         (
             LaunchOpenAi(url="http://a", server="vllm"),
-            "--url names a server that runs already, and --server one to start",
+            "--url names a running server, and --server one to start",
         ),
-        (LaunchOpenAi(url="http://a", command="b {port}"), "runs already, and --command one to start"),
+        (LaunchOpenAi(url="http://a", command="b {port}"), "--url names a running server, and --command one to start"),
     ],
 )
 def test_by_hand_it_is_one_server(asked: LaunchOpenAi, words: str) -> None:

@@ -237,7 +237,7 @@ def test_an_engine_gets_its_contract_and_nothing_of_the_model(built: Path, capsy
 @pytest.mark.parametrize("name", ASKED)
 def test_an_option_that_the_builder_passed_over_is_found(built: Path, name: str) -> None:
     change(built, **{name: ASKED[name] - 1})
-    with pytest.raises(StageError, match=f"the engine's {name} is {ASKED[name] - 1}, asked for was {ASKED[name]}"):
+    with pytest.raises(StageError, match=f"the engine's {name} is {ASKED[name] - 1}, expected {ASKED[name]}"):
         engine.run(work_in(built.parent, built, **ASKED))
     assert not (built / engine_requirements.FILE).exists()
 
@@ -246,7 +246,7 @@ def test_lengths_are_compared_as_the_first_releases_write_them(built: Path) -> N
     change(built, max_seq_len=None, max_output_len=64, max_num_tokens=None)
     engine.check_limits(built, asked_build())
     change(built, max_seq_len=None, max_output_len=65)
-    with pytest.raises(StageError, match="the engine's max_seq_len is 193, asked for was 192"):
+    with pytest.raises(StageError, match="the engine's max_seq_len is 193, expected 192"):
         engine.check_limits(built, asked_build())
 
 
@@ -255,9 +255,9 @@ def test_an_engine_drafts_as_it_was_asked_to(built: Path) -> None:
     change(built, max_seq_len=192 + 63, max_draft_len=63, speculative_decoding_mode=4, max_num_tokens=4 * 64)
     engine.check_limits(built, asked)
     for name, value, words in (
-        ("max_draft_len", 62, "max_draft_len is 62, asked for was 63"),
-        ("speculative_decoding_mode", 1, "speculative decoding is None, asked for was medusa"),
-        ("max_seq_len", 192, "max_seq_len is 129, asked for was 192"),
+        ("max_draft_len", 62, "max_draft_len is 62, expected 63"),
+        ("speculative_decoding_mode", 1, "speculative decoding is None, expected medusa"),
+        ("max_seq_len", 192, "max_seq_len is 129, expected 192"),
     ):
         good = {"max_seq_len": 255, "max_draft_len": 63, "speculative_decoding_mode": 4, "max_num_tokens": 256}
         change(built, **{**good, name: value})
@@ -272,7 +272,7 @@ def test_more_tokens_than_a_full_batch_are_the_builder_s_to_cut(built: Path, ask
     engine.check_limits(built, asked_build(max_num_tokens=asked))
     for other in (full - 1, full + 1):
         change(built, max_num_tokens=other)
-        with pytest.raises(StageError, match=f"the engine's max_num_tokens is {other}, asked for was 4096"):
+        with pytest.raises(StageError, match=f"the engine's max_num_tokens is {other}, expected 4096"):
             engine.check_limits(built, asked_build(max_num_tokens=4096))
 
 

@@ -9,8 +9,8 @@ from tests.helpers.trtllm_cells import settings_of
 from trtllm_pipeline.base.domain import Cell, CellId, Json
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.tensorrt.trtllm import model_shape
-from trtllm_pipeline.tensorrt.trtllm.model_shape import Shape
+from trtllm_pipeline.tensorrt.toolchains import model_shape
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 from trtllm_pipeline.tensorrt.trtllm.rules import infeasible
 
 GIB = 1 << 30

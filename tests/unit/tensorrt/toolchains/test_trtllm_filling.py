@@ -218,7 +218,7 @@ def test_refused_with_words(installed: Installed, release: str, params: dict[str
     [
         ({"parameters": {"x": [1]}}, "parameters.x: "),
         ({"parameters": "x"}, "parameters: must be a mapping of keys to values"),
-        ({"colour": "red"}, "colour: unknown key"),
+        ({"color": "red"}, "color: unknown key"),
         ({"kv_cache_free_gpu_mem_fraction": 1.5}, "should be less than or equal to 1, not 1.5"),
         ({"kv_cache_free_gpu_mem_fraction": 0.0}, "should be greater than 0, not 0.0"),
         ({"kv_cache_free_gpu_mem_fraction": "half"}, 'should be a valid number, not "half"'),

@@ -476,7 +476,7 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
         (
             cell("int4_awq", recipe={"family": "mixtral", "num_experts": 8}),
             machine(more=",examples=no"),
-            "mixtral in int4_awq: the example scripts of TensorRT-LLM are missing, and Model Optimizer writes mixtral in fp16",
+            "mixtral in int4_awq: the example scripts of TensorRT-LLM are missing, and Model Optimizer writes mixtral only in fp16",
         ),
         (
             cell(tp=2),
@@ -487,22 +487,22 @@ def test_a_repository_is_the_same_with_either_front_end_of_triton() -> None:
         (
             cell(settings={"repository.llm_args": {"print_iter_log": True}}),
             machine(),
-            "settings.repository.llm_args: nothing of tensorrt_llm reads it with the frontend triton",
+            "settings.repository.llm_args: tensorrt_llm does not read it with the frontend triton",
         ),
         (
             cell(settings={**SERVE, "repository.accumulate_tokens": True}),
             machine(),
-            "accumulate_tokens: nothing of tensorrt_llm reads it with the frontend trtllm_serve",
+            "accumulate_tokens: tensorrt_llm does not read it with the frontend trtllm_serve",
         ),
         (
             cell(toolchain=PYTORCH, settings={"repository.accumulate_tokens": True}),
             machine(),
-            "accumulate_tokens: nothing of tensorrt_llm_pytorch reads it with the frontend triton",
+            "accumulate_tokens: tensorrt_llm_pytorch does not read it with the frontend triton",
         ),
         (
             cell(toolchain=PYTORCH, settings={"repository.parameters": {"any": 1}}),
             machine(),
-            "settings.repository.parameters: nothing of tensorrt_llm_pytorch reads it",
+            "settings.repository.parameters: tensorrt_llm_pytorch does not read it",
         ),
     ],
 )

@@ -11,7 +11,8 @@ from tests.standins import templates as standin
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.machine.model import TensorRTLLM
 from trtllm_pipeline.models.triton_repository import model_config
-from trtllm_pipeline.tensorrt.trtllm import commands, frontends, vision
+from trtllm_pipeline.tensorrt.toolchains import vision
+from trtllm_pipeline.tensorrt.trtllm import commands, frontends
 from trtllm_pipeline.tensorrt.trtllm.params import EngineRepository, VisualBuild
 
 
@@ -39,7 +40,7 @@ def test_on_pytorch_an_image_may_be_smaller_and_of_families_without_a_visual_eng
 
 @pytest.mark.parametrize(
     ("width", "height", "said"),
-    [(64, 64, "the visual engine takes 128 to 5184"), (4000, 4000, "128 to 5184"), (1, 900, "200 times")],
+    [(64, 64, "the visual engine supports 128 to 5184"), (4000, 4000, "128 to 5184"), (1, 900, "200 times")],
 )
 def test_an_image_that_the_visual_engine_does_not_take_is_refused(width: int, height: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):

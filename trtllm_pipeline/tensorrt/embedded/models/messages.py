@@ -1,4 +1,4 @@
-"""What the Python models share: reading requests, refusing them, and answering. Runs inside Triton's Python stub."""
+"""Shared by the Python models: reading, rejecting and answering requests. Runs inside Triton's Python stub."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def flag(value: str) -> bool:
 
 
 def array(request: Any, name: str) -> np.ndarray[Any, Any] | None:
-    """An input with its batch dimension, or None when it was not sent."""
+    """An input with its batch dimension. None if it was not sent."""
     tensor = pb.get_input_tensor_by_name(request, name)
     return None if tensor is None else tensor.as_numpy()
 
 
 def rows(request: Any, name: str, batch: int) -> list[Any]:
-    """An input's first value for each row of the batch; None for each when it was not sent."""
+    """An input's first value for each row of the batch. None for each if it was not sent."""
     values = array(request, name)
     if values is None or values.size == 0:
         return [None] * batch
@@ -49,9 +49,9 @@ def text(value: Any) -> str:
 
 
 def refuse_parameters(request: Any) -> None:
-    """Raise RequestError for request parameters: `generate` makes them of fields that no input has, typing errors too.
+    """Raise RequestError for request parameters: `generate` converts fields that are not inputs to parameters, even typos.
 
-    Those with Triton's own prefix are its business.
+    Parameters with Triton's own prefix are ignored.
     """
     unknown = sorted(name for name in json.loads(request.parameters() or "{}") if not name.startswith("triton_"))
     if unknown:
@@ -74,33 +74,33 @@ def tensor(name: str, values: object, dtype: Any) -> Any:
     return pb.Tensor(name, np.array(values, dtype=dtype))
 
 
-def asked_for(request: Any) -> frozenset[str]:
-    """Names of the outputs that the client wants; all of the model where it named none."""
+def requested_outputs(request: Any) -> frozenset[str]:
+    """Names of the outputs that the client requested. All outputs of the model if it named none."""
     return frozenset(request.requested_output_names())
 
 
 def response(tensors: Sequence[Any], wanted: Collection[str]) -> Any:
-    """A response with those of the tensors that the client wants.
+    """A response with the tensors that the client requested.
 
-    The stub would drop the others itself, but a sender frees them without holding Python's lock: under Python 3.12 the
-    process dies of that.
+    The stub would drop the others itself, but a sender frees them without holding Python's lock, which crashes the process
+    under Python 3.12.
     """
     return pb.InferenceResponse(output_tensors=[each for each in tensors if each.name() in wanted])
 
 
 def answered(requests: Sequence[Any], answer: Callable[[Any], Sequence[Any]]) -> list[Any]:
-    """One response a request, with the tensors that `answer` makes of it. A bad request does not fail the others."""
+    """One response per request, with the tensors from `answer`. A bad request does not fail the others."""
     responses = []
     for request in requests:
         try:
-            responses.append(response(answer(request), asked_for(request)))
-        except Exception as error:  # noqa: BLE001  whatever happened, the client must hear of it
+            responses.append(response(answer(request), requested_outputs(request)))
+        except Exception as error:  # noqa: BLE001  the client must get every error
             responses.append(failed(error))
     return responses
 
 
 def failed(error: Exception) -> Any:
-    """A response that carries an error: the client's when it is a RequestError, ours otherwise."""
+    """An error response: the client's fault if it is a RequestError, ours otherwise."""
     code = pb.TritonError.INVALID_ARG if isinstance(error, RequestError) else pb.TritonError.INTERNAL
     message = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
     return pb.InferenceResponse(error=pb.TritonError(message, code))

@@ -21,7 +21,7 @@ class TritonPythonModel:
         self._skip_special = messages.flag(settings["skip_special_tokens"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """One response a request."""
+        """One response per request."""
         return messages.answered(requests, self._decode)
 
     def _decode(self, request: Any) -> list[Any]:

@@ -23,7 +23,7 @@ class TritonPythonModel:
         self._special = messages.flag(settings["add_special_tokens"])
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """One response a request."""
+        """One response per request."""
         return messages.answered(requests, self._encode)
 
     def _encode(self, request: Any) -> list[Any]:
@@ -42,7 +42,7 @@ class TritonPythonModel:
         for end, pad, words in zip(
             messages.rows(request, "END_ID", batch), messages.rows(request, "PAD_ID", batch), stop, strict=True
         ):
-            if end is None:  # a model may have several; the engine takes one, so the others go in as stop words
+            if end is None:  # a model may have several; the engine supports one, so the others become stop words
                 words += [[other] for other in ends[1:]]
                 end = ends[0] if ends else -1
             end_ids.append(end)
@@ -61,7 +61,7 @@ class TritonPythonModel:
         ]
 
     def _words(self, request: Any, name: str, batch: int) -> list[list[list[int]]]:
-        """The words of each row of the batch as token sequences; empty words mean nothing."""
+        """The words of each row of the batch as token sequences. Empty words are ignored."""
         values = messages.array(request, name)
         if values is None or values.size == 0:
             return [[] for _ in range(batch)]
@@ -75,9 +75,9 @@ class TritonPythonModel:
 
 
 def word_lists(batch: Sequence[Sequence[Sequence[int]]]) -> list[list[list[int]]]:
-    """TensorRT-LLM's form of word lists, [batch, 2, length]: all ids in a row, and below them where each word ends.
+    """TensorRT-LLM's format of word lists, [batch, 2, length]: all ids in a row, and below them the end of each word.
 
-    Rows are filled up with 0 for ids and -1 for ends. tensorrt_llm.read_word_lists is the way back.
+    Rows are padded with 0 for ids and -1 for ends. tensorrt_llm.read_word_lists is the inverse.
     """
     flat = [[token for word in words for token in word] for words in batch]
     ends = [[sum(map(len, words[: i + 1])) for i in range(len(words))] for words in batch]

@@ -1,7 +1,7 @@
 """Triton model `tensorrt_llm`: token ids to token ids, on an engine of the embedded toolchain.
 
-Requests are handed to the runtime and answered from its threads, so the running batch takes new ones at any time.
-A streamed response never ends within a character: such tokens wait for the next one.
+Requests are passed to the runtime and answered from its threads, so the running batch accepts new ones at any time. A
+streamed response never ends within a character: such tokens wait for the next one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class TritonPythonModel:
         self._answers: dict[str, list[PendingRequest]] = {}
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Start every request; the answers come from the runtime's threads."""
+        """Start every request. Responses come from the runtime's threads."""
         for request in requests:
             sender = request.get_response_sender()
             try:
@@ -65,7 +65,7 @@ class TritonPythonModel:
                 sender.send(messages.failed(error), flags=messages.FINAL)
 
     def finalize(self) -> None:
-        """End what runs and free the engine: a thread left behind would keep the stub from ending."""
+        """End all requests and free the engine: a remaining thread would keep the stub from exiting."""
         self._runtime.close()
 
     def _start(self, request: Any, sender: Any) -> None:
@@ -74,7 +74,7 @@ class TritonPythonModel:
         assert lengths is not None
         batch = len(lengths)
         if any(messages.rows(request, "stop", batch)):
-            self._stop(name, sender, messages.asked_for(request))
+            self._stop(name, sender, messages.requested_outputs(request))
             return
         messages.refuse(
             request, ((each.name, each) for each in (*tensors.UNSUPPORTED, *tensors.UNSUPPORTED_ENGINE_ONLY))
@@ -107,7 +107,7 @@ class TritonPythonModel:
             ],
             streaming,
             counts,
-            messages.asked_for(request),
+            messages.requested_outputs(request),
             self._forget,
         )
         with self._lock:
@@ -117,9 +117,9 @@ class TritonPythonModel:
             answer.generations.append(generation)
 
     def _stop(self, name: str, sender: Any, wanted: Collection[str]) -> None:
-        """End the requests of this id. They end as cancelled ones do; the stop request gets an empty answer."""
+        """End the requests of this id. They end like cancelled ones. The stop request gets an empty response."""
         if not name:
-            raise RequestError("stop needs the id of the request that it shall end as its own request id")
+            raise RequestError("stop needs the id of the request to end as its own request id")
         with self._lock:
             answers = list(self._answers.get(name, ()))
         for answer in answers:
@@ -136,7 +136,7 @@ class TritonPythonModel:
 
 @dataclass(slots=True, eq=False)
 class PendingRow:
-    """One sequence of a request: what it has not sent yet."""
+    """One sequence of a request: the part that has not been sent."""
 
     tokens: list[int]
     characters: Characters
@@ -144,7 +144,7 @@ class PendingRow:
     pad_id: int
     input_tokens: int
     output_tokens: int = 0
-    """Generated ones among `tokens`, which may start with the prompt."""
+    """Generated tokens among `tokens`, which may start with the prompt."""
     log_probs: list[float] = field(default_factory=list)
     cum_log_prob: float = 0.0
     finished: bool = False
@@ -152,18 +152,18 @@ class PendingRow:
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """One Triton request on its way: gathers events of its rows and sends responses."""
+    """One Triton request in progress: collects events of its rows and sends responses."""
 
     name: str
     sender: Any
     sequences: list[PendingRow]
     streaming: bool
     counts: Sequence[str]
-    """Names of the token counts that were asked for."""
+    """Names of the requested token counts."""
     wanted: Collection[str]
-    """Names of the outputs that the client wants."""
+    """Names of the outputs that the client requested."""
     forget: Callable[[PendingRequest], None]
-    """Called once, when the last response has gone out."""
+    """Called once, after the last response."""
     generations: list[Generation] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     error: str | None = None
@@ -174,7 +174,7 @@ class PendingRequest:
             generation.cancel()
 
     def listener(self, row: PendingRow) -> Callable[[Event], None]:
-        """The function that takes the events of one row."""
+        """The function that processes the events of one row."""
 
         def on_event(event: Event) -> None:
             with self.lock:
@@ -219,7 +219,7 @@ def _prompts(request: Any, lengths: Sequence[int]) -> list[list[int]]:
     width = ids.shape[-1]
     for length in lengths:
         if not 0 <= length <= width:
-            raise RequestError(f"input_lengths says {length} tokens; input_ids has {width}")
+            raise RequestError(f"input_lengths has {length} tokens; input_ids has {width}")
     return [row[:length].tolist() for row, length in zip(ids, lengths, strict=True)]
 
 
@@ -252,7 +252,7 @@ def read_word_lists(lists: np.ndarray[Any, Any] | None, batch: int) -> list[tupl
 
 
 def _response(sequences: Sequence[PendingRow], counts: Sequence[str], wanted: Collection[str]) -> Any:
-    """output_ids [batch, 1, length] filled up with pad ids, sequence_length [batch, 1], and what was asked for."""
+    """output_ids [batch, 1, length] padded with pad ids, sequence_length [batch, 1], and the requested outputs."""
     width = max(len(row.tokens) for row in sequences)
     outputs = [
         messages.tensor(

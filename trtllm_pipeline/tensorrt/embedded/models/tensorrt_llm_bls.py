@@ -38,32 +38,32 @@ class TritonPythonModel:
         self._lock = threading.Lock()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Start every request; each is answered from a thread of its own."""
+        """Start every request, each on a separate thread."""
         for request in requests:
             self._pool.submit(self._answer, request, request.get_response_sender())
 
     def finalize(self) -> None:
-        """Wait for what runs."""
+        """Wait for running requests."""
         self._closing.set()
         self._pool.shutdown(wait=True)
 
     def _answer(self, request: Any, sender: Any) -> None:
         try:
-            # Triton ignores a final flag that follows the only response of a model that is not decoupled.
+            # Triton ignores a final flag after the only response of a model that is not decoupled.
             for answer in self._responses(request, sender):
                 sender.send(answer, flags=0 if self._decoupled else messages.FINAL)
             if self._decoupled:
                 sender.send(flags=messages.FINAL)
         except CallError as error:
             sender.send(pb.InferenceResponse(error=error.cause), flags=messages.FINAL)
-        except Exception as error:  # noqa: BLE001  the client must hear of whatever happened
+        except Exception as error:  # noqa: BLE001  the client must get every error
             sender.send(messages.failed(error), flags=messages.FINAL)
 
     def _responses(self, request: Any, sender: Any) -> Iterator[Any]:
         """The responses to one request, in order."""
         messages.refuse_parameters(request)
         given = {each.name(): each for each in request.inputs()}
-        wanted = messages.asked_for(request)
+        wanted = messages.requested_outputs(request)
         encoded = self._call(
             "preprocessing",
             [_renamed(name, given[client]) for name, client in tensors.PREPROCESSING_STEP.items() if client in given],
@@ -71,7 +71,7 @@ class TritonPythonModel:
         )
         inputs = [_renamed(name, encoded[source]) for name, source in tensors.ENGINE_STEP.items()]
         inputs += [_renamed(name, given[client]) for name, client in tensors.ENGINE_PASSED.items() if client in given]
-        # The engine ends a request by its id, so one without gets one of its own.
+        # The engine ends a request by its id, so a request without one gets a new id.
         name = request.request_id() or uuid.uuid4().hex
         streamed = "stream" in given and bool(given["stream"].as_numpy().any())
         earlier: list[dict[str, Any]] = []
@@ -103,19 +103,19 @@ class TritonPythonModel:
         answers = call.exec(decoupled=True) if self._decoupled else [call.exec()]
         try:
             for answer in answers:
-                if outputs := _outputs(answer):  # the one that only says that there are no more has none
+                if outputs := _outputs(answer):  # the final, empty response has none
                     nothing = False
                     yield outputs
         finally:
             self._keep(answers)
-        if nothing:  # a response that was lost on the way must not look like an empty text
+        if nothing:  # a lost response must not look like an empty text
             raise RuntimeError(f"{self._engine} ended request {name} without a response")
 
     def _keep(self, answers: Any) -> None:
-        """Hold the answers to a call for some time after its end.
+        """Keep the responses to a call for some time after its end.
 
-        A thread of the stub gives up its own hold of them a moment later, without Python's lock. Were that the last one, it
-        would free Python's objects then, and Python 3.12 ends the process for that.
+        A thread of the stub releases its own reference to them shortly after, without Python's lock. If that reference were the
+        last one, it would free Python objects, and Python 3.12 would crash.
         """
         now = time.monotonic()
         with self._lock:
@@ -137,7 +137,7 @@ class TritonPythonModel:
 
 
 class CallError(Exception):
-    """Another model answered with an error, which is handed on as it is."""
+    """An error response of another model, which is passed on unchanged."""
 
     def __init__(self, cause: Any) -> None:
         super().__init__(cause.message())
@@ -155,7 +155,7 @@ def _renamed(name: str, given: Any) -> Any:
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One response with the tokens of all; streamed requests have one row."""
+    """One response with the tokens of all. Streamed requests have one row."""
     joined = dict(parts[-1])
     for name in ("output_ids", "output_log_probs"):
         if name in joined:

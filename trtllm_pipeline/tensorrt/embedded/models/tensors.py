@@ -1,12 +1,12 @@
 """Names, types and shapes of the tensors of the five models: those of TensorRT-LLM's own Triton repositories.
 
 The tables follow the templates of tensorrtllm_backend v0.16 to v0.19. Later versions call two inputs `seed` and
-`min_tokens`; both names are taken. From 0.20 on the token counts can be asked for: `num_output_tokens` is how many
-tokens were generated for this response, so that over a streamed answer the responses' numbers add up to the whole
-count, also where a response has no text or, with `accumulate_tokens`, repeats what came before.
+`min_tokens`: both names are accepted. From 0.20 on, token counts can be requested: `num_output_tokens` is the number of
+tokens generated for this response. Over a streamed answer, the responses' numbers add up to the total, even if a response
+has no text or, with `accumulate_tokens`, repeats earlier text.
 
-Inputs this toolchain cannot honour are declared all the same, so that a request that uses one is refused with words
-instead of being answered as if it had not been there.
+Inputs that this toolchain does not support are declared all the same, so that a request that uses one is rejected with a
+message instead of being answered without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DataType = Literal["BOOL", "INT32", "INT64", "UINT8", "UINT64", "FP16", "FP32", 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One input or output. `dims` leave the batch dimension out; `scalar` ones reach the model without their 1."""
+    """One input or output. `dims` exclude the batch dimension. `scalar` ones reach the model without their 1."""
 
     name: str
     type: DataType
@@ -28,7 +28,7 @@ class Tensor:
     scalar: bool = False
     ragged: bool = False
     neutral: float | None = None
-    """Of an input that is not supported: the one value that may be sent all the same."""
+    """For an unsupported input: the only value that may be sent."""
 
 
 def _scalar(name: str, kind: DataType, *, optional: bool = True, neutral: float | None = None) -> Tensor:
@@ -40,7 +40,7 @@ def _ragged(name: str, kind: DataType, *dims: int) -> Tensor:
 
 
 SAMPLING: Final[dict[str, tuple[str, DataType]]] = {
-    # what clients call it -> what the engine model calls it, type
+    # client's name -> the engine model's name, type
     "end_id": ("end_id", "INT32"),
     "pad_id": ("pad_id", "INT32"),
     "top_k": ("runtime_top_k", "INT32"),
@@ -76,7 +76,7 @@ UNSUPPORTED: Final = (
     _ragged("guided_decoding_guide_type", "STRING", 1),
     _ragged("guided_decoding_guide", "STRING", 1),
 )
-"""Refused by the engine model, and reachable through the ensemble and the BLS model under the same names."""
+"""Rejected by the engine model, and available through the ensemble and the BLS model under the same names."""
 
 UNSUPPORTED_ENGINE_ONLY: Final = (
     _ragged("prompt_table_extra_ids", "UINT64", -1),
@@ -89,7 +89,7 @@ UNSUPPORTED_ENGINE_ONLY: Final = (
 )
 
 UNSUPPORTED_TEXT: Final = {
-    # what clients call it -> what preprocessing calls it
+    # client's name -> preprocessing's name
     "decoder_text_input": Tensor("DECODER_QUERY", "STRING"),
     "embedding_bias_words": Tensor("EMBEDDING_BIAS_WORDS", "STRING", (-1,)),
     "embedding_bias_weights": Tensor("EMBEDDING_BIAS_WEIGHTS", "FP32", (-1,)),
@@ -125,7 +125,7 @@ ENGINE_INPUTS: Final = (
     *UNSUPPORTED_ENGINE_ONLY,
 )
 COUNTS: Final = (Tensor("num_input_tokens", "INT32"), Tensor("num_output_tokens", "INT32"))
-"""Sent when the input `return_` and their name asks for them."""
+"""Sent if the input `return_` plus their name requests them."""
 ENGINE_OUTPUTS: Final = (
     Tensor("output_ids", "INT32", (-1, -1)),
     Tensor("sequence_length", "INT32", (-1,)),
@@ -180,7 +180,7 @@ ENGINE_STEP: Final = {
     "pad_id": "OUT_PAD_ID",
 }
 ENGINE_PASSED: Final = {
-    # tensor of the engine model -> tensor of the client, handed through unchanged
+    # tensor of the engine model -> tensor of the client, passed through unchanged
     **{engine: name for name, (engine, _) in SAMPLING.items() if engine not in ENGINE_STEP},
     **{item.name: item.name for item in UNSUPPORTED},
 }

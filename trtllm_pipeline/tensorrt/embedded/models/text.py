@@ -1,4 +1,4 @@
-"""The tokenizer as the models need it: encode, decode a piece of an answer, and know where a character is cut."""
+"""The tokenizer of the models: encode, decode a piece of an answer, and detect cut characters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @lru_cache(maxsize=1)
 def byte_level_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in byte-level BPE vocabularies, as GPT-2 defined it."""
+    """The character for each byte in byte-level BPE vocabularies, as GPT-2 defined it."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + i): byte for i, byte in enumerate(hidden)}}
@@ -27,7 +27,7 @@ class Text:
     """A Hugging Face tokenizer directory."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Load `directory`. Raises DownloadError when it holds no usable tokenizer."""
+        """Load `directory`. Raises DownloadError if it has no usable tokenizer."""
         folder = Path(folder)
         self._tokenizer = read_tokenizer(folder)
         self._special = {index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -47,14 +47,14 @@ class Text:
         return None if token is None else self._tokenizer.token_to_id(token)
 
     def encode(self, text: str, *, special: bool) -> list[int]:
-        """Token ids of `text`; with `special`, those the model expects around a prompt as well."""
+        """Token ids of `text`. With `special`, also the special tokens that the model expects around a prompt."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         """The text of `ids` as a continuation of other text.
 
-        Decoders that strip the first space of what they are given would glue streamed pieces together, so pieces are
-        decoded behind an anchor. The start of a whole text, known by its special token, is decoded by itself.
+        Decoders that strip the first space of their input would join streamed pieces without it, so pieces are decoded behind an
+        anchor. The start of a whole text, known by its special token, is decoded alone.
         """
         if not ids:
             return ""
@@ -65,7 +65,7 @@ class Text:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token adds to the UTF-8 bytes of a text; nothing for special tokens."""
+        """The UTF-8 bytes that one token adds to a text. Empty for special tokens."""
         symbol = self._tokenizer.id_to_token(token)
         if symbol is None or token in self._special:
             return b""
@@ -79,13 +79,13 @@ class Text:
 
 
 class Characters:
-    """Follows one answer and says after which tokens no character is cut."""
+    """Follows one answer and reports the tokens after which no character is cut."""
 
     def __init__(self, text: Text) -> None:
         self._text = text
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def whole(self, token: int) -> bool:
-        """Take the next token in; whether the text so far ends with a whole character."""
+        """Process the next token. True if the text so far ends with a whole character."""
         self._decoder.decode(self._text.token_bytes(token))
         return not self._decoder.getstate()[0]

@@ -1,4 +1,4 @@
-"""Models that take images: what of them TensorRT-LLM's releases serve, and why not the rest.
+"""Models that take images: which of them TensorRT-LLM's releases serve, and why not the rest.
 
 On engines, a visual engine turns an image into features, which take the place of tokens in the prompt. Triton's template
 `preprocessing` prepares the image and counts the features, `multimodal_encoders` runs the visual engine.
@@ -19,23 +19,23 @@ from trtllm_pipeline.models import ENCODERS_MODEL
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 
 TEMPLATE_SET: Final = "multimodal"
-"""Directory of `all_models` with it, and with the ensemble that calls it."""
+"""Directory of `all_models` with the encoders model, and with the ensemble that calls it."""
 MODELS: Final = ("preprocessing", ENCODERS_MODEL, "tensorrt_llm", "postprocessing", "ensemble")
-"""Models of a repository with images. `tensorrt_llm_bls` takes none but prepared ones."""
+"""Models of a repository with images. `tensorrt_llm_bls` accepts only prepared images."""
 PRECISIONS: Final = ("fp16", "int8_wo", "int4_wo")
-"""The templates hand features on in FP16, so it is what the engine computes in."""
+"""The templates pass features on in FP16, so the engine computes in FP16."""
 
 
 _ENGINE_PATCHES: Final = (128, 5184)
-"""Least and most that a visual engine of Qwen2-VL takes: defaults of --min_hw_dims and --max_hw_dims."""
+"""Minimum and maximum of a visual engine of Qwen2-VL: defaults of --min_hw_dims and --max_hw_dims."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """A family whose images Triton's templates take."""
+    """A family whose images Triton's templates support."""
 
     since: str
-    """First release whose templates do."""
+    """First release whose templates support them."""
     image: str
     """Synthetic image for a question without one: `WIDTHxHEIGHT`."""
     hidden: int
@@ -43,19 +43,19 @@ class Vision:
     wide: int
     """Width of its MLP."""
     patches: int
-    """Most tokens inside it, of one image that it encodes."""
+    """Maximum tokens inside it, for one image that it encodes."""
     parts: int = 1
-    """Most images that it encodes for one of a request."""
+    """Maximum images that it encodes for one image of a request."""
     loaded_bits: int = 16
-    """In which its script loads the whole model."""
+    """Bits per weight in which its script loads the whole model."""
     one_row: bool = False
-    """True if all images of a batch are one row of patches, with a mask of each with each."""
+    """True if all images of a batch are one row of patches, with a full mask."""
     vocabulary: int | None = None
-    """The only one that preprocessing counts right, as it is written in it."""
+    """The only vocabulary size that preprocessing supports, because it is hard-coded."""
 
 
 FAMILIES: Final[Mapping[str, Vision]] = {
-    # An image is cut into at most 6 x 6 squares, as image_grid_pinpoints of the models say, and encoded whole as well.
+    # An image is cut into at most 6 x 6 squares, by image_grid_pinpoints of the models, and also encoded whole.
     "llava_onevision": Vision("0.16", "384x384", hidden=1152, wide=4304, patches=729, parts=37),
     "qwen2_vl": Vision(
         "0.19",
@@ -71,23 +71,23 @@ FAMILIES: Final[Mapping[str, Vision]] = {
 ENGINES_WITHOUT: Final[Mapping[str, str]] = {
     "llava": "Triton's templates take its images only as pixels that a client has prepared as the model's processor does, over "
     "gRPC; clients here send images as they are",
-    "llava_next": "preprocessing of Triton's templates takes its images in no release",
-    "internvl_chat": "preprocessing of Triton's templates takes its images in no release",
+    "llava_next": "preprocessing of Triton's templates does not support its images in any release",
+    "internvl_chat": "preprocessing of Triton's templates does not support its images in any release",
 }
-"""Family whose visual engine releases build -> why its images cannot be served with engines, whichever the release."""
+"""Family whose visual engine releases build -> why its images cannot be served with engines in any release."""
 PYTORCH_WITHOUT: Final = frozenset({"llava", "llava_onevision", "internvl_chat"})
-"""Families that no list of the PyTorch backend has."""
+"""Families that are in no list of the PyTorch backend."""
 SHARE: Final = 0.7
 """Default share for the KV cache of the memory that a language engine leaves: an assumption. Models load
 concurrently, and a visual engine that comes last gets only the rest."""
 
 _PATCH: Final = 14
 _MERGED: Final = 2 * _PATCH
-"""Pixels along the edge of what is one token of Qwen2-VL."""
+"""Pixels along the edge of one token of Qwen2-VL."""
 _PIXELS: Final = (56 * 56, 12_845_056)
-"""Least and most of Qwen2-VL's preprocessor_config.json."""
+"""Minimum and maximum of Qwen2-VL's preprocessor_config.json."""
 _TOKENS: Final = {"gemma3": 256}
-"""Family -> tokens of an image, whatever its size."""
+"""Family -> tokens of an image, for any size."""
 _SQUARE: Final = 384
 _SIDE: Final = 27
 """Tokens along the edge of a square of LLaVA-OneVision."""
@@ -101,11 +101,11 @@ def sees(cell: Cell) -> bool:
 
 
 def activation_bytes(family: str, batch: int) -> int:
-    """Activations of a visual engine built for `batch` requests, in bytes: of `N` patches `2 N (4 i + 7 h)`, as of an engine of
-    language, and the mask, `2 N^2`.
+    """Activations of a visual engine built for `batch` requests, in bytes: for `N` patches `2 N (4 i + 7 h)`, as in a language
+    engine, and the mask, `2 N^2`.
 
-    TensorRT sets aside what the largest input takes, whatever is asked. Scores of attention, `2 N^2` for each head where all
-    images are one row, are taken to be fused: an assumption.
+    TensorRT reserves memory for the largest input. Scores of attention, `2 N^2` for each head if all images are one row,
+    are assumed to be fused.
     """
     value = FAMILIES[family]
     rows = batch * value.parts * value.patches
@@ -113,7 +113,7 @@ def activation_bytes(family: str, batch: int) -> int:
 
 
 def image_tokens(family: str, width: int, height: int) -> int:
-    """Tokens of an image of this many pixels. Raises ValueError for one that a visual engine of the family does not take.
+    """Tokens of an image of this many pixels. Raises ValueError for an image that the family's visual engine does not support.
 
     Source: `smart_resize` of transformers' Qwen2-VL; `_get_number_of_features` of LlavaOnevisionProcessor.
     """
@@ -123,14 +123,14 @@ def image_tokens(family: str, width: int, height: int) -> int:
     fewest, largest = _ENGINE_PATCHES
     if not fewest <= patches <= largest:
         raise ValueError(
-            f"it has {patches} patches of {_PATCH} x {_PATCH} pixels, the visual engine takes {fewest} to {largest}"
+            f"it has {patches} patches of {_PATCH} x {_PATCH} pixels, the visual engine supports {fewest} to {largest}"
         )
     return patches // 4
 
 
 def pytorch_image_tokens(family: str, width: int, height: int) -> int | None:
-    """The same on the PyTorch backend, which takes what the model's own processor takes; None for a family of which it is not
-    known here. Source: Qwen2.5-VL has the processor of Qwen2-VL; `mm_tokens_per_image` in config.json of the Gemma 3 models.
+    """The same on the PyTorch backend, which supports the images of the model's own processor. None for a family without known
+    numbers. Source: Qwen2.5-VL has the processor of Qwen2-VL; `mm_tokens_per_image` in config.json of the Gemma 3 models.
     """
     return _qwen2_vl(width, height) // 4 if family in {"qwen2_vl", "qwen2_5_vl"} else _TOKENS.get(family)
 
@@ -161,11 +161,11 @@ def _llava_onevision(width: int, height: int) -> int:
 
     across, down = max(grids, key=fit)
     wide, high = _SIDE * across, _SIDE * down
-    if width / height > wide / high:  # what fills it up above and below is taken away again
+    if width / height > wide / high:  # remove the padding above and below
         high -= 2 * ((high - int(round(height * (wide / width), 7))) // 2)
     else:
         wide -= 2 * ((wide - int(round(width * (high / height), 7))) // 2)
     shrink = math.sqrt(wide * high / (_MOST_SQUARES * _SIDE**2))
     if shrink > 1.1:
         wide, high = int(wide // shrink), int(high // shrink)
-    return _SIDE**2 + wide * high + high  # each line ends with a token of its own
+    return _SIDE**2 + wide * high + high  # each line ends with a separate token

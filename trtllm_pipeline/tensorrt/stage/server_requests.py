@@ -1,4 +1,4 @@
-"""What smoke, perf and accuracy have in common when they ask a server."""
+"""Requests to a server, shared by smoke, perf and accuracy."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _FIRST_PROMPT: Final = "Hello"
 
 
 def protocol_for(service: Service, wanted: str = "grpc", *, images: bool = False) -> str:
-    """The protocol to ask `service` over: the one that is wanted of Triton, and of an OpenAI server chat where it is asked with
-    images, else its endpoint.
+    """The protocol for requests to `service`. For Triton, the configured one. For an OpenAI server, chat if requests have
+    images, else the server's endpoint.
     """
     if service.kind != "openai":
         return wanted
     return "openai_chat" if images else f"openai_{service.endpoint}"
 
 
-def special_tokens_asked(service: Service, protocol: str, timeout_s: float) -> Callable[[], bool]:
-    """Asks `service`, when it is called, whether it puts special tokens around prompts. Imports a client no sooner."""
+def special_tokens_check(service: Service, protocol: str, timeout_s: float) -> Callable[[], bool]:
+    """When called, checks whether `service` adds special tokens to prompts. Imports a client no sooner."""
 
     def ask() -> bool:
         from trtllm_pipeline.measure import adds_special_tokens
@@ -41,11 +41,11 @@ def special_tokens_asked(service: Service, protocol: str, timeout_s: float) -> C
     return ask
 
 
-def each_with_an_image(prompts: Sequence[Prompt], asked: str | None, service: Service) -> tuple[Prompt, ...]:
-    """`prompts` with the images that are `asked` made up for them. Of Triton only those that have none: it takes one."""
-    if asked is None:
+def each_with_an_image(prompts: Sequence[Prompt], spec: str | None, service: Service) -> tuple[Prompt, ...]:
+    """`prompts` with synthetic images as in `spec`. Triton accepts one image, so prompts that have one stay as they are."""
+    if spec is None:
         return tuple(prompts)
-    made = ImagesAsked.parse(asked)
+    made = ImagesAsked.parse(spec)
     return tuple(
         prompt if prompt.images and service.kind != "openai" else with_images(prompt, made.make(number))
         for number, prompt in enumerate(prompts)
@@ -53,10 +53,10 @@ def each_with_an_image(prompts: Sequence[Prompt], asked: str | None, service: Se
 
 
 def draft_options(model: str, engine: Path) -> dict[str, Option]:
-    """What every request to a served `model` says where its engine, in a directory, has a draft model beside it, which requests
-    alone ask for; else nothing.
+    """Request inputs for a served `model` whose engine directory has a draft model next to it: only requests turn drafting
+    on. Empty without one.
 
-    Answers are not streamed then, and have to be said not to be. Source: decode.py of tensorrt_llm_bls.
+    Such answers are not streamed, and the request has to say so. Source: decode.py of tensorrt_llm_bls.
     """
     if model != BLS_MODEL:
         return {}
@@ -65,13 +65,13 @@ def draft_options(model: str, engine: Path) -> dict[str, Option]:
 
 
 AdapterOptions: TypeAlias = "Mapping[str, Mapping[str, Option]]"
-"""Name of an adapter -> what a request says to have it."""
+"""Name of an adapter -> the request inputs that select it."""
 
 
-def adapters_asked(
+def adapter_options_now(
     service: Service, inputs: Mapping[str, Path], timeout_s: float, names: Sequence[str] = ()
 ) -> AdapterOptions:
-    """As `adapter_options`, for who has no event loop. Without adapters none is begun."""
+    """Like `adapter_options`, for callers without an event loop. Starts none if there are no adapters."""
     if not any(place in inputs for place in ADAPTERS):
         return {}
     import asyncio
@@ -82,9 +82,9 @@ def adapters_asked(
 async def adapter_options(
     service: Service, inputs: Mapping[str, Path], timeout_s: float, names: Sequence[str] = ()
 ) -> AdapterOptions:
-    """What requests say of each LoRA adapter among a stage's inputs; `names` are theirs, where there are several.
+    """The request inputs for each LoRA adapter among a stage's inputs. `names` are the adapters' names if there are several.
 
-    Raises StageError for one that the server does not take.
+    Raises StageError for an adapter that the server does not accept.
     """
     folders = [inputs[place] for place in ADAPTERS if place in inputs]
     named = enumerate(zip(names or ADAPTERS, folders, strict=False), 1)
@@ -95,30 +95,30 @@ async def adapter_options(
 
 
 def number_of(folder: Path) -> int:
-    """A number for the LoRA adapter in a directory, another one for other files: servers keep an adapter under its number, and take
-    it for whatever is asked for by that.
+    """A number for the LoRA adapter in a directory. Other files get another number, because servers cache an adapter by its
+    number.
     """
     from hashlib import blake2b
 
-    told: list[object] = [str(folder.absolute())]
-    with suppress(OSError):  # a server elsewhere may have what is not here
-        told += [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
-    return int.from_bytes(blake2b(repr(told).encode(), digest_size=4).digest(), "big") // 2 + 1
+    identity: list[object] = [str(folder.absolute())]
+    with suppress(OSError):  # the server may have the files if this machine does not
+        identity += [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(folder.iterdir())]
+    return int.from_bytes(blake2b(repr(identity).encode(), digest_size=4).digest(), "big") // 2 + 1
 
 
 def lora_request(name: str, number: int, folder: Path) -> Mapping[str, Option]:
-    """What a request to trtllm-serve says to have a LoRA adapter, which it loads itself. Source: its protocol."""
+    """The request inputs with which trtllm-serve loads a LoRA adapter. Source: its protocol."""
     return {"lora_request": {"lora_name": name, "lora_int_id": number, "lora_path": str(folder)}}
 
 
 async def load_adapter(
     service: Service, model: str, name: str, number: int, folder: Path, engine: Path | None, timeout_s: float
 ) -> Mapping[str, Option]:
-    """What a request to a served `model` says to have the LoRA adapter in a directory.
+    """The request inputs that select the LoRA adapter in a directory on a served `model`.
 
-    An engine in Triton is sent the adapter here: its backend keeps each under a number, and takes that alone from then on,
-    over every protocol; `engine` is its directory, where that is known. Other servers load the directory themselves. Raises
-    StageError for an adapter that the server does not take.
+    An engine in Triton receives the adapter here: its backend caches it by number. Later requests, over every protocol,
+    need only the number. `engine` is its directory, if known. Other servers load the directory themselves. Raises
+    StageError for an adapter that the server does not accept.
 
     Source: inputs of the Triton models `llmapi` and `inflight_batcher_llm`.
     """
@@ -140,25 +140,25 @@ async def load_adapter(
     raise StageError(
         f"model {model} has no input for LoRA adapters",
         failure=FailureClass.USER,
-        hint="the templates of the release decide; settings.serve.frontend: trtllm_serve has one",
+        hint="the release's templates lack it: use settings.serve.frontend: trtllm_serve",
     )
 
 
-def chosen_adapters(found: AdapterOptions, wanted: str | None) -> tuple[Mapping[str, Option], ...]:
-    """What requests say in turn: of the adapter that is wanted, of none, or of all. Raises StageError for an unknown name."""
-    if wanted is None or not found:
-        return tuple(found.values())
+def chosen_adapters(options: AdapterOptions, wanted: str | None) -> tuple[Mapping[str, Option], ...]:
+    """The request inputs used in turn: for the `wanted` adapter, for none, or for all. Raises StageError for an unknown name."""
+    if wanted is None or not options:
+        return tuple(options.values())
     if wanted == NO_ADAPTER:
         return ()
-    if wanted not in found:
-        raise StageError(f"there is no LoRA adapter {wanted}; there are {', '.join(found)}", failure=FailureClass.USER)
-    return (found[wanted],)
+    if wanted not in options:
+        raise StageError(f"unknown LoRA adapter {wanted}; known: {', '.join(options)}", failure=FailureClass.USER)
+    return (options[wanted],)
 
 
 def _data_type(engine: Path | None, model: ServedModel) -> str:
-    """Of the engine, in which the adapter has to be; as the model in Triton says it where the engine is not known.
+    """The engine's data type, which the adapter must have. By the model in Triton if the engine is unknown.
 
-    Raises StageError where the server takes another.
+    Raises StageError if the server expects another type.
     """
     served = model.inputs["lora_weights"]
     if engine is None:
@@ -166,7 +166,7 @@ def _data_type(engine: Path | None, model: ServedModel) -> str:
     dtype = Engine.read(engine).dtype or "float16"
     if served != FLOAT_TYPES[dtype]:
         raise StageError(
-            f"the engine is {dtype}, and model {model.name} takes lora_weights as {served}: they would be misread",
+            f"the engine is {dtype}, and model {model.name} reads lora_weights as {served}, which would corrupt them",
             failure=FailureClass.USER,
             hint="pipeline stage repository --adapter DIR writes one that fits",
         )
@@ -174,12 +174,10 @@ def _data_type(engine: Path | None, model: ServedModel) -> str:
 
 
 async def _send(client: Client, number: int, adapter: LoraTensors) -> None:
-    """The first request of an adapter, with which the server keeps it. Raises StageError."""
+    """The first request of an adapter, after which the server caches it. Raises StageError."""
     from trtllm_pipeline.measure import GenerationRequest, failure_class, sampling
 
     options: dict[str, Option | InputTensor] = {**sampling(0, seed=0), "lora_task_id": number, **adapter.inputs()}
     answer = await client.session().generate(GenerationRequest(_FIRST_PROMPT, 1, options))
     if answer.error is not None:
-        raise StageError(
-            f"the server did not take the LoRA adapter: {answer.error}", failure=failure_class(answer.error)
-        )
+        raise StageError(f"the server rejected the LoRA adapter: {answer.error}", failure=failure_class(answer.error))

@@ -1,4 +1,4 @@
-"""How much memory of a GPU a cell needs at the very least: its share of the weights, and the KV cache of one request.
+"""Minimum GPU memory of a cell: its share of the weights, and the KV cache of one request.
 
 The runtime's own memory (activations, buffers, the CUDA context) depends on the release: `needs.py` estimates it.
 """
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from trtllm_pipeline.base import Json
+from trtllm_pipeline.models import AS_IS
 
 _WEIGHT_BITS: Final = {
     "fp32": 32.0,
@@ -25,6 +26,19 @@ _WEIGHT_BITS: Final = {
     "nvfp4": 4.0 + 8 / 16,  # an 8-bit scale for each block of 16
 }
 """Precision -> bits of one weight of a quantized layer, its scales included."""
+FORM_PRECISIONS: Final = {
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "fbgemm_fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "int4_awq": "int4_awq",
+    "w4a8_awq": "w4a8_awq",
+    "awq": "int4_awq",
+    "gptq": "int4_awq",
+    "mixed": "fp8",
+}
+"""Form of weights that are quantized already -> the precision with the same kernels, GPUs and size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +65,13 @@ class Shape:
     interleave_moe_layer_step: int | None = None
     vision_parameters: int | None = None
     weights: int = field(init=False, repr=False, compare=False)
-    """Number of weights: as the recipe says, else embedding and layers, and a head of its own for a mixture of experts,
-    as all that are known have."""
+    """Number of weights: from the recipe, else embedding and layers, and a separate head for a mixture of experts, as in all
+    known ones."""
     layer_weights: int = field(init=False, repr=False, compare=False)
     """Weights of the layers: without the embedding, and without a head that has separate weights."""
 
     def __post_init__(self) -> None:
-        # Worked out once: every estimate of every cell asks for them.
+        # Computed once: every estimate of every cell needs them.
         layers, table = self._layers, self.vocab_size * self.hidden_size
         weights = (2 if self.num_experts else 1) * table + layers if self.parameters is None else self.parameters
         own_head = weights - layers > 1.5 * table
@@ -66,7 +80,7 @@ class Shape:
 
     @staticmethod
     def of(recipe: Mapping[str, Json]) -> Shape:
-        """The numbers of a recipe, which has all of them but perhaps `parameters`. Cells share recipes and ask often."""
+        """The numbers of a recipe, which has all of them except possibly `parameters`. Cached, because cells share recipes."""
         known = _SHAPES.get(id(recipe))
         if known is None or known[0] is not recipe:
             numbers = {each.name: recipe.get(each.name) for each in fields(Shape) if each.init}
@@ -91,8 +105,8 @@ class Shape:
 
     @property
     def _attention(self) -> int:
-        """Weights of one layer's attention: `2*h*d*(n + k)`; latent attention, whose queries are made from a latent vector
-        too, as in the paper on DeepSeek-V2, 2.1.
+        """Weights of one layer's attention: `2*h*d*(n + k)`. In latent attention, queries also come from a latent vector, as in
+        the paper on DeepSeek-V2, 2.1.
         """
         hidden, heads, size = self.hidden_size, self.num_attention_heads, self.head_dim
         if self.kv_lora_rank is None:
@@ -105,14 +119,14 @@ class Shape:
 
     @property
     def mixture_layers(self) -> int:
-        """Layers that have experts: all but the first dense ones, or one in every N."""
+        """Layers with experts: all but the first dense ones, or one in every N."""
         if not self.num_experts:
             return 0
         return (self.num_hidden_layers - (self.first_k_dense_replace or 0)) // (self.interleave_moe_layer_step or 1)
 
     @property
     def gated(self) -> bool:
-        """True if an MLP has three matrices, as all have since Llama, and not two. Inferred from its number of weights."""
+        """True if an MLP has three matrices, as in all models since Llama, and not two. Inferred from its number of weights."""
         if self.num_experts or self.parameters is None:
             return True
         mlp = self.layer_weights / self.num_hidden_layers - self._attention
@@ -129,8 +143,8 @@ class Shape:
         return 3 * self.hidden_size * self.expert_size
 
     def read_weights(self, tokens: int) -> int:
-        """Weights that a forward pass of `tokens` tokens reads, the head included: of a mixture those of the experts that at
-        least one token goes to, `E * (1 - (1 - e/E)^tokens)` of them where routing is even.
+        """Weights that a forward pass of `tokens` tokens reads, including the head. For a mixture, the experts that at least one
+        token uses: `E * (1 - (1 - e/E)^tokens)` of them with even routing.
         """
         without_embedding = self.layer_weights + self.vocab_size * self.hidden_size
         if not self.num_experts:
@@ -141,12 +155,12 @@ class Shape:
 
     @property
     def computed_weights(self) -> int:
-        """Weights that one token is multiplied with, the head included."""
+        """Weights that one token is multiplied with, including the head."""
         return self.read_weights(1)
 
 
 _SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
-"""Keyed by identity. The recipe is kept too, so that its identity stays unique."""
+"""Keyed by identity. The recipe is kept as well, so that its identity stays unique."""
 
 
 def weight_bits(precision: str) -> float:
@@ -155,10 +169,10 @@ def weight_bits(precision: str) -> float:
 
 
 def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:
-    """Weights on one GPU, in bytes: `(quantized * bits + V*h * 16) / 8 / (tp * pp)`. Embeddings stay as they are.
+    """Weights on one GPU, in bytes: `(quantized * bits + V*h * 16) / 8 / (tp * pp)`. Embeddings are not quantized.
 
-    Source: TensorRT-LLM's memory reference, `parameters * bytes / (tp * pp)`; embeddings count once, and as split, so
-    this is a lower limit.
+    Source: TensorRT-LLM's memory reference, `parameters * bytes / (tp * pp)`. Embeddings count once, and as split, so this
+    is a lower limit.
     """
     bits = _WEIGHT_BITS[precision]
     embeddings = min(shape.vocab_size * shape.hidden_size, shape.weights)
@@ -190,3 +204,8 @@ def least_bytes(shape: Shape, *, precision: str, kv: str | None, tp: int, pp: in
     """Weights, and KV cache of one request of `tokens` tokens, on one GPU, in bytes."""
     per_token = kv_bytes_per_token(shape, kv_element_bytes(precision, kv), tp, pp)
     return weights_bytes(shape, precision, tp, pp), per_token * tokens
+
+
+def computed(precision: str, recipe: Mapping[str, Json]) -> str:
+    """The precision of a cell's weights in memory. For weights used as they are, the precision of their form."""
+    return precision if precision != AS_IS else FORM_PRECISIONS.get(str(recipe.get("quantization")), "bf16")
