@@ -44,7 +44,7 @@ _TABLES: Final = (
   published_s REAL NOT NULL) WITHOUT ROWID""",
     """CREATE TABLE attempts (
   id INTEGER PRIMARY KEY, run TEXT NOT NULL, stage TEXT NOT NULL, fingerprint TEXT NOT NULL, number INTEGER NOT NULL,
-  started_s REAL NOT NULL, directory TEXT NOT NULL, ended_s REAL, outcome TEXT, failure TEXT, message TEXT, hint TEXT)""",
+  started_s REAL NOT NULL, folder TEXT NOT NULL, ended_s REAL, outcome TEXT, failure TEXT, message TEXT, hint TEXT)""",
     "CREATE INDEX attempts_by_fingerprint ON attempts (fingerprint)",
     """CREATE TABLE runs (
   number INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, matrix TEXT NOT NULL, command TEXT NOT NULL,
