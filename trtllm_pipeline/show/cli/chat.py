@@ -26,10 +26,10 @@ _MORE: Final = ". "
 _BLOCK: Final = '"""'
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _COMMANDS: Final = {
-    "/reset": "forget what was said",
-    "/system TEXT": "set the system prompt, and forget what was said; without TEXT show it",
-    "/exit": "end; so does Ctrl-D",
-    _BLOCK: "starts and ends a message of several lines",
+    "/reset": "clear the conversation",
+    "/system TEXT": "set the system prompt and clear the conversation; without TEXT, show it",
+    "/exit": "end the chat (also Ctrl-D)",
+    _BLOCK: "start and end a message of several lines",
 }
 
 
@@ -39,32 +39,34 @@ def chat(
         str | None,
         options.argument(
             "SERVER",
-            "A managed server's name; the URL of an OpenAI-compatible server; or a cell, which is served for as long as you talk "
+            "Name of a managed server, URL of an OpenAI-compatible server, or a cell, which is served during the chat "
             "(default: the only managed server).",
             complete=completion.servers_and_cells,
         ),
     ] = None,
     model: Annotated[
-        str | None, options.option("--model", "NAME", "Model to ask (default: the server's, if it has one).")
+        str | None, options.option("--model", "NAME", "Model name (default: the server's only model).")
     ] = None,
-    lora: Annotated[
-        str | None, options.option("--lora", "NAME", "LoRA adapter of the model (default: the model without one).")
-    ] = None,
+    lora: Annotated[str | None, options.option("--lora", "NAME", "LoRA adapter of the model (default: none).")] = None,
     system: Annotated[str | None, options.option("--system", "TEXT", "System prompt.")] = None,
     temperature: Annotated[
-        float | None, options.option("--temperature", "NUMBER", "0 is greedy (default: the server's).", min=0, max=2)
+        float | None,
+        options.option(
+            "--temperature", "NUMBER", "Sampling temperature; 0 is greedy (default: the server's).", min=0, max=2
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, options.option("--max-tokens", "N", "Longest answer (default: what fits).", min=1)
+        int | None,
+        options.option("--max-tokens", "N", "Maximum number of output tokens (default: as many as fit).", min=1),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
     require_signed: options.RequireSigned = False,
     trusted_keys: options.TrustedKeys = None,
 ) -> None:
-    """Talk with a model in the terminal.
+    """Chat with a model in the terminal.
 
-    Ctrl-C stops an answer, Ctrl-D ends, /help shows the commands. Input from a pipe is read line by line, a message each.
-    A managed server that asks for a key gets one of its own; OPENAI_API_KEY is sent to all others.
+    Ctrl-C stops a response, Ctrl-D ends the chat, /help shows the commands. From a pipe, each line is one message.
+    A managed server that requires a key gets one from its own key file. Other servers get OPENAI_API_KEY.
 
     examples:
       pipeline chat
@@ -86,7 +88,7 @@ def chat(
 def _server(
     ctx: typer.Context, what: str | None, workspace: str, policy: provenance.Policy
 ) -> Iterator[tuple[str, str | None]]:
-    """The URL of what is to be talked with, and the key for it. Raises UsageError, PlanError, StageError."""
+    """The server's URL and API key. Raises UsageError, PlanError, StageError."""
     if what is not None and _ADDRESS.match(what):
         yield what, os.environ.get(_KEY)
         return
@@ -101,11 +103,11 @@ def _server(
 
 
 def _key(server: KeptServer) -> str | None:
-    """A key that a managed server accepts: one of its file, as far as this user may read it."""
+    """A key that a managed server accepts, from its key file if this user may read it."""
     file = api_keys_file(server.folder)
     keys: list[str] = []
     with suppress(PipelineError, OSError):
-        # Else somebody's server could name a file of this user as its keys, and be sent what is in it.
+        # Otherwise another user's server could name a file of this user as its key file and receive its content.
         if file is not None and file.stat().st_uid == (server.folder / GATEWAY_CONFIG).stat().st_uid:
             keys = read_keys(file)
     return keys[0] if keys else os.environ.get(_KEY)
@@ -115,7 +117,7 @@ def _key(server: KeptServer) -> str | None:
 def _started(
     ctx: typer.Context, what: str, workspace: str, policy: provenance.Policy, known: Sequence[KeptServer]
 ) -> Iterator[KeptServer]:
-    """A server for a cell or directory, ended afterwards; or one that is kept for the same cell."""
+    """A managed server of the same cell, or a new server for the cell or directory, stopped afterwards."""
     from trtllm_pipeline.orchestrate import GatewayParams
     from trtllm_pipeline.serve import control
     from trtllm_pipeline.show.cli import stage_options
@@ -126,16 +128,16 @@ def _started(
     except UsageError as error:
         if "/" in what:
             raise
-        # It may be the name of a server, mistyped.
+        # It may be a mistyped server name.
         names = ", ".join(server.name for server in known) or "none"
-        raise UsageError(f"{error.message} (servers kept here: {names})", hint=error.hint) from error
+        raise UsageError(f"{error.message} (managed servers: {names})", hint=error.hint) from error
     for server in known:
         there = server.endpoint()
         if target.cell is not None and server.cell == target.cell and there is not None and there.openai is not None:
             yield server
             return
     provenance.require_folders(target.folders, policy)
-    note(f"starting a server for {target.cell or what}; it ends with this conversation")
+    note(f"starting a server for {target.cell or what}; it stops with this chat")
     command = ("pipeline", *sys.argv[1:])
     limits = stage_options.read_class(GatewayParams, {}, target.gateway)
     wish = control.Wish(name=f"chat-{os.getpid()}", gateway=True, limits=limits, command=command)
@@ -153,7 +155,7 @@ def _only(known: dict[str, KeptServer], workspace: str) -> str:
     if ready:
         raise UsageError(f"{len(ready)} servers are ready: {', '.join(ready)}", hint=f"pipeline chat {ready[0]}")
     raise UsageError(
-        f"{workspace}: no server is ready here",
+        f"{workspace}: no server is ready",
         hint="pipeline chat CELL serves a cell; pipeline chat URL asks any server",
     )
 

@@ -38,8 +38,8 @@ def complete(function: Callable[..., Any], path: str) -> Callable[..., Any]:
         values["matrix"] = option if word is None else word
         if required and values["matrix"] is None:
             raise UsageError(
-                f"pipeline {path}: the matrix is missing",
-                hint=f"pipeline {path} FILE; pipeline matrix init writes one to start from",
+                f"pipeline {path}: no matrix given",
+                hint=f"pipeline {path} FILE; create a matrix with pipeline matrix init",
             )
         return function(**values)
 

@@ -12,7 +12,7 @@ from trtllm_pipeline.show.cli.output import emit, emit_as, note
 from trtllm_pipeline.tensorrt import params
 
 Concurrency = Annotated[
-    int, options.option("--concurrency", "N", "Requests in flight.", min=1, max=params.MOST_IN_FLIGHT)
+    int, options.option("--concurrency", "N", "Number of requests in flight.", min=1, max=params.MOST_IN_FLIGHT)
 ]
 
 
@@ -32,32 +32,36 @@ def answers(
         options.option(
             "--metrics",
             "NAME,...",
-            "Metrics of rows that name none: names, or your own functions as MODULE:FUNCTION.",
+            "Metrics for rows without their own: names, or functions as MODULE:FUNCTION.",
         ),
     ] = "exact,contains",
     max_tokens: Annotated[
-        int, options.option("--max-tokens", "N", "Output tokens of an answer at most.", min=1, max=params.MOST_TOKENS)
+        int,
+        options.option(
+            "--max-tokens", "N", "Maximum number of output tokens of an answer.", min=1, max=params.MOST_TOKENS
+        ),
     ] = 32,
     concurrency: Concurrency = 4,
     min_score: Annotated[
-        float | None, options.option("--min-score", "NUMBER", "Fail if the first metric is below this.", min=0, max=1)
+        float | None,
+        options.option("--min-score", "NUMBER", "Fail if the first metric is below this value.", min=0, max=1),
     ] = None,
     tokenizer: Annotated[
         Path | None,
         options.option(
             "--tokenizer",
             "PATH",
-            "A model's directory; its chat template renders rows with messages, its tokens go into answers.jsonl.",
+            "Model directory. Its chat template renders rows with messages, and its token ids are written to answers.jsonl.",
         ),
     ] = None,
     output_dir: Annotated[str | None, _folder("answers.jsonl and accuracy.json")] = None,
     format: options.TableOrCsv = "table",
 ) -> None:
-    r"""Ask a running server questions and score its greedy answers.
+    r"""Send questions to a running server and score its greedy answers.
 
-    No matrix and no workspace are needed. As in a run, an OpenAI-compatible server gets the questions at /v1/completions. With
-    --endpoint-type chat, each is a user's message, and the server's chat template writes the prompt. The key for such a server
-    is read from OPENAI_API_KEY. The exit code is 1 if requests fail or the score is below --min-score.
+    Needs no matrix and no workspace. As in a run, an OpenAI-compatible server gets the questions at /v1/completions. With
+    --endpoint-type chat, each question is a user message, rendered by the server's chat template. The API key is read
+    from OPENAI_API_KEY. The exit code is 1 if requests fail or the score is below --min-score.
 
     examples:
       pipeline eval answers -u localhost:8001 --model ensemble --input-data questions.jsonl
@@ -73,7 +77,7 @@ def answers(
         protocol,
         model,
         endpoint=endpoint_type,
-        # Nobody times these answers, and every OpenAI-compatible server can send them whole.
+        # These answers are not timed, and every OpenAI-compatible server supports responses without streaming.
         streaming=protocol != "openai",
         timeout_s=options.positive("--request-timeout-s", request_timeout_s),
         max_tokens=max_tokens,
@@ -96,14 +100,14 @@ vars(answers)["aliases"] = options.TOKENIZER_NAMES
 
 
 def drift(
-    reference: Annotated[Path, options.argument("ANSWERS_A", "The answers.jsonl, or the directory it is in.")],
-    other: Annotated[Path, options.argument("ANSWERS_B", "The same of the other model.")],
+    reference: Annotated[Path, options.argument("ANSWERS_A", "An answers.jsonl, or its directory.")],
+    other: Annotated[Path, options.argument("ANSWERS_B", "The answers.jsonl of the other model, or its directory.")],
     format: options.TableOrCsv = "table",
 ) -> None:
     """Compare two sets of answers to the same questions.
 
-    Reports how many answers of B agree with those of A, where they diverge, and by how much the scores differ, with a paired
-    bootstrap interval. No server is needed.
+    Reports how many answers of B match those of A, where they diverge, and the difference in scores with a paired
+    bootstrap interval. Needs no server.
 
     examples:
       pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
@@ -120,15 +124,15 @@ def lm_eval(
     url: options.Url,
     model: options.Model,
     tasks: Annotated[
-        str, options.option("--tasks", "NAME,...", "Tasks, separated by commas; lm_eval ls tasks lists them.")
+        str, options.option("--tasks", "NAME,...", "Tasks, separated by commas (lm_eval ls tasks lists them).")
     ],
     endpoint_type: Annotated[
         Literal["completions", "chat"],
-        options.option("--endpoint-type", "NAME", "OpenAI endpoint; tasks that rank choices need completions."),
+        options.option("--endpoint-type", "NAME", "OpenAI endpoint. Tasks that rank choices need completions."),
     ] = "completions",
     tokenizer: Annotated[
         str | None,
-        options.option("--tokenizer", "NAME", "Name or directory; none for no tokenizer (default: lm_eval's)."),
+        options.option("--tokenizer", "NAME", "Name or directory, or none for no tokenizer (default: lm_eval's)."),
     ] = None,
     num_fewshot: Annotated[
         int | None,
@@ -136,18 +140,20 @@ def lm_eval(
     ] = None,
     limit: Annotated[
         str | None,
-        options.option("--limit", "N", "Questions of each task, or a share of them; for a first try."),
+        options.option(
+            "--limit", "N", "Limit on the questions of each task, as a number or a fraction, for a first try."
+        ),
     ] = None,
     concurrency: Concurrency = 4,
     include_path: Annotated[str | None, options.option("--include-path", "DIR", "Directory of your own tasks.")] = None,
-    output_dir: Annotated[str | None, _folder("accuracy.json and what lm_eval writes")] = None,
-    dry_run: Annotated[bool, options.switch("--dry-run", "Print the command line of lm_eval and stop.")] = False,
+    output_dir: Annotated[str | None, _folder("accuracy.json and the files of lm_eval")] = None,
+    dry_run: Annotated[bool, options.switch("--dry-run", "Only print the command line of lm_eval.")] = False,
     format: options.TableOrCsv = "table",
 ) -> None:
     """Run standard tasks of lm-evaluation-harness against an OpenAI-compatible server.
 
-    It needs the extra [lm-eval] and a server such as trtllm-serve or vLLM: Triton itself, and so the embedded toolchain, has
-    no such endpoint. lm_eval fetches its data sets itself. The key is read from OPENAI_API_KEY.
+    Needs the extra [lm-eval] and a server such as trtllm-serve or vLLM. Triton, and therefore the embedded toolchain, has
+    no such endpoint. lm_eval downloads its own data sets. The API key is read from OPENAI_API_KEY.
 
     examples:
       pipeline eval lm-eval -u http://localhost:8000 --model Qwen/Qwen2.5-0.5B --tasks gsm8k --limit 50

@@ -1,4 +1,4 @@
-"""`pipeline matrix`: start, check, show and describe matrix files."""
+"""`pipeline matrix`: create, check, show and describe matrix files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def init(
     file: Annotated[Path, options.argument("FILE", "File to write.")] = Path("matrix.yaml"),
     shipped: Annotated[
         str | None,
-        options.option("--from", "NAME", "Start from a shipped matrix; pipeline matrix list shows them."),
+        options.option("--from", "NAME", "Shipped matrix to start from, listed by pipeline matrix list."),
     ] = None,
     force: Annotated[bool, options.switch("--force", "Overwrite an existing file.")] = False,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Write a commented matrix to start from.
+    """Write a commented matrix file as a starting point.
 
     examples:
       pipeline matrix init my-matrix.yaml
@@ -36,14 +36,14 @@ def init(
 def check(
     files: Annotated[
         list[str],
-        options.argument("FILE", "Matrix files, or names of shipped ones.", complete=options.completion.matrices),
+        options.argument("FILE", "Matrix files, or names of shipped matrices.", complete=options.completion.matrices),
     ],
     sets: options.Sets = None,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Check matrix files and the recipes they name.
+    """Check matrix files and their recipes.
 
-    All faults are reported at once. The exit code is 2 if there are any.
+    Reports all faults at once. The exit code is 2 if there are any.
 
     examples:
       pipeline matrix check my-matrix.yaml
@@ -71,14 +71,14 @@ def show(
         options.option(
             "--toolchain",
             "NAME",
-            "Toolchain of cells whose matrix names none (default: it stays open).",
+            "Toolchain for cells whose matrix names none (default: undecided).",
             complete=options.completion.toolchains,
         ),
     ] = None,
     sets: options.Sets = None,
     format: options.TextOrJson = "text",
 ) -> None:
-    """List the cells of a matrix, and why some can never work.
+    """List the cells of a matrix, and the reasons for infeasible ones.
 
     examples:
       pipeline matrix show quickstart
@@ -95,7 +95,7 @@ def show(
 
 
 def list_(format: options.TextOrJson = "text") -> None:
-    """List the matrices that come with the project: names to give to --matrix, and one line each.
+    """List the shipped matrices: names for --matrix, with one line each.
 
     examples:
       pipeline matrix list
@@ -112,7 +112,7 @@ def list_(format: options.TextOrJson = "text") -> None:
 
 
 def schema(
-    kind: Annotated[Literal["matrix", "recipe"], options.option("--kind", None, "Kind of file.")] = "matrix",
+    kind: Annotated[Literal["matrix", "recipe"], options.option("--kind", None, "File type.")] = "matrix",
 ) -> None:
     """Print the JSON Schema of matrix or recipe files, for editors.
 

@@ -1,4 +1,4 @@
-"""`pipeline models`: what is known of the models."""
+"""`pipeline models`: recipes of models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtllm_pipeline.show.cli.output import emit_as
 
 
 def list_(format: options.TextOrJson = "text") -> None:
-    """List the recipes: your own in recipes/ of this directory, and those that come with the project.
+    """List the recipes: your own in ./recipes, and the shipped ones.
 
     examples:
       pipeline models list
@@ -28,7 +28,7 @@ def show(
     name: Annotated[str, options.argument("NAME", "Name of a recipe.", complete=options.completion.recipes)],
     format: options.TextOrJson = "text",
 ) -> None:
-    """Show everything known about one model.
+    """Show the recipe of one model.
 
     examples:
       pipeline models show smollm2-135m-instruct

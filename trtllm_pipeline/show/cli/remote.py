@@ -1,4 +1,4 @@
-"""`pipeline store push` and `pipeline store pull`: artifacts to and from a remote store."""
+"""`pipeline store push` and `pipeline store pull`: transfer artifacts to and from a remote store."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Url = Annotated[
     str,
     options.argument(
         "URL",
-        "Where: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, https://HOST/FOLDER (pull only), or a directory.",
+        "Remote store: s3://BUCKET/DIR, gs://BUCKET/DIR, az://CONTAINER/DIR, https://HOST/DIR (pull only), or a directory.",
     ),
 ]
 Names = Annotated[
     list[str] | None,
     options.argument(
         "[ARTIFACT|STAGE|CELL]...",
-        "Artifacts, by id or the beginning of the fingerprint, or those of a stage or cell (default: all).",
+        "Artifact ids, fingerprint prefixes, stages or cells (default: all artifacts).",
         complete=completion.cells,
     ),
 ]
-Jobs = Annotated[int, options.option("--jobs", "N", "Files that are transferred at once.", min=1, max=128)]
-DryRun = Annotated[bool, options.switch("--dry-run", "Only list what would be transferred, with sizes.")]
+Jobs = Annotated[int, options.option("--jobs", "N", "Number of concurrent file transfers.", min=1, max=128)]
+DryRun = Annotated[bool, options.switch("--dry-run", "Only list artifacts and sizes, without transferring.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactSelection:
-    """The artifacts that are meant, as options say it."""
+    """Options that select artifacts."""
 
     names: Names = None
     run: options.Run = None
@@ -51,15 +51,13 @@ class ArtifactSelection:
     toolchain: options.Toolchain = None
 
     def request(self) -> Request | None:
-        """The plan that names them; None where none does. Raises UsageError."""
+        """The plan that selects them, or None without one. Raises UsageError."""
         if self.matrix is not None:
             if self.run is not None:
-                raise UsageError("--run and --matrix are two selections", hint="give one of them")
+                raise UsageError("--run and --matrix cannot be combined", hint="give only one")
             return options.request(self.matrix, self.cells, self.sets, self.until, self.toolchain, None)
         if self.cells or self.sets or self.until:
-            raise UsageError(
-                "--cells, --set and --until select from a matrix", hint="add --matrix FILE, or name the CELL"
-            )
+            raise UsageError("--cells, --set and --until require --matrix", hint="add --matrix FILE, or name the CELL")
         return None
 
 
@@ -68,16 +66,16 @@ def push(
     url: Url,
     selection: ArtifactSelection,
     verify: Annotated[
-        bool, options.switch("--verify", "Also read what is there already, and send it again where it is damaged.")
+        bool, options.switch("--verify", "Also verify artifacts that are already there, and resend damaged ones.")
     ] = False,
     jobs: Jobs = 8,
     dry_run: DryRun = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Send artifacts to a remote store, from which other machines pull them instead of making them.
+    """Send artifacts to a remote store, so that other machines can pull instead of creating them.
 
-    Artifacts that are there already are not sent again. Model repositories are left out: they have absolute paths. The
+    Artifacts that are already there are skipped. So are model repositories, because they contain absolute paths. The
     exit code is 1 if an artifact cannot be sent.
 
     examples:
@@ -114,12 +112,11 @@ def pull(
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Fetch artifacts from a remote store into the workspace, so that a run does not make them.
+    """Fetch artifacts from a remote store into the workspace, so that a run need not create them.
 
-    With --matrix, those that its cells need on this machine: fingerprints say for which release and compute capability an
-    engine is. One that was made on another GPU than this machine has is refused. Every file is compared with its digest, and
-    signed statements are checked. Artifacts that fail are refused and named, and the exit code is 1. An interrupted pull
-    starts the artifacts anew that had not arrived.
+    With --matrix, fetches the artifacts that its cells need on this machine's release and compute capability. An engine
+    built on a different GPU model is rejected. Digests of all files and signed statements are verified. Rejected
+    artifacts are listed, and the exit code is then 1. After an interrupt, the next pull restarts incomplete artifacts.
 
     examples:
       pipeline store pull s3://engines/nightly --matrix my.yaml
@@ -142,7 +139,7 @@ def pull(
         done: dict[str, ArtifactTransfer] = {}
         if not dry_run:
             remote_store.check_room(store, pending)
-            judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been read
+            judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been verified
             done = _each(remote_store.pull(store, there, pending, judge, _progress(pending)))
         _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pulled")
 
@@ -150,7 +147,7 @@ def pull(
 def _chosen(
     store: Store, known: Sequence[ArtifactKey] | None, selection: ArtifactSelection, request: Request | None
 ) -> list[ArtifactKey]:
-    """The artifacts that are meant, of those `known`; None is whatever the run or the matrix names."""
+    """The selected artifacts out of `known`. None means those of the run or the matrix."""
     from trtllm_pipeline.orchestrate import BOUND, ArtifactKey, find_named, find_run, read_run
 
     asked: Iterable[ArtifactKey] | None = None
@@ -171,18 +168,18 @@ def _chosen(
     found = [place for name in selection.names or (None,) for place in find_named(store, known, name)]
     if selection.names and BOUND.intersection(selection.names):
         raise UsageError(
-            "model repositories have absolute paths of their workspace", hint="a run writes them in a second"
+            "model repositories contain absolute paths of their workspace", hint="a run generates them within a second"
         )
     return [place for place in dict.fromkeys(found) if place.stage not in BOUND]
 
 
 def _begin(found: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> list[ArtifactTransfer]:
-    """Say what is to be done; returns it."""
+    """Print the work to do, and return it."""
     pending = [each for each in found if each.state == "pending"]
     there = sum(each.state == "present" for each in found)
     told = [f"{count(len(pending), 'artifact')} to {what}, {size(sum(each.transfer_bytes for each in pending))}"]
-    told += [f"{there} there already"] if there else []
-    told += [f"{absent} not there"] if absent else []
+    told += [f"{there} already there"] if there else []
+    told += [f"{absent} missing"] if absent else []
     note("; ".join(told))
     return pending
 
@@ -194,22 +191,22 @@ def _progress(pending: Sequence[ArtifactTransfer]) -> Progress:
 
 
 def _each(transfers: Iterable[ArtifactTransfer]) -> dict[str, ArtifactTransfer]:
-    """Say of each what became of it; returns them by fingerprint."""
+    """Print the outcome of each artifact. Returns them by fingerprint."""
     found: dict[str, ArtifactTransfer] = {}
     for each in transfers:
         found[each.fingerprint] = each
         if each.state == "busy":
-            note(f"{each.id}: another process works on it; left to that")
+            note(f"{each.id}: skipped, another process is working on it")
     return found
 
 
 def _end(url: str, found: Sequence[ArtifactTransfer], format: str, done: str) -> None:
-    words = {"done": done, "pending": f"to be {done}", "present": "there already"}
+    words = {"done": done, "pending": f"to be {done}", "present": "already there"}
     artifacts: list[Json] = []
     lines = []
     for each in found:
         if each.state == "refused":
-            note(f"{each.stage} {each.fingerprint}: refused: {each.message}")
+            note(f"{each.stage} {each.fingerprint}: rejected: {each.message}")
         label = "" if each.sealed is None else each.sealed.label
         lines.append(
             f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  "

@@ -859,7 +859,7 @@ def test_reports_of_an_earlier_release_are_compared_only_when_allowed(pipeline: 
     [
         (("compare",), "give a BASELINE, or --by AXIS"),
         (("compare", "a", "b", "--by", "precision"), "not both"),
-        (("compare", "a", "b", "--base", "fp16"), "--base is the value that --by starts from"),
+        (("compare", "a", "b", "--base", "fp16"), "--base is only valid with --by"),
         (("compare", "a", "b"), "'a' is neither a file nor, without a workspace, a run"),
         (("compare", "a", "b", "--metrics", "ttft_p98"), "no metric 'ttft_p98'"),
         (("compare", "a", "b", "--fail-on", "x"), "--fail-on: 'x' is not"),
