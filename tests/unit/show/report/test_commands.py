@@ -198,8 +198,8 @@ def test_the_servers_own_log(pipeline: Pipeline, store: Store) -> None:
         (("tp1pp1", "build"), "matches 4 cells"),
         (("qwen", "build"), "matches none of the 4 cells"),
         (("fp16", "biuld"), "try: build"),
-        (("fp8",), "can never work: precision fp8"),
-        (("fp8", "build"), "can never work: precision fp8"),
+        (("fp8",), "infeasible: precision fp8"),
+        (("fp8", "build"), ": precision fp8"),
         (("int4_wo", "build"), "has not run in this workspace"),
         (("fp16", "build", "--lines", "0"), "greater than or equal to 1"),
         (("fp16", "build", "--run", "x"), "there is no run 'x'"),
@@ -216,7 +216,7 @@ def test_a_log_that_was_cleared_away_is_not_said_never_to_have_been(pipeline: Pi
     shutil.rmtree(attempt.folder)
     code, out, err = pipeline("logs", "int4_wo", "convert")
     assert (code, out) == (2, "")
-    assert "it ran, and what it left was cleared away" in err
+    assert "it ran, but its files were removed" in err
 
 
 def test_following_ends_with_the_attempt(store: Store) -> None:
