@@ -1,7 +1,7 @@
-"""Architectures beyond those of the embedded toolchain: tiny models of them with random weights, and their float reference.
+"""Tiny models with random weights for architectures beyond the embedded toolchain's, and their float reference.
 
-The reference knows one way to name weights, Llama's, and what an architecture has beside it. How its own files name,
-join, transpose and shift the same weights is a table here, which is read in both directions.
+The reference uses Llama's weight names plus an architecture's additional ones. A table here describes how each family's
+files name, join, transpose and shift the same weights. It is used in both directions.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _NORMS: Final = ("input_layernorm", "post_attention_layernorm", "norm")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Weights of one layer, or of the whole model, as a family's files have them."""
+    """Weights of one layer, or of the whole model, in a family's files."""
 
     name: str
-    """In the files, without `.weight` and `.bias`."""
+    """Name in the files, without `.weight` and `.bias`."""
     parts: tuple[str, ...]
-    """The reference's names; several where they are one matrix in the files, one below the other."""
+    """The reference's names. Several names are stacked into one matrix in the files."""
     transposed: bool = False
-    """The files have inputs along the rows."""
+    """The files store inputs along the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +53,28 @@ class TinyFamily:
     architecture: str
     """Class name in config.json."""
     config: ModelConfig
-    """Of the tiny model."""
+    """Shape of the tiny model."""
     more: Mapping[str, Any]
-    """What config.json says beside what all families say, or instead of it; None takes a key away."""
+    """Additions and overrides of the common config.json. None removes a key."""
     layer: str = _LAYER
     stored: tuple[Stored, ...] = ()
-    """What the files name otherwise: parts of a layer."""
+    """Different names in the files: parts of a layer."""
     outside: tuple[Stored, ...] = ()
-    """The same outside the layers."""
+    """Different names in the files: outside the layers."""
     shifted_norms: bool = False
-    """The files have the weights of norms less 1."""
+    """The files store norm weights minus 1."""
     biases: tuple[str, ...] = ()
-    """Last words of the names of what has a bias, beside what the architecture of `config` gives one."""
+    """Last name parts of weights with a bias, in addition to those of the architecture of `config`."""
     without: tuple[str, ...] = ()
-    """Last words of the names of what there is not."""
+    """Last name parts of absent weights."""
     shared_expert: bool = False
     gains: Mapping[str, float] = field(default_factory=dict)
-    """By the last word of their names, what random weights are multiplied by. Layers have to outweigh the embedding where
-    that is the head, or a token would be followed by itself; and what differs from token to token what does not."""
+    """Last name part -> factor of random weights. With a tied embedding, layers must outweigh it, or each token would be
+    followed by itself. Token-dependent parts must outweigh constant ones."""
 
 
 def _tiny(architecture: str = "llama", **changes: Any) -> ModelConfig:
-    """The shape of all of them. `architecture` is one of the embedded toolchain, of which it has the tensors."""
+    """The common shape. `architecture` is an architecture of the embedded toolchain with the same tensors."""
     return replace(
         ModelConfig(
             architecture=architecture,
@@ -227,11 +227,11 @@ _OTHERS: Final[Mapping[str, TinyFamily]] = {
 }
 
 FAMILIES: Final = (*ARCHITECTURES.values(), *_OTHERS)
-"""By `model_type` of config.json."""
+"""`model_type` of config.json -> family."""
 
 
 def write_model(folder: Path, family: str) -> None:
-    """Write the comparable tiny model of a family into `directory`, see `random_model.write_model`."""
+    """Write the tiny model of a family into `directory`, see `random_model.write_model`."""
     if family in ARCHITECTURES.values():
         random_model.write_model(folder, family, comparable=True)
         return
@@ -260,7 +260,7 @@ def write_model(folder: Path, family: str) -> None:
 
 
 def reference(folder: Path) -> Reference:
-    """The float reference of a model that `write_model` wrote."""
+    """The float reference of a model from `write_model`."""
     family = Fields.read(folder, "config.json").text("model_type")
     if family is None or family not in _OTHERS:
         return Reference.from_folder(folder)
@@ -311,11 +311,11 @@ def _random(family: TinyFamily, random: np.random.Generator, quiet: list[int]) -
 
 
 _QUIET: Final = 0.1
-"""What a model shall not say it still has to read, also where its embedding is its head."""
+"""Tokens that the model must not generate but must still read, even with a tied embedding."""
 
 
 def _stored(family: TinyFamily, weights: dict[str, Array]) -> Iterator[tuple[str, Array]]:
-    """The reference's weights as the family's files have them."""
+    """The reference's weights in the format of the family's files."""
     left = dict(weights)
     for stored, suffix in _places(family):
         parts = [f"{part}.{suffix}" for part in stored.parts]
@@ -328,7 +328,7 @@ def _stored(family: TinyFamily, weights: dict[str, Array]) -> Iterator[tuple[str
 
 
 def _canonical(family: TinyFamily, files: Mapping[str, Array]) -> dict[str, Array]:
-    """Weights of the family's files by the reference's names."""
+    """Weights of the family's files under the reference's names."""
     shapes, found = dict(_shapes(family)), dict[str, Array]()
     for stored, suffix in _places(family):
         parts = [f"{part}.{suffix}" for part in stored.parts]
@@ -345,7 +345,7 @@ def _canonical(family: TinyFamily, files: Mapping[str, Array]) -> dict[str, Arra
 
 
 def _places(family: TinyFamily) -> Iterator[tuple[Stored, str]]:
-    """What the files name otherwise, for each layer and expert; weights and biases."""
+    """All differently named weights and biases, for each layer and expert."""
     for suffix in ("weight", "bias"):
         yield from ((each, suffix) for each in family.outside)
         for layer in range(family.config.num_layers):

@@ -1,4 +1,4 @@
-"""What is installed, against the tables of this package: options of TensorRT-LLM's programs, placeholders of its templates."""
+"""Installed TensorRT-LLM compared with this package's tables: options of programs, placeholders of templates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtllm_pipeline.base import Machine, TensorRTLLM
 from trtllm_pipeline.tensorrt import commands, installation, program_options, releases, templates
 
 _AT_ONCE: Final = 4
-"""Each imports all of TensorRT-LLM."""
+"""Each program imports all of TensorRT-LLM."""
 _OF_EVERY_TOOLCHAIN: Final = "trtllm-serve"
 _OF_EVERY_PROGRAM: Final = frozenset(("-h", "--help"))
 
@@ -23,29 +23,29 @@ class InstalledComparison:
 
     name: str
     command: tuple[str, ...]
-    """What was asked; the directory of templates."""
+    """Command line of the program, or directory of the templates."""
     reason: str | None = None
-    """Why it could not be compared."""
+    """Reason if it could not be compared."""
     known: int = 0
-    """Names that are recorded and installed, and the same."""
+    """Number of names that match."""
     gone: tuple[str, ...] = ()
-    """Recorded, and not installed."""
+    """Recorded but not installed."""
     new: tuple[str, ...] = ()
-    """Installed, and not recorded."""
+    """Installed but not recorded."""
     changed: tuple[str, ...] = ()
-    """In both, and different: what is recorded and what is installed, in words."""
+    """Different in both, with a description."""
 
     @property
     def differences(self) -> str:
-        """In words; empty where there are none."""
+        """The differences as text, or empty."""
         found = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in found if names)
 
 
 def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tuple[InstalledComparison, ...]:
-    """All that is installed of TensorRT-LLM, of converters those of `families`. Empty without it.
+    """Compare everything installed of TensorRT-LLM, with the converters of `families`. Empty if it is not installed.
 
-    Without `engines` it is trtllm-serve alone: the PyTorch runtime needs no other program, and its template in Triton has
+    Without `engines`, compares only trtllm-serve: the PyTorch runtime needs no other program, and its Triton template has
     no placeholders.
     """
     found = machine.tensorrt_llm
@@ -62,7 +62,7 @@ def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tupl
 def programs(
     found: TensorRTLLM, machine: Machine, families: Sequence[str]
 ) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """Name in the table of options, and how to start it; None where it is not there."""
+    """Name in the table of options and command line, or None if not installed."""
 
     def script(inside: str) -> tuple[str, ...] | None:
         path = installation.script(machine, inside)
@@ -106,10 +106,10 @@ def _program(tool: str, command: tuple[str, ...] | None, release: str) -> Instal
 
 def _change(recorded: program_options.Form, installed: program_options.Installed) -> str | None:
     if recorded.takes_value != installed.takes_value:
-        return "takes a value" if installed.takes_value else "takes no value any more"
-    # argparse lists Python's None as well, which is no word to type.
+        return "takes a value" if installed.takes_value else "no longer takes a value"
+    # argparse also lists Python's None, which cannot be typed.
     ours, theirs = ({*map(str, each.choices)} - {"None"} if each.choices else None for each in (recorded, installed))
-    if theirs is None or ours == theirs:  # help need not list them
+    if theirs is None or ours == theirs:  # help may omit them
         return None
     return f"takes one of {', '.join(sorted(theirs))}; recorded: {', '.join(sorted(ours)) if ours else 'anything'}"
 

@@ -182,7 +182,7 @@ def test_quiet_says_only_what_failed() -> None:
     quiet.end()
     assert lines(stream) == [
         f"{run('convert').id}  {FP16.id} (for 2 cells)  failed after 1.0 s: convert: bad",
-        "node n1 has gone: nothing is started there",
+        "lost node n1: no stages will start on it",
     ]
 
 

@@ -180,9 +180,7 @@ def test_precisions_of_one_run_and_payback() -> None:
     assert "never pay off, because tokens take at least as long as with the baseline" in writers.to_markdown(
         Judgement(result, None)
     )
-    assert "as with the baseline, or longer; the difference is within noise" in writers.to_markdown(
-        Judgement(doubtful, None)
-    )
+    assert "as with the baseline; the difference is within noise" in writers.to_markdown(Judgement(doubtful, None))
     assert compare(run, Side("earlier", (cell("fp16", level(tps=40)),))).paybacks == [], "the same configuration"
     with pytest.raises(UsageError, match="no cell has precision fp8"):
         compare_by(run, "precision", "fp8")
