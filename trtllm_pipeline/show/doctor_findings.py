@@ -101,16 +101,16 @@ NEXT: Final[Mapping[str, str]] = {
 """Toolchain -> installation hint."""
 
 
-def examine(seen: Survey, workspace: Path) -> tuple[MachineCheck, ...]:
+def examine(survey: Survey, workspace: Path) -> tuple[MachineCheck, ...]:
     """All checks of this machine, by group. The only program it runs is `mpirun --version`."""
     return (
-        *_host(seen.machine),
-        *_gpu(seen.graphics),
-        *_tensorrt_llm(seen.machine, seen.problems),
-        *_triton(seen.machine),
-        *_quantize(seen.machine),
+        *_host(survey.machine),
+        *_gpu(survey.graphics),
+        *_tensorrt_llm(survey.machine, survey.problems),
+        *_triton(survey.machine),
+        *_quantize(survey.machine),
         *_space(workspace),
-        *_limits(seen.machine),
+        *_limits(survey.machine),
         *_hubs(),
     )
 
@@ -194,8 +194,8 @@ class Examination:
     @property
     def exit_code(self) -> int:
         """0, or 3 if no toolchain, or not the requested one, can be used."""
-        asked = [verdict for verdict in self.verdicts if self.toolchain in {None, verdict.name}]
-        return 0 if any(verdict.missing is None for verdict in asked) else 3
+        wanted = [verdict for verdict in self.verdicts if self.toolchain in {None, verdict.name}]
+        return 0 if any(verdict.missing is None for verdict in wanted) else 3
 
     def lines(self) -> Iterator[MarkedLine]:
         """All findings as text, the verdict first."""
@@ -264,8 +264,8 @@ def run(workspace: Path, *, assumed: str | None = None, toolchain: str | None = 
         machine = assume.parse(assumed)
         checks = examine_assumed(machine)
     else:
-        seen = probe.survey()
-        machine, checks = seen.machine, examine(seen, workspace)
+        survey = probe.survey()
+        machine, checks = survey.machine, examine(survey, workspace)
     if toolchain is not None:
         toolchains.load(toolchain)
     return Examination(machine, checks, judge(machine), toolchain)
@@ -322,11 +322,11 @@ def _gpu(graphics: gpus.Graphics) -> Iterator[MachineCheck]:
         hint = "TensorRT-LLM needs one (in a container: docker run --gpus all), the embedded toolchain does not"
         yield _missing("gpu.devices", "no NVIDIA GPU is visible", hint, 0)
         return
-    used, there = len(graphics.devices), len(graphics.everything)
+    used, total = len(graphics.devices), len(graphics.everything)
     yield _check(
         "gpu.devices",
         used,
-        f"{used}" if used == there else f"{used} of {there}, by {gpus.MASK_VARIABLE}",
+        f"{used}" if used == total else f"{used} of {total}, by {gpus.MASK_VARIABLE}",
         None if used else f"unset {gpus.MASK_VARIABLE}, or name a device that nvidia-smi -L lists",
         CheckStatus.MISSING,
     )
@@ -359,24 +359,26 @@ def _device(number: int, device: gpus.Device) -> MachineCheck:
 
 
 def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[MachineCheck]:
-    found = machine.tensorrt_llm
-    if found is None:
+    installation = machine.tensorrt_llm
+    if installation is None:
         yield _missing(
             "tensorrt_llm.release",
             problems.get("release", "TensorRT-LLM is not installed"),
             "run in one of NVIDIA's images, or install the wheel from NVIDIA's package index (PyPI has only a stub)",
         )
     else:
-        yield _check("tensorrt_llm.release", found.release, f"{found.release}, under {found.python}")
+        yield _check(
+            "tensorrt_llm.release", installation.release, f"{installation.release}, under {installation.python}"
+        )
         yield _or_missing(
             "tensorrt_llm.build",
-            found.build,
+            installation.build,
             "no trtllm-build: only the PyTorch backend is available",
             "releases up to 1.2 include it; later releases load models directly and need no engine",
         )
         yield _or_missing(
             "tensorrt_llm.serve",
-            found.serve,
+            installation.serve,
             "no trtllm-serve",
             "releases since 0.15 include it; Triton works without it",
         )
@@ -386,8 +388,8 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Mac
         ):
             yield _or_missing(
                 f"tensorrt_llm.{part}",
-                getattr(found, part),
-                problems.get(part, f"no {what} of release {found.release}; {without}"),
+                getattr(installation, part),
+                problems.get(part, f"no {what} of release {installation.release}; {without}"),
                 f"set {variable} to the directory of the same release",
                 CheckStatus.WARNING if part in problems else CheckStatus.MISSING,
             )
@@ -395,21 +397,23 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Mac
         detail = "no mpirun, needed for engines on several GPUs"
         yield _missing("tensorrt_llm.mpirun", detail, "apt-get install openmpi-bin")
     else:
-        told = "" if machine.assumed else _first_line(machine.mpirun, "--version")
-        yield _check("tensorrt_llm.mpirun", machine.mpirun, f"{machine.mpirun} {told}".rstrip())
+        version = "" if machine.assumed else _first_line(machine.mpirun, "--version")
+        yield _check("tensorrt_llm.mpirun", machine.mpirun, f"{machine.mpirun} {version}".rstrip())
 
 
 def _triton(machine: Machine) -> Iterator[MachineCheck]:
-    found = machine.triton
-    if found is None:
+    installation = machine.triton
+    if installation is None:
         hint = f"run in one of NVIDIA's Triton images, or {NEXT['embedded']}"
         yield _missing("triton.server", "no tritonserver", hint)
         return
-    yield _check("triton.server", found.version, f"{found.version or 'of unknown version'}: {found.path}")
-    names, python = ", ".join(found.backends) or "nothing", "python" in found.backends
+    yield _check(
+        "triton.server", installation.version, f"{installation.version or 'of unknown version'}: {installation.path}"
+    )
+    names, python = ", ".join(installation.backends) or "nothing", "python" in installation.backends
     yield _check(
         "triton.backends",
-        list(found.backends),
+        list(installation.backends),
         names if python else f"no Python backend, only: {names}",
         None if python else "every toolchain needs the Python backend: use an image whose tag ends in py3",
     )

@@ -76,10 +76,10 @@ def chat(
       echo 'What is the capital of France?' | pipeline chat demo
     """
     given = {"temperature": temperature, "max_tokens": max_tokens}
-    asked = {name: value for name, value in given.items() if value is not None}
+    sampling = {name: value for name, value in given.items() if value is not None}
     policy = provenance.policy(trusted_keys, required=require_signed)
     with _server(ctx, what, workspace, policy) as (url, key):
-        talk = Conversation(url, _chosen(models(url, key), url, model, lora), api_key=key, options=asked)
+        talk = Conversation(url, _chosen(models(url, key), url, model, lora), api_key=key, options=sampling)
         talk.system = system
         _Terminal(talk).run()
 
@@ -132,8 +132,13 @@ def _started(
         names = ", ".join(server.name for server in known) or "none"
         raise UsageError(f"{error.message} (managed servers: {names})", hint=error.hint) from error
     for server in known:
-        there = server.endpoint()
-        if target.cell is not None and server.cell == target.cell and there is not None and there.openai is not None:
+        endpoint = server.endpoint()
+        if (
+            target.cell is not None
+            and server.cell == target.cell
+            and endpoint is not None
+            and endpoint.openai is not None
+        ):
             yield server
             return
     provenance.require_folders(target.folders, policy)
@@ -330,15 +335,15 @@ def _split(message: str) -> tuple[str, str]:
 
 def _summary(reply: Reply) -> str:
     """Below an answer: why it ended where that is not plain, and how fast it came."""
-    said: list[Any] = []
+    parts: list[Any] = []
     if reply.finish_reason is None:
-        said.append("stopped")
+        parts.append("stopped")
     elif reply.finish_reason not in {"stop", "tool_calls"}:
-        said.append({"length": "cut off at its longest"}.get(reply.finish_reason, reply.finish_reason))
+        parts.append({"length": "cut off at its longest"}.get(reply.finish_reason, reply.finish_reason))
     if reply.tokens is not None:
-        said.append(f"{reply.tokens} token{'' if reply.tokens == 1 else 's'}")
+        parts.append(f"{reply.tokens} token{'' if reply.tokens == 1 else 's'}")
     if reply.tokens_per_s is not None:
-        said.append(f"{reply.tokens_per_s:.1f} tokens/s")
+        parts.append(f"{reply.tokens_per_s:.1f} tokens/s")
     if reply.first_token_s is not None:
-        said.append(f"first after {reply.first_token_s * 1000:.0f} ms")
-    return f"[{', '.join(said) or 'no answer'}]"
+        parts.append(f"first after {reply.first_token_s * 1000:.0f} ms")
+    return f"[{', '.join(parts) or 'no answer'}]"

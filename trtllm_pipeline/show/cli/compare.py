@@ -90,10 +90,10 @@ def compare(
     criteria, allowed = gate.Criteria.parse(metrics, fail_on), options.allowed(allow)
 
     def side(text: str) -> Side:
-        found = load_measured(text, options.store_at(workspace), tokenizer=tokenizer, allow=allowed)
-        for each in found.left_out:
+        measured = load_measured(text, options.store_at(workspace), tokenizer=tokenizer, allow=allowed)
+        for each in measured.left_out:
             note(f"note: {each}; left out")
-        return selected(found, cells or ())
+        return selected(measured, cells or ())
 
     judged = gate.judge(
         side(run),

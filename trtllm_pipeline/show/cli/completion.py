@@ -85,10 +85,10 @@ def stages(ctx: typer.Context) -> list[str]:
     from trtllm_pipeline.tensorrt import catalog
 
     try:
-        found = [stage for outline in _outlines(ctx) for stage in outline.stages]
+        names = [stage for outline in _outlines(ctx) for stage in outline.stages]
     except (OSError, PipelineError):
-        found = []
-    return found or list(dict.fromkeys(stage.name for name in catalog.names() for stage in catalog.load(name).stages))
+        names = []
+    return names or list(dict.fromkeys(stage.name for name in catalog.names() for stage in catalog.load(name).stages))
 
 
 def _cells_of(params: dict[str, Any]) -> list[str]:

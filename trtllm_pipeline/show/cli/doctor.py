@@ -69,9 +69,9 @@ def doctor(
         raise UsageError("--family and --precision require --deep", hint="pipeline doctor --deep")
     from trtllm_pipeline.show import doctor_findings
 
-    found = doctor_findings.run(Path(workspace), assumed=assume, toolchain=toolchain)
-    emit_as(format, found, json=Examination.to_json, text=_coloured if sys.stdout.isatty() else _plain)
-    raise typer.Exit(found.exit_code)
+    examination = doctor_findings.run(Path(workspace), assumed=assume, toolchain=toolchain)
+    emit_as(format, examination, json=Examination.to_json, text=_coloured if sys.stdout.isatty() else _plain)
+    raise typer.Exit(examination.exit_code)
 
 
 def _deep(
@@ -84,26 +84,28 @@ def _deep(
 
     if assume is not None:
         raise UsageError("--deep runs on this machine and cannot be combined with --assume", hint="leave out --assume")
-    asked = {"families": family, "precisions": precision}
-    found = examination.examine(
+    selected = {"families": family, "precisions": precision}
+    deep = examination.examine(
         workspace,
         observer(sys.stderr),
         note,
         toolchain=toolchain,
-        **{name: tuple(part.strip() for part in text.split(",")) for name, text in asked.items() if text is not None},
+        **{
+            name: tuple(part.strip() for part in text.split(",")) for name, text in selected.items() if text is not None
+        },
     )
-    emit_as(form, found, json=DeepExamination.to_json, text=lambda found: on_terminal(found.blocks()))
+    emit_as(form, deep, json=DeepExamination.to_json, text=lambda deep: on_terminal(deep.blocks()))
     note(f"written to {workspace / examination.FOLDER / examination.RESULT}")
-    if found.interrupted:
+    if deep.interrupted:
         note("interrupted; run the same command to continue")
-    return found.exit_code
+    return deep.exit_code
 
 
-def _plain(found: Examination) -> str:
-    return found.text(sys.stdout.encoding)
+def _plain(examination: Examination) -> str:
+    return examination.text(sys.stdout.encoding)
 
 
-def _coloured(found: Examination) -> Any:
+def _coloured(examination: Examination) -> Any:
     from rich.text import Text
 
     ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
@@ -111,6 +113,6 @@ def _coloured(found: Examination) -> Any:
         Text.assemble(line.mark(ascii_only=ascii_only), (line.text, "dim" if line.grey else ""))
         if line.status
         else Text(line.text, "" if number else "bold")
-        for number, line in enumerate(found.lines())
+        for number, line in enumerate(examination.lines())
     ]
     return Text("\n").join(texts)

@@ -83,7 +83,7 @@ def answers(
         max_tokens=max_tokens,
     )
     names = [name.strip() for name in metrics.split(",") if name.strip()]
-    found = score_url(
+    scores = score_url(
         target,
         data_file(input_data, Path()),
         names,
@@ -92,8 +92,8 @@ def answers(
         folder=None if output_dir is None else options.empty_folder(output_dir),
         url=url,
     )
-    emit_as(format, found, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
-    found.check_least(names[0], min_score)
+    emit_as(format, scores, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
+    scores.check_least(names[0], min_score)
 
 
 vars(answers)["aliases"] = options.TOKENIZER_NAMES
@@ -115,9 +115,14 @@ def drift(
     from trtllm_pipeline.measure import DRIFT, MEAN_INTERVAL, drift
     from trtllm_pipeline.orchestrate import score_tables
 
-    found = drift.compare(drift.read(reference), drift.read(other))
-    told = {"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
-    emit_as(format, told, csv=lambda _: score_tables.drift_csv(found), table=lambda _: score_tables.drift_text(found))
+    comparison = drift.compare(drift.read(reference), drift.read(other))
+    data = {"schema": 1, **comparison.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
+    emit_as(
+        format,
+        data,
+        csv=lambda _: score_tables.drift_csv(comparison),
+        table=lambda _: score_tables.drift_text(comparison),
+    )
 
 
 def lm_eval(
@@ -178,8 +183,8 @@ def lm_eval(
         return
     with tempfile.TemporaryDirectory(prefix="pipeline-lm-eval-") as scratch:
         folder = None if output_dir is None else options.empty_folder(output_dir)
-        found = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
-    emit_as(format, found, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
+        scores = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
+    emit_as(format, scores, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
 
 
 vars(lm_eval)["aliases"] = options.TOKENIZER_NAMES

@@ -103,7 +103,7 @@ def export(
         storage_class=storage_class,
     )
     folders = export_targets(described, targets, folder)
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "schema": 1,
         "cell": str(served.cell.id),
         "name": described.name,
@@ -112,27 +112,27 @@ def export(
         "next_commands": next_steps(described, store, folders),
     }
     if "hub" in targets and repository is not None:
-        told["hub"] = hub.publish(
+        summary["hub"] = hub.publish(
             folders["bundle"], repository, message=f"{served.cell.id}", upload=upload, private=not public
         )
-    emit_as(format, told, text=lambda _: "\n".join(f"{target}\t{folder}" for target, folder in folders.items()))
+    emit_as(format, summary, text=lambda _: "\n".join(f"{target}\t{folder}" for target, folder in folders.items()))
     if format == "text":
-        _say(told["hub"], upload=upload)
-        for target, steps in told["next_commands"].items():
+        _say(summary["hub"], upload=upload)
+        for target, steps in summary["next_commands"].items():
             note("\n".join([f"next, for {target}:", *(f"  {step}" for step in steps)]))
 
 
 def _targets(text: str) -> list[str]:
     from trtllm_pipeline.serve import TARGETS
 
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [target for target in found if target not in TARGETS]
-    if unknown or not found:
+    targets = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [target for target in targets if target not in TARGETS]
+    if unknown or not targets:
         raise UsageError(
             f"--to {text}: unknown target {unknown[0]!r}" if unknown else "--to: no target given",
             hint=f"expected one or more of {', '.join(TARGETS)}",
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(targets))
 
 
 def _say(hub: dict[str, Any] | None, *, upload: bool) -> None:

@@ -94,8 +94,8 @@ def _command(
       pipeline serve gateway llama=service.json --model-folder llama=model --adapter llama:sql=adapters/sql
       pipeline serve gateway --config gateway-config.json
     """
-    found, folder = _base(config)
-    served = {model.name: model for model in found.models} if found else {}
+    options_of_model, folder = _base(config)
+    served = {model.name: model for model in options_of_model.models} if options_of_model else {}
     served |= {name: _model(name, server) for name, server in _pairs("NAME=SERVER", models).items()}
     changes: Mapping[str, tuple[str, list[str] | None, Callable[[str], Any]]] = {
         "model_folder": ("--model-folder", model_folder, partial(_folder, "--model-folder")),
@@ -125,30 +125,30 @@ def _command(
             "no server given",
             hint="pipeline serve gateway NAME=service.json; start a server with pipeline stage launch",
         )
-    defaults = to_json(found.params) if found else {}
-    asked = GatewayConfig(
+    defaults = to_json(options_of_model.params) if options_of_model else {}
+    gateway = GatewayConfig(
         models=tuple(served.values()),
-        host=host or (found.host if found else _HOST),
-        port=port if port is not None else found.port if found else 0,
-        api_keys_file=Path(api_keys) if api_keys else found.api_keys_file if found else None,
+        host=host or (options_of_model.host if options_of_model else _HOST),
+        port=port if port is not None else options_of_model.port if options_of_model else 0,
+        api_keys_file=Path(api_keys) if api_keys else options_of_model.api_keys_file if options_of_model else None,
         params=stage_options.read_class(
             GatewayParams, {name: value for name, value in typed.items() if value is not None}, defaults
         ),
     )
-    _run(asked, folder, format)
+    _run(gateway, folder, format)
 
 
 def _run(config: GatewayConfig, folder: Path | None, form: Literal["text", "json"]) -> None:
-    def announce(told: Mapping[str, Any]) -> None:
+    def announce(endpoints: Mapping[str, Any]) -> None:
         if form == "json":
-            emit(json.dumps(told))
+            emit(json.dumps(endpoints))
         else:
-            emit(str(told["url"]))
-            name = told["models"][0]
+            emit(str(endpoints["url"]))
+            name = endpoints["models"][0]
             body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Who are you?"}]})
             note(
-                f"ready: {', '.join(told['models'])}; stop with Ctrl-C. Example:\n"
-                f"  curl -s {told['url']}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+                f"ready: {', '.join(endpoints['models'])}; stop with Ctrl-C. Example:\n"
+                f"  curl -s {endpoints['url']}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
             )
 
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as scratch:
@@ -164,15 +164,15 @@ def _base(config: str | None) -> tuple[GatewayConfig | None, Path | None]:
 
 def _pairs(form: str, given: Sequence[str] | None) -> dict[str, str]:
     """Values of NAME=VALUE texts by name. `form` is the expected syntax. Raises UsageError."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in given or ():
         name, sign, value = text.partition("=")
         if not (name and sign and value):
             raise UsageError(f"{text!r}: expected {form}")
-        if name in found:
+        if name in values:
             raise UsageError(f"{text!r}: {name} is given twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _model(name: str, server: str) -> OfferedModel:
@@ -188,9 +188,9 @@ def _model(name: str, server: str) -> OfferedModel:
 
 
 def _folder(option: str, given: str) -> Path:
-    found = options.folder(option, Path(given))
-    assert found is not None
-    return found.absolute()
+    folder = options.folder(option, Path(given))
+    assert folder is not None
+    return folder.absolute()
 
 
 def _whole(given: str) -> int:

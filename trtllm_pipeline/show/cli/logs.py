@@ -9,7 +9,7 @@ from trtllm_pipeline.base import UsageError, aligned, reading
 from trtllm_pipeline.orchestrate import Outline, Store, newest_cells
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit, emit_json, note, print_log
-from trtllm_pipeline.show.report.log_choice import failure_of, log_of, logs_of, measured_beside, stage_run_of
+from trtllm_pipeline.show.report.log_choice import failure_of, log_of, logs_of, measurements_of, stage_run_of
 
 
 def logs(
@@ -49,31 +49,37 @@ def logs(
     chosen = stage_run_of(outline, store, cell, stage, server=server)
     if chosen is None:
         return _list(outline, store, cell, workspace, as_json=format == "json")
-    found, why = chosen
-    log = log_of(store, found, server=server)
+    stage_run, why = chosen
+    log = log_of(store, stage_run, server=server)
     if format == "json":
         text = reading.read_text(log, errors="replace").splitlines()
         return emit_json(
-            {"schema": 1, "id": found.id, "stage": found.stage, "path": str(log), "lines": text[-(lines or 0) :]}
+            {
+                "schema": 1,
+                "id": stage_run.id,
+                "stage": stage_run.stage,
+                "path": str(log),
+                "lines": text[-(lines or 0) :],
+            }
         )
     if why:
         note(why)
-    print_log(log, lines, lambda: follow and store.is_claimed(found.fingerprint))
-    for line in failure_of(store, found):
+    print_log(log, lines, lambda: follow and store.is_claimed(stage_run.fingerprint))
+    for line in failure_of(store, stage_run):
         note(line)
     return _measured(log)
 
 
 def _list(outline: Outline, store: Store, cell: str, workspace: str, *, as_json: bool) -> None:
-    found, there = logs_of(outline, store, cell)
+    chosen, listed = logs_of(outline, store, cell)
     if as_json:
-        return emit_json({"schema": 1, "cell": found.id, "logs": {stage: str(path) for stage, path in there.items()}})
-    emit(aligned({stage: str(path) for stage, path in there.items()}))
-    return note(f"to print one: pipeline logs {found.id} STAGE{options.typed_again(workspace)}")
+        return emit_json({"schema": 1, "cell": chosen.id, "logs": {stage: str(path) for stage, path in listed.items()}})
+    emit(aligned({stage: str(path) for stage, path in listed.items()}))
+    return note(f"to print one: pipeline logs {chosen.id} STAGE{options.typed_again(workspace)}")
 
 
 def _measured(log: Path) -> None:
-    if levels := measured_beside(log):
+    if levels := measurements_of(log):
         from trtllm_pipeline.show.report.load_tables import overview
 
         emit(f"\n{overview(levels)}")

@@ -51,16 +51,16 @@ def check(
     """
     from trtllm_pipeline.orchestrate import check_matrix
 
-    found = [check_matrix(file, sets or ()) for file in files]
+    checks = [check_matrix(file, sets or ()) for file in files]
     if format == "json":
-        emit_json({"schema": 1, "files": [each.to_json() for each in found]})
+        emit_json({"schema": 1, "files": [each.to_json() for each in checks]})
     else:
-        for each in found:
+        for each in checks:
             if each.error is not None:
                 note(each.error.message)
             else:
                 emit(f"{each.file}: {each.cells} {'cell' if each.cells == 1 else 'cells'}")
-    raise typer.Exit(0 if all(each.error is None for each in found) else 2)
+    raise typer.Exit(0 if all(each.error is None for each in checks) else 2)
 
 
 def show(
@@ -86,12 +86,12 @@ def show(
     """
     from trtllm_pipeline.orchestrate import axes, expand, find_matrix, load_matrix, select
 
-    found = select(
+    selected = select(
         expand(load_matrix(find_matrix(matrix), sets or ()), default_toolchain=toolchain or "auto"), cells or ()
     )
-    told = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in found]
-    lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in found)
-    emit_as(format, {"schema": 1, "cells": told}, text=lambda _: "\n".join(lines))
+    rows = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in selected]
+    lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in selected)
+    emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: "\n".join(lines))
 
 
 def list_(format: options.TextOrJson = "text") -> None:
@@ -102,12 +102,12 @@ def list_(format: options.TextOrJson = "text") -> None:
     """
     from trtllm_pipeline.orchestrate import list_matrices, summary
 
-    found = {name: (path, summary(path)) for name, path in list_matrices().items()}
-    rows = [{"name": name, "summary": text, "file": str(path)} for name, (path, text) in found.items()]
+    shipped = {name: (path, summary(path)) for name, path in list_matrices().items()}
+    rows = [{"name": name, "summary": text, "file": str(path)} for name, (path, text) in shipped.items()]
     emit_as(
         format,
         {"schema": 1, "matrices": rows},
-        text=lambda _: aligned({name: text for name, (_, text) in found.items()}),
+        text=lambda _: aligned({name: text for name, (_, text) in shipped.items()}),
     )
 
 

@@ -43,10 +43,10 @@ _DURATION: Final = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?) ?(ms|s|m|h|d)?")
 
 def seconds(text: str | float) -> float:
     """Parse a duration such as 300ms, 5s, 2m, 1h or 30d into seconds. A plain number is in seconds. Raises ValueError."""
-    found = _DURATION.fullmatch(str(text).strip())
-    if found is None:
+    match = _DURATION.fullmatch(str(text).strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a duration such as 300ms, 5s, 2m or 1h")
-    return float(found[1]) * _UNITS_S[found[2] or "s"]
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 def duration(flags: str, text: str, **more: Any) -> Any:
@@ -377,8 +377,8 @@ def request_of_cell(
 
 def pair(option: str, text: str, sign: str) -> tuple[str, str]:
     """Split NAME=VALUE. Raises UsageError."""
-    name, found, value = text.partition(sign)
-    if not found or not name or not value:
+    name, separator, value = text.partition(sign)
+    if not separator or not name or not value:
         raise UsageError(f"{option} {text}: expected NAME{sign}VALUE")
     return name, value
 
@@ -409,14 +409,14 @@ def allowed(text: str) -> frozenset[str]:
     """The names of `--allow`. Raises UsageError."""
     from trtllm_pipeline.measure import GROUPS, NAMES
 
-    found = frozenset(name.strip() for name in text.split(",") if name.strip())
-    unknown = sorted(found - NAMES - set(GROUPS))
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    unknown = sorted(names - NAMES - set(GROUPS))
     if unknown:
         raise UsageError(
             f"--allow: unknown condition {unknown[0]!r}",
             hint=f"groups: {', '.join(GROUPS)}; fields: {', '.join(sorted(NAMES))}",
         )
-    return found
+    return names
 
 
 def empty_folder(given: str) -> Path:
@@ -448,7 +448,7 @@ def positive(option: str, value: float) -> float:
 
 def numbers(option: str, text: str | None, kind: Callable[[str], N], most: N) -> tuple[N, ...]:
     """Parse `1,4` into positive numbers up to `most`, empty for None. Raises UsageError."""
-    found: list[N] = []
+    levels: list[N] = []
     for part in [] if text is None else text.split(","):
         try:
             value = kind(part if "_" not in part and "+" not in part else "0")
@@ -459,10 +459,10 @@ def numbers(option: str, text: str | None, kind: Callable[[str], N], most: N) ->
                 f"{option}: expected {_POSITIVE[kind]} up to {most:.0f}, got {part.strip()!r}",
                 hint=f"levels are separated by commas: {option} 1,4",
             )
-        if value in found:
+        if value in levels:
             raise UsageError(f"{option} {text}: duplicate value", hint="--repeats measures every level again")
-        found.append(value)
-    return tuple(found)
+        levels.append(value)
+    return tuple(levels)
 
 
 def counts(option: str, text: str | None, most: int) -> tuple[int, ...]:
@@ -488,14 +488,14 @@ def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]
     """Names and values of a repeatable option. Values are decoded as JSON if possible. Raises UsageError."""
     from trtllm_pipeline.base import decode
 
-    found = {}
+    values = {}
     for text in texts or ():
         name, value = pair(option, text, sign)
         try:
-            found[name] = decode(value)
+            values[name] = decode(value)
         except ValueError:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def folder(option: str, path: Path | None) -> Path | None:

@@ -39,9 +39,9 @@ def emit_json(value: Any) -> None:
     emit(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def emit_as(format: str, found: T, **writers: Callable[[T], Any]) -> None:
+def emit_as(format: str, data: T, **writers: Callable[[T], Any]) -> None:
     """`found` in the format that --format names, by its writer: a text, or what rich draws. JSON without one is itself."""
-    shown = writers[format](found) if format in writers else found
+    shown = writers[format](data) if format in writers else data
     if format == "json":
         emit_json(shown)
     elif isinstance(shown, str):
@@ -122,9 +122,9 @@ def _explain_system(error: OSError) -> int | None:
         note("error: the current directory was removed")
         note("  try: cd to an existing directory")
         return 2
-    told = disk.no_room(error, Path(where))
-    if told is not None:
-        note(f"error: {told}, while {error.filename or 'a file'} was written")
+    full_disk = disk.no_room(error, Path(where))
+    if full_disk is not None:
+        note(f"error: {full_disk}, while {error.filename or 'a file'} was written")
         note(f"  try: {disk.hint(error)}")
         return 1
     if isinstance(error, PermissionError):

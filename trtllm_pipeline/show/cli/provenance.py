@@ -70,18 +70,18 @@ def provenance(
         note(f"signed {count(new, 'statement')} with key {key.keyid}{before}")
         if trusted_keys is None:
             policy = library.Policy((replace(key.public, name=sign.name),))
-    found = [library.Described.of(folder, policy, anonymous=anonymous) for folder in folders]
+    described = [library.Described.of(folder, policy, anonymous=anonymous) for folder in folders]
     if format == "json":
-        emit_json({"schema": 1, "artifacts": [each.to_json() for each in found]})
+        emit_json({"schema": 1, "artifacts": [each.to_json() for each in described]})
     elif format == "text":
-        emit("\n\n".join(each.text() for each in found))
+        emit("\n\n".join(each.text() for each in described))
     elif format == "statement":
         for folder in folders:
             emit(library.statement_line(folder, anonymous=anonymous))
     else:
         for envelope in map(library.envelope_of, folders):
             emit(envelope.text() if format == "envelope" else "\n".join(envelope.bundles()))
-    findings = [finding for each in found for finding in each.looked.findings]
+    findings = [finding for each in described for finding in each.looked.findings]
     for finding in findings:
         note(str(finding))
     raise typer.Exit(1 if findings else 0)

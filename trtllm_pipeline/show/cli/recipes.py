@@ -20,8 +20,8 @@ def list_(format: options.TextOrJson = "text") -> None:
 
     recipes = [load_recipe(path) for path in list_recipes(Path()).values()]
     keys = {"name", "summary", "family", "license"}
-    told = {"schema": 1, "recipes": [recipe.model_dump(mode="json", include=keys) for recipe in recipes]}
-    emit_as(format, told, text=lambda _: aligned({recipe.name: recipe.summary for recipe in recipes}))
+    data = {"schema": 1, "recipes": [recipe.model_dump(mode="json", include=keys) for recipe in recipes]}
+    emit_as(format, data, text=lambda _: aligned({recipe.name: recipe.summary for recipe in recipes}))
 
 
 def show(
@@ -38,5 +38,5 @@ def show(
 
     path = find_recipe(name, Path())
     recipe = load_recipe(path)
-    told = {"schema": 1, "file": str(path), **recipe.model_dump(mode="json")}
-    emit_as(format, told, text=lambda _: f"# {path}\n{path.read_text(encoding='utf-8-sig').rstrip()}")
+    data = {"schema": 1, "file": str(path), **recipe.model_dump(mode="json")}
+    emit_as(format, data, text=lambda _: f"# {path}\n{path.read_text(encoding='utf-8-sig').rstrip()}")

@@ -37,6 +37,6 @@ def recommend(
     measured = load_measured(run, options.store_at(workspace), allow=allowed)
     for each in measured.left_out:
         note(f"note: {each}; left out")
-    found = library.advise(measured, cells or (), slos, least, objective, allowed)
-    emit_as(format, found, json=library.Recommendation.to_json, text=library.to_table)
-    raise typer.Exit(found.exit_code)
+    recommendation = library.advise(measured, cells or (), slos, least, objective, allowed)
+    emit_as(format, recommendation, json=library.Recommendation.to_json, text=library.to_table)
+    raise typer.Exit(recommendation.exit_code)

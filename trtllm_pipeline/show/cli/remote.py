@@ -86,18 +86,18 @@ def push(
     from trtllm_pipeline.orchestrate import remote_store
 
     store = options.known_store(workspace)
-    with closing(remote_store.Remote(url, jobs=jobs, thorough=verify)) as there:
-        there.check_writable()
+    with closing(remote_store.Remote(url, jobs=jobs, thorough=verify)) as target:
+        target.check_writable()
         known = [
             remote_store.ArtifactKey(each.stage, each.fingerprint)
             for each in store.index.all_artifacts()
             if each.folder.is_dir()
         ]
         chosen = _chosen(store, known, selection, selection.request())
-        found = remote_store.compare_to_push(store, there, chosen)
-        pending = _begin(found, f"push to {there.url}")
-        done = {} if dry_run else _each(remote_store.push(store, there, pending, _progress(pending)))
-        _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pushed")
+        comparison = remote_store.compare_to_push(store, target, chosen)
+        pending = _begin(comparison, f"push to {target.url}")
+        done = {} if dry_run else _each(remote_store.push(store, target, pending, _progress(pending)))
+        _end(target.url, [done.get(each.fingerprint, each) for each in comparison], format, "pushed")
 
 
 @options.grouped
@@ -128,20 +128,20 @@ def pull(
 
     policy = provenance.policy(trusted_keys, required=require_signed)
     request = selection.request()
-    with closing(remote_store.Remote(url, jobs=jobs)) as there:
-        known = None if request is not None or selection.run is not None else there.places()
+    with closing(remote_store.Remote(url, jobs=jobs)) as source:
+        known = None if request is not None or selection.run is not None else source.places()
         store = Store(Path(workspace))
         store.check_writable()
         chosen = _chosen(store, known, selection, request)
         gpus = () if allow_other_gpu else {gpu.name for gpu in this_machine().gpus}
-        found = remote_store.compare_to_pull(store, there, chosen, gpus)
-        pending = _begin(found, f"pull from {there.url}", absent=len(chosen) - len(found))
+        comparison = remote_store.compare_to_pull(store, source, chosen, gpus)
+        pending = _begin(comparison, f"pull from {source.url}", absent=len(chosen) - len(comparison))
         done: dict[str, ArtifactTransfer] = {}
         if not dry_run:
             remote_store.check_room(store, pending)
             judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been verified
-            done = _each(remote_store.pull(store, there, pending, judge, _progress(pending)))
-        _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pulled")
+            done = _each(remote_store.pull(store, source, pending, judge, _progress(pending)))
+        _end(source.url, [done.get(each.fingerprint, each) for each in comparison], format, "pulled")
 
 
 def _chosen(
@@ -150,37 +150,37 @@ def _chosen(
     """The selected artifacts out of `known`. None means those of the run or the matrix."""
     from trtllm_pipeline.orchestrate import BOUND, ArtifactKey, find_named, find_run, read_run
 
-    asked: Iterable[ArtifactKey] | None = None
+    selected: Iterable[ArtifactKey] | None = None
     if request is not None:
         from trtllm_pipeline.orchestrate import plan_of
 
         runs = plan_of(request, store).stage_runs.values()
-        asked = [
+        selected = [
             ArtifactKey(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE
         ]
     elif selection.run is not None:
         planned = read_run(find_run(store, selection.run)).stage_runs.values()
-        asked = [ArtifactKey(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
-    if asked is not None:
-        there = set(asked if known is None else known)
-        known = [place for place in asked if place in there]
+        selected = [ArtifactKey(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
+    if selected is not None:
+        names = set(selected if known is None else known)
+        known = [place for place in selected if place in names]
     assert known is not None
-    found = [place for name in selection.names or (None,) for place in find_named(store, known, name)]
+    matches = [place for name in selection.names or (None,) for place in find_named(store, known, name)]
     if selection.names and BOUND.intersection(selection.names):
         raise UsageError(
             "model repositories contain absolute paths of their workspace", hint="a run generates them within a second"
         )
-    return [place for place in dict.fromkeys(found) if place.stage not in BOUND]
+    return [place for place in dict.fromkeys(matches) if place.stage not in BOUND]
 
 
-def _begin(found: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> list[ArtifactTransfer]:
+def _begin(artifacts: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> list[ArtifactTransfer]:
     """Print the work to do, and return it."""
-    pending = [each for each in found if each.state == "pending"]
-    there = sum(each.state == "present" for each in found)
-    told = [f"{count(len(pending), 'artifact')} to {what}, {size(sum(each.transfer_bytes for each in pending))}"]
-    told += [f"{there} already there"] if there else []
-    told += [f"{absent} missing"] if absent else []
-    note("; ".join(told))
+    pending = [each for each in artifacts if each.state == "pending"]
+    present = sum(each.state == "present" for each in artifacts)
+    parts = [f"{count(len(pending), 'artifact')} to {what}, {size(sum(each.transfer_bytes for each in pending))}"]
+    parts += [f"{present} already there"] if present else []
+    parts += [f"{absent} missing"] if absent else []
+    note("; ".join(parts))
     return pending
 
 
@@ -192,19 +192,19 @@ def _progress(pending: Sequence[ArtifactTransfer]) -> Progress:
 
 def _each(transfers: Iterable[ArtifactTransfer]) -> dict[str, ArtifactTransfer]:
     """Print the outcome of each artifact. Returns them by fingerprint."""
-    found: dict[str, ArtifactTransfer] = {}
+    results: dict[str, ArtifactTransfer] = {}
     for each in transfers:
-        found[each.fingerprint] = each
+        results[each.fingerprint] = each
         if each.state == "busy":
             note(f"{each.id}: skipped, another process is working on it")
-    return found
+    return results
 
 
-def _end(url: str, found: Sequence[ArtifactTransfer], format: str, done: str) -> None:
+def _end(url: str, results: Sequence[ArtifactTransfer], format: str, done: str) -> None:
     words = {"done": done, "pending": f"to be {done}", "present": "already there"}
     artifacts: list[Json] = []
     lines = []
-    for each in found:
+    for each in results:
         if each.state == "refused":
             note(f"{each.stage} {each.fingerprint}: rejected: {each.message}")
         label = "" if each.sealed is None else each.sealed.label
@@ -224,4 +224,4 @@ def _end(url: str, found: Sequence[ArtifactTransfer], format: str, done: str) ->
             }
         )
     emit_as(format, {"schema": 1, "url": url, "artifacts": artifacts}, text=lambda _: "\n".join(lines))
-    raise typer.Exit(1 if any(each.state == "refused" for each in found) else 0)
+    raise typer.Exit(1 if any(each.state == "refused" for each in results) else 0)

@@ -67,27 +67,27 @@ def run(
         )
     # Only a valid request creates a workspace.
     called = None if name is None else check_name(name)
-    found = options.store_at(workspace)
-    request = pulling.of(options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume))
+    workspace_store = options.store_at(workspace)
+    request = pulling.of(options.request_or_latest(ctx, workspace_store, matrix, cells, sets, until, toolchain, assume))
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
-        return _show_plan(request, found, Path(workspace), format, verbose=verbose)
-    if found is None:
+        return _show_plan(request, workspace_store, Path(workspace), format, verbose=verbose)
+    if workspace_store is None:
         load(request)
-    store = found or Store(Path(workspace))
+    store = workspace_store or Store(Path(workspace))
     if retry_infeasible:
         store.index.forget_infeasible()
     if refresh:
         store.index.forget_pins()
-    seen = observer(sys.stderr, mode=progress)
-    result = flow.run(request, store, seen, command=tuple(sys.argv), keep_going=not fail_fast, name=called)
+    progress_observer = observer(sys.stderr, mode=progress)
+    result = flow.run(request, store, progress_observer, command=tuple(sys.argv), keep_going=not fail_fast, name=called)
     print_report(
         result.rows,
         format,
         run_id=result.run_id,
         matrix=str(request.matrix),
         workspace=store.workspace,
-        told=seen.told if terminal.same_place(sys.stdout, sys.stderr) else (),
+        reported=progress_observer.reported if terminal.same_place(sys.stdout, sys.stderr) else (),
         verbose=verbose,
         forecast=result.forecast,
     )
@@ -178,15 +178,15 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
     from trtllm_pipeline.base import as_markdown, on_terminal
     from trtllm_pipeline.orchestrate import Fits, fits_of
 
-    found = fits_of(request, store)
+    outcome = fits_of(request, store)
     emit_as(
         format,
-        found,
+        outcome,
         json=Fits.to_json,
         text=lambda fits: on_terminal(fits.blocks()),
         markdown=lambda fits: as_markdown(fits.blocks()),
     )
-    return 3 if not found.cells or any(each.proposal is None and not each.works for each in found.fits) else 0
+    return 3 if not outcome.cells or any(each.proposal is None and not each.works for each in outcome.fits) else 0
 
 
 @uncollected()
@@ -195,15 +195,15 @@ def _show_plan(request: Request, store: Store | None, workspace: Path, format: s
     from trtllm_pipeline.orchestrate import plan_json
     from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
 
-    found, seen = flow.outlook(request, store, workspace)
+    fits, outlook = flow.outlook(request, store, workspace)
     if format == "json":
-        for line in plan_json(found, store, seen):
+        for line in plan_json(fits, store, outlook):
             emit(line)
     elif format == "markdown":
-        emit(plan_markdown(found, seen, f"Plan of {request.matrix.name}"))
+        emit(plan_markdown(fits, outlook, f"Plan of {request.matrix.name}"))
     else:
-        emit(plan_text(found, seen, verbose=verbose))
-    check_feasible(found)
+        emit(plan_text(fits, outlook, verbose=verbose))
+    check_feasible(fits)
     return 0
 
 

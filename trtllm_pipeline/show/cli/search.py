@@ -66,14 +66,14 @@ def search(
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
         store = options.store_at(workspace)  # a dry run never creates one
-        seen = driver.ended(driver.look(request, store, goals), store, goals, budget, "nothing was run (--dry-run)")
-        found = replace(seen, exit_code=0)
+        ended = driver.ended(driver.look(request, store, goals), store, goals, budget, "nothing was run (--dry-run)")
+        outcome = replace(ended, exit_code=0)
     else:
         store = Store(Path(workspace))
-        told = note if progress in {"auto", "live", "plain"} else lambda _: None
+        announce = note if progress in {"auto", "live", "plain"} else lambda _: None
         shown = observer(sys.stderr, mode=progress)
-        found = driver.search(request, store, shown, goals, budget, command=tuple(sys.argv), told=told)
-    emit_as(format, found, json=driver.Search.to_json, text=lambda each: on_terminal(each.blocks()))
-    if found.exit_code == 130:
+        outcome = driver.search(request, store, shown, goals, budget, command=tuple(sys.argv), announce=announce)
+    emit_as(format, outcome, json=driver.Search.to_json, text=lambda each: on_terminal(each.blocks()))
+    if outcome.exit_code == 130:
         note("interrupted; run the same command to continue")
-    raise typer.Exit(found.exit_code)
+    raise typer.Exit(outcome.exit_code)

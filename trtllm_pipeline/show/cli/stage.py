@@ -82,12 +82,12 @@ def _run(name: str, typed: dict[str, Any]) -> int:
         options.empty_folder(typed["output_dir"])  # before a hub request
         values |= _download(name, typed.get("model"), offline=values.get("offline", False))
     try:
-        asked = load(stage.params, values)
+        params = load(stage.params, values)
     except ValueError as error:
         raise UsageError(
             f"pipeline stage {name}: {error}", hint=f"list all options with pipeline stage {name} --help"
         ) from error
-    return _by_hand(stage, typed, asked)
+    return _by_hand(stage, typed, params)
 
 
 def _refuse(name: str, wrong: list[str], or_else: str = "") -> None:
@@ -140,13 +140,13 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     if service:
         return _serve_cell(stage, typed, values, plan, store)
     folders = {
-        cell.id: str(store.folder(until, found.fingerprint) / "out")
+        cell.id: str(store.folder(until, located.fingerprint) / "out")
         for cell in plan.feasible
-        for found in (plan.stage_runs[run] for run in plan.by_cell[cell.id])
-        if found.stage.name == until
+        for located in (plan.stage_runs[run] for run in plan.by_cell[cell.id])
+        if located.stage.name == until
     }
-    told = {"schema": 1, "stage": stage.name, "cells": folders}
-    emit_as(typed["format"], told, text=lambda _: "\n".join(f"{cell}\t{folder}" for cell, folder in folders.items()))
+    data = {"schema": 1, "stage": stage.name, "cells": folders}
+    emit_as(typed["format"], data, text=lambda _: "\n".join(f"{cell}\t{folder}" for cell, folder in folders.items()))
     return 0
 
 
@@ -181,12 +181,14 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
     (cell,) = plan.feasible
     made = {plan.stage_runs[run].stage.name: plan.stage_runs[run] for run in plan.by_cell[cell.id]}
     for place in stage.inputs:
-        found = next((made[upstream] for upstream in stage.upstream(place) if upstream in made), None)
+        upstream_artifact = next((made[upstream] for upstream in stage.upstream(place) if upstream in made), None)
         if place == toolchains.DRAFTER:
-            found = next((plan.stage_runs[run.inputs[place]] for run in made.values() if place in run.inputs), None)
-        if found is None:
+            upstream_artifact = next(
+                (plan.stage_runs[run.inputs[place]] for run in made.values() if place in run.inputs), None
+            )
+        if upstream_artifact is None:
             continue  # this cell has no such option
-        typed[f"in_{place}"] = str(store.folder(found.stage.name, found.fingerprint) / "out")
+        typed[f"in_{place}"] = str(store.folder(upstream_artifact.stage.name, upstream_artifact.fingerprint) / "out")
     of_matrix = replace(stage.read(cell), restarts=stage.params().restarts)
     return _by_hand(stage, typed, replace(of_matrix, **values))
 
@@ -206,7 +208,7 @@ def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     return {"source": source, "folder": None if folder is None else str(folder), "form": form}
 
 
-def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
+def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
     """Run one stage interactively: print the result paths, or keep a service until Ctrl-C. Logs go to stderr."""
     if stage.scope is not Scope.ARTIFACT:
         allow_open_files()
@@ -221,7 +223,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
             note(f"ready; Ctrl-C stops it. For instance:\n  {_example(endpoints)}")
 
     with by_hand.scratch(stage.name) as scratch:
-        context = _context(stage, typed, asked, scratch)
+        context = _context(stage, typed, params, scratch)
         if policy.required:
             provenance.require_folders(context.inputs.values(), policy)
         with by_hand.when_ready(context, announce) if service else nullcontext(), redirect_stdout(sys.stderr):
@@ -256,8 +258,8 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     ]
     for name, path in (*inputs.items(), *_files(stage, typed).items()):
         if path and name in inputs and name != "service":
-            there = os.path.exists(path)
-            wrong += [] if there else [f"{flag(name)}: {path} does not exist"]
+            exists = os.path.exists(path)
+            wrong += [] if exists else [f"{flag(name)}: {path} does not exist"]
         elif path:
             try:
                 check(Path(path))
@@ -268,11 +270,11 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def _context(stage: Stage, typed: Mapping[str, Any], asked: Any, scratch: Path) -> StageContext[Any]:
+def _context(stage: Stage, typed: Mapping[str, Any], params: Any, scratch: Path) -> StageContext[Any]:
     """The context for the stage's program."""
     output = typed.get("output_dir")
     return StageContext(
-        params=asked,
+        params=params,
         inputs={name: Path(typed[f"in_{name}"]).absolute() for name in stage.inputs if f"in_{name}" in typed},
         files={name: Path(path).absolute() for name, path in _files(stage, typed).items()},
         out=scratch / "out" if output is None else options.empty_folder(output),
@@ -281,8 +283,8 @@ def _context(stage: Stage, typed: Mapping[str, Any], asked: Any, scratch: Path) 
 
 
 def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
-    found = {name: _file(stage, name, typed.get(f"file_{name}")) for name in stage.file_names}
-    return {name: path for name, path in found.items() if path is not None}
+    files = {name: _file(stage, name, typed.get(f"file_{name}")) for name in stage.file_names}
+    return {name: path for name, path in files.items() if path is not None}
 
 
 def _file(stage: Stage, name: str, given: str | None) -> str | None:

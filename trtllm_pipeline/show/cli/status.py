@@ -72,8 +72,8 @@ def status(
 
     if watch:
         return keep_showing(look, terminal.raw(sys.stdout), as_json=format == "json")
-    found = look()
-    return emit_json(to_json(found)) if format == "json" else emit_rendered(to_text(found))
+    state = look()
+    return emit_json(to_json(state)) if format == "json" else emit_rendered(to_text(state))
 
 
 def _took(folder: Path) -> Took | None:
@@ -87,5 +87,5 @@ def _took(folder: Path) -> Took | None:
 def _list_runs(workspace: str, format: str) -> None:
     from trtllm_pipeline.orchestrate import runs_json, to_text
 
-    found = runs_json(options.known_store(workspace))
-    emit_json(found) if format == "json" else emit(to_text(found))
+    listed = runs_json(options.known_store(workspace))
+    emit_json(listed) if format == "json" else emit(to_text(listed))

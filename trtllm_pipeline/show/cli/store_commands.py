@@ -85,7 +85,7 @@ def list_(workspace: options.Workspace = options.WORKSPACE, format: options.Text
     store = options.known_store(workspace)
     rows = store.index.all_artifacts()
     shown = ("stage", "fingerprint", "label", "size_bytes", "duration_s")
-    found = [
+    records = [
         {name: getattr(row, name) for name in shown} | {"folder": str(store.folder(row.stage, row.fingerprint))}
         for row in rows
     ]
@@ -93,7 +93,7 @@ def list_(workspace: options.Workspace = options.WORKSPACE, format: options.Text
         f"{row.stage:<11} {row.fingerprint} {row.size_bytes / 1e6:>10.1f} MB {row.duration_s:>8.1f} s  {row.label}"
         for row in rows
     )
-    emit_as(format, {"schema": 1, "artifacts": found}, text=lambda _: "\n".join(lines))
+    emit_as(format, {"schema": 1, "artifacts": records}, text=lambda _: "\n".join(lines))
 
 
 def verify(
@@ -119,7 +119,7 @@ def verify(
     for of_one in options.known_store(workspace).verify(judge):
         checked += 1
         damaged += any(each.kind is Kind.DAMAGED for each, _ in of_one)
-        findings += _told(of_one)
+        findings += _report(of_one)
     _show({"checked": checked, "damaged": damaged}, findings, format)
     raise typer.Exit(1 if findings else 0)
 
@@ -134,7 +134,7 @@ def repair(workspace: options.Workspace = options.WORKSPACE, format: options.Tex
     """
     count, lost, done = options.known_store(workspace).repair()
     note(f"the index was rebuilt from the manifests and the history, {lost}")
-    _show({"artifacts": count}, [*_told(done)], format)
+    _show({"artifacts": count}, [*_report(done)], format)
 
 
 @options.grouped
@@ -161,10 +161,10 @@ def prune(
 
     store = options.known_store(workspace)
     roots = needed.roots(store)
-    found = sort_out(store, roots)
+    sorted_out = sort_out(store, roots)
     attempts, stale = store.left(), store.stale()
     takes = {folder: folder_bytes(folder) for folder in (*attempts, *stale)}
-    removed: Sequence[Artifact] = found.unused
+    removed: Sequence[Artifact] = sorted_out.unused
     if not dry_run:
         attempts = store.sweep()
         store.remove_stale(stale)
@@ -172,7 +172,7 @@ def prune(
     left_bytes = sum(takes.get(folder, 0) for folder in (*attempts, *stale))
     freed = sum(each.size_bytes for each in removed)
     kept: dict[str, list[int]] = {}
-    for each, why in found.needed:
+    for each, why in sorted_out.needed:
         kept.setdefault(why, []).append(each.size_bytes)
     data = {
         "schema": 1,
@@ -181,7 +181,7 @@ def prune(
         "left_bytes": left_bytes,
         "artifacts": [_entry(each) for each in removed],
         "freed_bytes": freed,
-        "kept": [{**_entry(each), "why": why} for each, why in found.needed],
+        "kept": [{**_entry(each), "why": why} for each, why in sorted_out.needed],
     }
     lines = [*map(_line, removed)]
     parts = [f"{count(len(removed), 'unused artifact')} with {size(freed)}"] if roots.any else []
@@ -227,11 +227,13 @@ def rm(
             "pipeline store rm: nothing selected", hint="name cells, stages or artifacts, or give --run RUN"
         )
     store = options.known_store(workspace)
-    found = removal.choose(store, names or (), run)
-    total = f"{count(len(found.removed), 'artifact')} with {size(sum(each.size_bytes for each in found.removed))}"
-    what = total if found.run is None else f"{total} and run {found.run.name}"
-    removed: Sequence[Artifact] = found.removed
-    if not dry_run and (removed or found.run is not None):
+    selection = removal.choose(store, names or (), run)
+    total = (
+        f"{count(len(selection.removed), 'artifact')} with {size(sum(each.size_bytes for each in selection.removed))}"
+    )
+    what = total if selection.run is None else f"{total} and run {selection.run.name}"
+    removed: Sequence[Artifact] = selection.removed
+    if not dry_run and (removed or selection.run is not None):
         if not yes:
             _confirm(f"remove {what}?")
         removed = removal.remove(store, names or (), run)
@@ -239,11 +241,11 @@ def rm(
         "schema": 1,
         "artifacts": [_entry(each) for each in removed],
         "freed_bytes": sum(each.size_bytes for each in removed),
-        "run": None if found.run is None else found.run.name,
-        "kept": [{**_entry(each), "why": why} for each, why in found.kept],
+        "run": None if selection.run is None else selection.run.name,
+        "kept": [{**_entry(each), "why": why} for each, why in selection.kept],
     }
     lines = [*map(_line, removed), f"{'would be removed' if dry_run else 'removed'}: {what}"]
-    lines += [f"kept: {each.stage} {each.fingerprint}: {why}" for each, why in found.kept]
+    lines += [f"kept: {each.stage} {each.fingerprint}: {why}" for each, why in selection.kept]
     emit_as(format, data, text=lambda _: "\n".join(lines))
 
 
@@ -276,16 +278,18 @@ def keep(
 
     store = options.known_store(workspace)
     kept = unused.kept(store)
-    asked = None if run is None else {each.fingerprint for each in read_run(find_run(store, run)).stage_runs.values()}
+    of_run = None if run is None else {each.fingerprint for each in read_run(find_run(store, run)).stage_runs.values()}
     if names or run is not None:
         meant = {each.fingerprint: each.stage for name in names or (None,) for each in find_artifacts(store, name)}
-        meant = {each: stage for each, stage in meant.items() if asked is None or each in asked}
+        meant = {each: stage for each, stage in meant.items() if of_run is None or each in of_run}
         kept = {each: stage for each, stage in kept.items() if each not in meant} if forget else {**kept, **meant}
         unused.keep(store, kept)
     elif forget:
         raise UsageError("--forget: nothing selected", hint="name artifacts, a stage or a cell, or give --run RUN")
-    there = store.index.artifacts(kept)
-    lines = [_line(there[each]) if each in there else f"{stage:<11} {each}  missing" for each, stage in kept.items()]
+    artifacts = store.index.artifacts(kept)
+    lines = [
+        _line(artifacts[each]) if each in artifacts else f"{stage:<11} {each}  missing" for each, stage in kept.items()
+    ]
     data = {"schema": 1, "artifacts": [{"stage": stage, "fingerprint": each} for each, stage in kept.items()]}
     emit_as(format, data, text=lambda _: "\n".join(lines) or "no artifacts are protected")
 
@@ -302,11 +306,11 @@ def du(
     from trtllm_pipeline.base import on_terminal
     from trtllm_pipeline.orchestrate import disk_use
 
-    found = disk_use(options.known_store(workspace))
-    emit_as(format, found.to_json(), text=lambda _: on_terminal(found.blocks()))
+    usage = disk_use(options.known_store(workspace))
+    emit_as(format, usage.to_json(), text=lambda _: on_terminal(usage.blocks()))
 
 
-def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
+def _report(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
     """Print the findings as JSON, and each one as a line on stderr."""
     for each, done in findings:
         note(f"{each}; {done}")
@@ -314,6 +318,6 @@ def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
 
 
 def _show(counts: dict[str, Json], findings: list[Json] | None, format: str) -> None:
-    told = {**counts, "findings": len(findings)} if findings else counts
+    totals = {**counts, "findings": len(findings)} if findings else counts
     data = {"schema": 1, **counts, **({} if findings is None else {"findings": findings})}
-    emit_as(format, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in told.items()))
+    emit_as(format, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in totals.items()))

@@ -81,8 +81,8 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
 
     def stage(run_id: StageRunId) -> dict[str, Json]:
         state, run = status.states[run_id], status.outline.stage_runs[run_id]
-        there = state.status is StageStatus.UP_TO_DATE
-        log = status.artifacts_dir / run.stage / run.fingerprint / LOG if there else state.log
+        up_to_date = state.status is StageStatus.UP_TO_DATE
+        log = status.artifacts_dir / run.stage / run.fingerprint / LOG if up_to_date else state.log
         return {
             "stage": run.stage,
             "id": run_id,
@@ -144,12 +144,12 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     if len(together := ", ".join(titles)) <= width:
         titles = [together]
     below = [rest] if rest else []
-    told = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
-    if status.goes_on and not any(state.status is StageStatus.RUNNING for _, state in told):
+    mentioned = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
+    if status.goes_on and not any(state.status is StageStatus.RUNNING for _, state in mentioned):
         below += [
             "the run is active, but no stage is running; if it waits for another process, its own terminal shows which one"
         ]
-    below += [line for run, state in told for line in _events(run, state)]
+    below += [line for run, state in mentioned for line in _events(run, state)]
     for more in (retries(status.cells), infeasible(status.cells, set(), whole=True)):
         below += ["", *more] if more else []
     if height is None:
@@ -219,12 +219,12 @@ def _events(run: OutlineRun, state: StageState) -> list[str]:
     """Running stages or failures as text, after an empty line."""
     from trtllm_pipeline.base import duration
     from trtllm_pipeline.orchestrate import running_s
-    from trtllm_pipeline.show.progress.views import told
+    from trtllm_pipeline.show.progress.views import progress_text
 
     who = f"{run.stage}, {run.cells[0]}" + (f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else "")
     if state.status is StageStatus.RUNNING:
         seconds = running_s(state)
-        details = filter(None, (None if seconds is None else duration(seconds), told(state.progress)))
+        details = filter(None, (None if seconds is None else duration(seconds), progress_text(state.progress)))
         return ["", ": ".join(filter(None, (f"running: {who}", ", ".join(details))))]
     lines = ["", f"failed{in_brackets(state.failure)}: {who}", f"  {state.message}"]
     return [*lines, *(f"  {line}" for line in state.details)]

@@ -22,12 +22,12 @@ class StageRuns:
     """Names stage runs, the first time with their cells."""
 
     def __init__(self) -> None:
-        self._told: set[StageRunId] = set()
+        self._named: set[StageRunId] = set()
 
     def named(self, run: StageRunId, stage: str, cells: Sequence[CellId]) -> dict[str, Json]:
         """The fields of a stage run."""
-        first = run not in self._told
-        self._told.add(run)
+        first = run not in self._named
+        self._named.add(run)
         return {"stage_run": run, "stage": stage, **({"cells": list(cells)} if first else {})}
 
 

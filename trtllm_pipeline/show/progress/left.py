@@ -28,11 +28,11 @@ class TimeLeft:
     def __init__(self, folder: Path) -> None:
         self._claim = claims.take(folder / NAME)
 
-    def say(self, seconds: float, complete: bool) -> None:
+    def write(self, seconds: float, complete: bool) -> None:
         """Write the current estimate. Raises OSError."""
         if self._claim is not None:
-            told = {"schema": 1, "time_s": round(time.time(), 3), "left_s": round(seconds, 3), "complete": complete}
-            os.pwrite(self._claim.fd, f"{json.dumps(told):<{_WIDTH}}\n".encode(), 0)
+            estimate = {"schema": 1, "time_s": round(time.time(), 3), "left_s": round(seconds, 3), "complete": complete}
+            os.pwrite(self._claim.fd, f"{json.dumps(estimate):<{_WIDTH}}\n".encode(), 0)
 
     def close(self) -> None:
         """Remove the file at the end of the run."""
@@ -49,9 +49,9 @@ def read(folder: Path) -> tuple[float, bool] | None:
     """Time left of the run in `directory` by its own estimate, in seconds, and whether it is reliable. None without an estimate."""
     if not goes_on(folder):
         return None
-    told = read_object(folder / NAME) or {}
+    data = read_object(folder / NAME) or {}
     try:
-        since_s = max(0.0, time.time() - float(told["time_s"]))
-        return max(0.0, float(told["left_s"]) - since_s), bool(told["complete"])
+        since_s = max(0.0, time.time() - float(data["time_s"]))
+        return max(0.0, float(data["left_s"]) - since_s), bool(data["complete"])
     except (KeyError, TypeError, ValueError):
         return None

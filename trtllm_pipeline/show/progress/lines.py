@@ -15,7 +15,15 @@ from trtllm_pipeline.orchestrate import Nodes, Observer, Plan, StageRun
 from trtllm_pipeline.show.progress import json_events
 from trtllm_pipeline.show.progress.left import TimeLeft
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.show.progress.views import REMIND_EVERY_S, failure, infeasible, node_change, retries, told, who
+from trtllm_pipeline.show.progress.views import (
+    REMIND_EVERY_S,
+    failure,
+    infeasible,
+    node_change,
+    progress_text,
+    retries,
+    who,
+)
 
 _S = StageStatus
 _ANNOUNCE_AFTER_S: Final = 3.0
@@ -33,7 +41,7 @@ class QuietObserver(Observer):
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
         self._stream = stream
         self._clock = clock
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
         """Reasons that were already printed. The summary after the run does not repeat them."""
 
     def enter(self, folder: Path) -> None:
@@ -66,7 +74,7 @@ class QuietObserver(Observer):
         """Publish the time left."""
         if self._tracker.estimate() and self._time_left is not None and (left := self._tracker.left()) is not None:
             with suppress(OSError):
-                self._time_left.say(*left)
+                self._time_left.write(*left)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Print failures."""
@@ -89,7 +97,7 @@ class QuietObserver(Observer):
         self._say(*retries(cells))
 
     def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
-        return failure(run, error, seconds, self.told)
+        return failure(run, error, seconds, self.reported)
 
     def _say(self, *lines: str) -> None:
         self._stream.write(clean("".join(f"{line}\n" for line in lines)))
@@ -114,10 +122,10 @@ class PlainObserver(QuietObserver):
         """Running time of a stage run when it was last mentioned, in seconds."""
         self._silent: Counter[StageStatus] = Counter()
         """Changes printed together in one line: a failed download may block thousands of stage runs."""
-        there = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
+        work = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
         cells = tracker.plan.cells
-        head = f"{count(len(cells), 'cell')}, {count(len(tracker.statuses), 'stage run')}: {there}"
-        self._say(head, *infeasible(cells, self.told))
+        head = f"{count(len(cells), 'cell')}, {count(len(tracker.statuses), 'stage run')}: {work}"
+        self._say(head, *infeasible(cells, self.reported))
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """Print finished stage runs."""
@@ -150,7 +158,7 @@ class PlainObserver(QuietObserver):
                 continue
             self._reminded[run.id] = seconds
             parts = [f"{self._tracker.verb(run)} for {duration(seconds)}"]
-            parts += [text] if (text := told(progress.get(run.id))) else []
+            parts += [text] if (text := progress_text(progress.get(run.id))) else []
             self._say_of(run, ", ".join(parts))
         if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left_text()):
             self._say(f"{self._place()} {left}")
@@ -195,7 +203,7 @@ class JsonObserver(QuietObserver):
     def _begun(self) -> None:
         """The event `begin`."""
         plan = self._tracker.plan
-        self._told: dict[StageRunId, float] = {}
+        self._last_progress_s: dict[StageRunId, float] = {}
         self._retries: dict[StageRunId, list[str]] = {}
         """Changes of stage runs that wait for another process. They retry five times a second, mostly without success."""
         self._stage_runs = json_events.StageRuns()
@@ -207,7 +215,7 @@ class JsonObserver(QuietObserver):
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """The event `changed`."""
         self._tracker.changed(run, status, seconds)
-        self._told.pop(run.id, None)
+        self._last_progress_s.pop(run.id, None)
         fields: dict[str, Json] = {**self._named(run), "status": status.value, "seconds": seconds}
         if error is not None:
             fields |= {"failure": error.failure.value, "message": error.message, "hint": error.hint}
@@ -235,8 +243,8 @@ class JsonObserver(QuietObserver):
             self._say(*self._retries.pop(run_id))
         now = self._clock()
         for run_id, values in progress.items():
-            if now - self._told.get(run_id, float("-inf")) >= 1.0:
-                self._told[run_id] = now
+            if now - self._last_progress_s.get(run_id, float("-inf")) >= 1.0:
+                self._last_progress_s[run_id] = now
                 self._event("progress", **self._named(self._tracker.plan.stage_runs[run_id]), **values)
         if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left()) is not None:
             self._event("left", **json_events.left(*left))

@@ -44,11 +44,11 @@ from trtllm_pipeline.show.progress.views import (
     infeasible,
     legend,
     node_change,
+    progress_text,
     retries,
     share,
     stage_line,
     symbol,
-    told,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class LiveObserver(QuietObserver):
         self._frame: list[Text] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
-        self._above(infeasible(self._tracker.plan.cells, self.told))
+        self._above(infeasible(self._tracker.plan.cells, self.reported))
         if not self._tracker.to_do:
             return self._above([NOTHING_TO_DO])
         self._start()
@@ -119,7 +119,7 @@ class LiveObserver(QuietObserver):
         """Update the next frame, and print failures."""
         self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
-            first, *rest = failure(run, error, seconds, self.told)
+            first, *rest = failure(run, error, seconds, self.reported)
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all is said
@@ -234,8 +234,8 @@ class Picture:
             if self._screen != (width, height):
                 self._screen, self._most_groups = (width, height), height
             self._most_groups = min(self._most_groups, height - len(head) - len(self._stages) - most - len(last) - 1)
-            if found := self._grouped(self._most_groups):
-                middle += self._groups(found, width)
+            if groups := self._grouped(self._most_groups):
+                middle += self._groups(groups, width)
             elif room >= 2 and (eventful := list(self._eventful())):
                 middle += self._grid(eventful[: room - 1], width)
         lines = [*head, *middle, *below][-height:]
@@ -270,9 +270,9 @@ class Picture:
             self.tracker.group(of_runs)
         return self._known_groups[most]
 
-    def _groups(self, found: Mapping[str, int], width: int) -> list[Text]:
+    def _groups(self, groups: Mapping[str, int], width: int) -> list[Text]:
         counts = self.tracker.by_group
-        lines = [group_line(group, number, self._stages, counts) for group, number in found.items()]
+        lines = [group_line(group, number, self._stages, counts) for group, number in groups.items()]
         return grid(lines, self._stages, width=width, ascii_only=self.ascii_only, title=GROUPS)
 
     def _eventful(self) -> Iterator[CellId]:
@@ -339,8 +339,8 @@ class Picture:
         if part is not None and width < _WIDE:
             return f"{part:.0%}, {growing(seconds)}"
         drawn = "" if part is None else bar(part, 10, ascii_only=self.ascii_only).plain + " "
-        said = told(progress)
-        return f"{drawn}{said + ', ' if said else ''}{growing(seconds)}"
+        own = progress_text(progress)
+        return f"{drawn}{own + ', ' if own else ''}{growing(seconds)}"
 
     def _summary(self, width: int, *, final: bool) -> list[Text]:
         from rich.text import Text

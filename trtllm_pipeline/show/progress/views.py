@@ -214,12 +214,12 @@ def who(run: StageRun) -> str:
     return run.first_cell.id if len(run.cells) < 2 else f"{run.first_cell.id} (for {len(run.cells)} cells)"
 
 
-def infeasible(every: Iterable[Cell | OutlineCell], told: set[str], *, whole: bool = False) -> list[str]:
-    """Lines about infeasible cells, see `never_works`. Adds the printed reasons to `told`."""
+def infeasible(every: Iterable[Cell | OutlineCell], reported: set[str], *, whole: bool = False) -> list[str]:
+    """Lines about infeasible cells, see `never_works`. Adds the printed reasons to `reported`."""
     refused = [(cell.id, str(cell.reason)) for cell in every if cell.reason is not None]
     lines = never_works(refused, None if whole else "pipeline status")
     text = "\n".join(lines)
-    told |= {reason for reason in {reason for _, reason in refused} if f": {reason}" in text}
+    reported |= {reason for reason in {reason for _, reason in refused} if f": {reason}" in text}
     return lines
 
 
@@ -233,21 +233,23 @@ def node_change(name: str, *, gone: bool) -> str:
     return f"lost node {name}: no stages will start on it" if gone else f"new node {name}"
 
 
-def failure(run: StageRun, error: StageError | None, seconds: float | None, told: set[str]) -> list[str]:
+def failure(run: StageRun, error: StageError | None, seconds: float | None, reported: set[str]) -> list[str]:
     """Lines about a failure: stage, cause, location, fix, and for an unknown cause the most relevant log lines.
 
-    Omits reasons already in `told`, and adds new ones.
+    Omits reasons already in `reported`, and adds new ones.
     """
     kind = "" if error is None else in_brackets(error.failure.value)
     after = "" if seconds is None else f" after {duration(seconds)}"
-    why = "" if error is None else f": {'for the same reason' if error.message in told else error.message}"
+    why = "" if error is None else f": {'for the same reason' if error.message in reported else error.message}"
     lines = [f"{run.id}  {who(run)}  failed{after}{kind}{why}"]
     if error is not None:
-        known = error.message in told
+        known = error.message in reported
         state = StageState(_S.FAILED).failed(error)
-        state = replace(state, hint=None if error.hint in told else error.hint, telling=() if known else error.telling)
+        state = replace(
+            state, hint=None if error.hint in reported else error.hint, telling=() if known else error.telling
+        )
         lines += [f"  {line}" for line in state.details]
-        told |= {error.message, *filter(None, (error.hint,))}
+        reported |= {error.message, *filter(None, (error.hint,))}
     return lines
 
 
@@ -261,7 +263,7 @@ def growing(seconds: float) -> str:
     return duration(seconds) if seconds >= 10 else f"{int(seconds)} s"
 
 
-def told(progress: Mapping[str, Json] | None) -> str | None:
+def progress_text(progress: Mapping[str, Json] | None) -> str | None:
     """A stage's own progress as text, "12.3/270.1 MB (5%)", or None if it reported nothing that can be shown."""
     done, total = _numbers(progress)
     if progress is None or done is None:

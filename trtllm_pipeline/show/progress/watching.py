@@ -75,8 +75,8 @@ def _picture(status: MatrixStatus, height: int) -> Text:
     from rich.text import Text
 
     text = Text.from_ansi(to_text(status, height=height - 1).rstrip("\n"), no_wrap=True, overflow="crop", end="")
-    there = sum(state.status in DONE for state in status.states.values())
-    done = f"{there} of {count(len(status.states), 'stage run')} done"
+    completed = sum(state.status in DONE for state in status.states.values())
+    done = f"{completed} of {count(len(status.states), 'stage run')} done"
     left = f", {text_left}," if status.left and (text_left := time_left(*status.left)) else ""
     return text.append(f"\n{done}{left} at {datetime.now().astimezone():%H:%M:%S} (stop with Ctrl-C)", "dim")
 

@@ -15,7 +15,7 @@ _TELLING: Final = ("fp16", "fp8", "int4_awq", "nvfp4", "int8_sq", "w4a8_awq", "b
 """Ordered so that each has the least in common with earlier ones in stages, kernels and files."""
 
 
-def chosen(plan: Plan, seen: Forecast, limit_s: float = LIMIT_S) -> tuple[frozenset[CellId], float]:
+def chosen(plan: Plan, outlook: Forecast, limit_s: float = LIMIT_S) -> tuple[frozenset[CellId], float]:
     """Cells with a total expected time within `limit_s`, and their expected wall time in seconds.
 
     The most informative precisions come first, on every toolchain, then as many others as fit. Completed stages take no
@@ -24,17 +24,17 @@ def chosen(plan: Plan, seen: Forecast, limit_s: float = LIMIT_S) -> tuple[frozen
     taken: set[CellId] = set()
     takes_s = 0.0
     for cell in sorted(plan.feasible, key=_rank):
-        more_s = expected_s(plan, seen, {*taken, cell.id})
+        more_s = expected_s(plan, outlook, {*taken, cell.id})
         if more_s <= limit_s or not taken:
             taken.add(cell.id)
             takes_s = more_s
     return frozenset(taken), takes_s
 
 
-def expected_s(plan: Plan, seen: Forecast, cells: Collection[CellId]) -> float:
+def expected_s(plan: Plan, outlook: Forecast, cells: Collection[CellId]) -> float:
     """Expected wall time of `cells` of the plan, in seconds."""
     among: set[StageRunId] = {run for cell in cells for run in plan.by_cell[cell]}
-    return simulate(plan, seen.expected_s, capacities(plan.machine), among & seen.to_run)
+    return simulate(plan, outlook.expected_s, capacities(plan.machine), among & outlook.to_run)
 
 
 def left_out(plan: Plan, taken: Collection[CellId]) -> Sequence[Cell]:

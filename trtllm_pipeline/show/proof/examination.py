@@ -50,11 +50,11 @@ def examine(
     if precisions is not None:
         _check("--precision", precisions, (*PRECISIONS, ALL))
     families = tuple(dict.fromkeys(families))
-    asked = toolchains.names() if toolchain is None else (toolchain,)
-    _check("--toolchain", asked, toolchains.names())
+    names = toolchains.names() if toolchain is None else (toolchain,)
+    _check("--toolchain", names, toolchains.names())
     machine = this_machine()
-    missing = {name: lacks for name in asked if (lacks := toolchains.load(name).missing(machine)) is not None}
-    usable = [name for name in asked if name not in missing]
+    missing = {name: lacks for name in names if (lacks := toolchains.load(name).missing(machine)) is not None}
+    usable = [name for name in names if name not in missing]
     if not usable:
         raise PlanError(
             "no toolchain can be examined on this machine\n  "
@@ -66,19 +66,19 @@ def examine(
     wanted = had(usable) if precisions is None or ALL in precisions else [*dict.fromkeys(precisions)]
     matrix = material.write(folder, machine, families=families, precisions=wanted, toolchain_names=usable)
     request = Request(matrix, until=_LAST_STAGE)
-    full, seen = flow.outlook(request, store, workspace)
+    full, outlook = flow.outlook(request, store, workspace)
     cells, takes_s = (
-        budget.chosen(full, seen) if precisions is None else ({cell.id for cell in full.feasible}, seen.total_s)
+        budget.chosen(full, outlook) if precisions is None else ({cell.id for cell in full.feasible}, outlook.total_s)
     )
     left_out = budget.left_out(full, cells)
-    if seen.to_run:
-        tell(_announced(takes_s, len(cells), len(left_out), guessed=seen.guessed > 0))
+    if outlook.to_run:
+        tell(_announced(takes_s, len(cells), len(left_out), guessed=outlook.guessed > 0))
     started = time.monotonic()
     plan, outcome = flow.bring_up_to_date(
         replace(request, cells=tuple(f"!{cell.id}" for cell in left_out)), store, observer
     )
     taken, took_s = store.index.taken(flow.BY_HAND), time.monotonic() - started
-    found = DeepExamination(
+    examination = DeepExamination(
         machine,
         findings.sorted_findings(
             [
@@ -89,10 +89,10 @@ def examine(
             ]
         ),
         interrupted=outcome.interrupted,
-        forecast=checked(plan, replace(seen, total_s=takes_s), taken, took_s, comparable=outcome.comparable),
+        forecast=checked(plan, replace(outlook, total_s=takes_s), taken, took_s, comparable=outcome.comparable),
     )
-    write_json(folder / RESULT, found.to_json())
-    return found
+    write_json(folder / RESULT, examination.to_json())
+    return examination
 
 
 def had(toolchain_names: Iterable[str]) -> list[str]:
@@ -146,5 +146,5 @@ def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> Dee
 def _of_installation(machine: Machine, usable: Sequence[str], families: Sequence[str]) -> Iterator[DeepFinding]:
     """Findings on the installed programs of the examined toolchains."""
     if usable != [toolchains.EMBEDDED]:
-        found = installed.compare(machine, families, engines=toolchains.ENGINES in usable)
-        yield from map(findings.of_comparison, found)
+        comparisons = installed.compare(machine, families, engines=toolchains.ENGINES in usable)
+        yield from map(findings.of_comparison, comparisons)

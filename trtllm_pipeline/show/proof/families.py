@@ -237,7 +237,7 @@ def write_model(folder: Path, family: str) -> None:
         return
     known = _OTHERS[family]
     config = known.config
-    said = {
+    config_json = {
         "architectures": [known.architecture],
         "model_type": family,
         "hidden_size": config.hidden_size,
@@ -254,7 +254,7 @@ def write_model(folder: Path, family: str) -> None:
         "tie_word_embeddings": config.tie_word_embeddings,
         **known.more,
     }
-    quiet = random_model.write_texts(folder, {name: value for name, value in said.items() if value is not None})
+    quiet = random_model.write_texts(folder, {name: value for name, value in config_json.items() if value is not None})
     random = np.random.default_rng([0, len(ARCHITECTURES) + list(_OTHERS).index(family)])
     safetensors.write(folder / "model.safetensors", dict(_stored(known, _random(known, random, quiet))))
 
@@ -301,13 +301,13 @@ def _shapes(family: TinyFamily) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _random(family: TinyFamily, random: np.random.Generator, quiet: list[int]) -> dict[str, Array]:
     config = family.config
-    found = {name: random_model.weight(name, shape, random, comparable=True) for name, shape in _shapes(family)}
+    weights = {name: random_model.weight(name, shape, random, comparable=True) for name, shape in _shapes(family)}
     if config.tie_word_embeddings:
-        found[EMBEDDING] = random_model.weight(HEAD, found[EMBEDDING].shape, random, comparable=True)
-    for name in found:
-        found[name] *= np.float32(family.gains.get(name.split(".")[-2], 1.0))
-    found[EMBEDDING if config.tie_word_embeddings else HEAD][quiet] *= np.float32(_QUIET)
-    return found
+        weights[EMBEDDING] = random_model.weight(HEAD, weights[EMBEDDING].shape, random, comparable=True)
+    for name in weights:
+        weights[name] *= np.float32(family.gains.get(name.split(".")[-2], 1.0))
+    weights[EMBEDDING if config.tie_word_embeddings else HEAD][quiet] *= np.float32(_QUIET)
+    return weights
 
 
 _QUIET: Final = 0.1
@@ -329,19 +329,19 @@ def _stored(family: TinyFamily, weights: dict[str, Array]) -> Iterator[tuple[str
 
 def _canonical(family: TinyFamily, files: Mapping[str, Array]) -> dict[str, Array]:
     """Weights of the family's files under the reference's names."""
-    shapes, found = dict(_shapes(family)), dict[str, Array]()
+    shapes, weights = dict(_shapes(family)), dict[str, Array]()
     for stored, suffix in _places(family):
         parts = [f"{part}.{suffix}" for part in stored.parts]
         if parts[0] in shapes:
             joined = files[f"{stored.name}.{suffix}"]
             joined = joined.T if stored.transposed and joined.ndim == 2 else joined
             ends = np.cumsum([shapes[part][0] for part in parts])[:-1]
-            found.update(zip(parts, np.split(joined, ends), strict=True))
+            weights.update(zip(parts, np.split(joined, ends), strict=True))
     prefix, own = _LAYER.split("{}")[0], family.layer.split("{}")[0]
-    for name in shapes.keys() - found.keys():
+    for name in shapes.keys() - weights.keys():
         values = files[name.replace(prefix, own)]
-        found[name] = values + 1 if family.shifted_norms and _is_norm(name) else values
-    return {name: np.ascontiguousarray(values) for name, values in found.items()}
+        weights[name] = values + 1 if family.shifted_norms and _is_norm(name) else values
+    return {name: np.ascontiguousarray(values) for name, values in weights.items()}
 
 
 def _places(family: TinyFamily) -> Iterator[tuple[Stored, str]]:

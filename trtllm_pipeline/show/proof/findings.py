@@ -107,10 +107,10 @@ class DeepExamination:
 
     def where(self, toolchain: str | None = None) -> str:
         """Release and GPU, or their equivalent for the embedded toolchain or a machine without GPUs."""
-        found, gpus = self.machine.tensorrt_llm, sorted({gpu.name for gpu in self.machine.gpus})
-        if found is None or toolchain == EMBEDDED:
+        installation, gpus = self.machine.tensorrt_llm, sorted({gpu.name for gpu in self.machine.gpus})
+        if installation is None or toolchain == EMBEDDED:
             return f"the embedded toolchain on {self.machine.cpu}"
-        return f"TensorRT-LLM {found.release} on {' and '.join(gpus) or self.machine.cpu}"
+        return f"TensorRT-LLM {installation.release} on {' and '.join(gpus) or self.machine.cpu}"
 
     def sentences(self) -> tuple[str, ...]:
         """Claims that documentation may make for this release and hardware. Nothing else follows from the results."""
@@ -137,10 +137,10 @@ class DeepExamination:
 
     def to_json(self) -> dict[str, Json]:
         """The JSON form, see docs/formats.md."""
-        found, gpus = self.machine.tensorrt_llm, self.machine.gpus
+        installation, gpus = self.machine.tensorrt_llm, self.machine.gpus
         return {
             "schema": SCHEMA,
-            "tensorrt_llm": None if found is None else found.release,
+            "tensorrt_llm": None if installation is None else installation.release,
             "gpus": [gpu.name for gpu in gpus],
             "identity": dict(probe.identity(self.machine)),
             "findings": [each.to_json() for each in self.findings],
@@ -227,21 +227,21 @@ def _judged(row: CellResult, agreement: Agreement | None, tolerance: float) -> t
     return FindingStatus.VERIFIED, words
 
 
-def of_comparison(found: InstalledComparison) -> DeepFinding:
+def of_comparison(comparison: InstalledComparison) -> DeepFinding:
     """The row of a program or of the templates."""
-    kind = "program" if found.name != "Triton templates" else "templates"
-    if found.reason is not None:
-        return DeepFinding(kind, found.name, FindingStatus.CANNOT, found.reason, comparison=found)
-    status = FindingStatus.DIFFERS if found.differences else FindingStatus.VERIFIED
+    kind = "program" if comparison.name != "Triton templates" else "templates"
+    if comparison.reason is not None:
+        return DeepFinding(kind, comparison.name, FindingStatus.CANNOT, comparison.reason, comparison=comparison)
+    status = FindingStatus.DIFFERS if comparison.differences else FindingStatus.VERIFIED
     what = "options" if kind == "program" else "placeholders"
-    words = f"{found.known} {what} as recorded"
+    words = f"{comparison.known} {what} as recorded"
     return DeepFinding(
         kind,
-        found.name,
+        comparison.name,
         status,
-        f"{words}; {found.differences}" if found.differences else words,
-        hint="record a new release as described in docs/architecture.md" if found.differences else None,
-        comparison=found,
+        f"{words}; {comparison.differences}" if comparison.differences else words,
+        hint="record a new release as described in docs/architecture.md" if comparison.differences else None,
+        comparison=comparison,
     )
 
 

@@ -38,8 +38,8 @@ class InstalledComparison:
     @property
     def differences(self) -> str:
         """The differences as text, or empty."""
-        found = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
-        return "; ".join(f"{word}: {', '.join(names)}" for word, names in found if names)
+        groups = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
+        return "; ".join(f"{word}: {', '.join(names)}" for word, names in groups if names)
 
 
 def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tuple[InstalledComparison, ...]:
@@ -48,35 +48,40 @@ def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tupl
     Without `engines`, compares only trtllm-serve: the PyTorch runtime needs no other program, and its Triton template has
     no placeholders.
     """
-    found = machine.tensorrt_llm
-    if found is None:
+    installation = machine.tensorrt_llm
+    if installation is None:
         return ()
-    there = {
-        name: command for name, command in programs(found, machine, families) if engines or name == _OF_EVERY_TOOLCHAIN
+    commands = {
+        name: command
+        for name, command in programs(installation, machine, families)
+        if engines or name == _OF_EVERY_TOOLCHAIN
     }
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = [pool.submit(_program, tool, command, found.release) for tool, command in there.items()]
-        return (*(each.result() for each in asked), *((_templates(found),) if engines else ()))
+        pending = [pool.submit(_program, tool, command, installation.release) for tool, command in commands.items()]
+        return (*(each.result() for each in pending), *((_templates(installation),) if engines else ()))
 
 
 def programs(
-    found: TensorRTLLM, machine: Machine, families: Sequence[str]
+    tensorrt_llm: TensorRTLLM, machine: Machine, families: Sequence[str]
 ) -> Iterator[tuple[str, tuple[str, ...] | None]]:
     """Name in the table of options and command line, or None if not installed."""
 
     def script(inside: str) -> tuple[str, ...] | None:
         path = installation.script(machine, inside)
-        return None if path is None or not Path(path).is_file() else (found.python, path)
+        return None if path is None or not Path(path).is_file() else (tensorrt_llm.python, path)
 
-    yield "trtllm-build", None if found.build is None else (found.build,)
-    yield _OF_EVERY_TOOLCHAIN, None if found.serve is None else (found.serve, *commands.serve_subcommand(found.release))
+    yield "trtllm-build", None if tensorrt_llm.build is None else (tensorrt_llm.build,)
+    yield (
+        _OF_EVERY_TOOLCHAIN,
+        None if tensorrt_llm.serve is None else (tensorrt_llm.serve, *commands.serve_subcommand(tensorrt_llm.release)),
+    )
     yield "quantize.py", script(releases.QUANTIZE_SCRIPT)
     yield "run.py", script(releases.RUN_SCRIPT)
     for heads in releases.HEADS:
-        if (start := script(releases.convert_script(found.release, "", heads))) is not None:
+        if (start := script(releases.convert_script(tensorrt_llm.release, "", heads))) is not None:
             yield releases.convert_tool("", heads), start
     for family in families:
-        yield releases.convert_tool(family), script(releases.convert_script(found.release, family))
+        yield releases.convert_tool(family), script(releases.convert_script(tensorrt_llm.release, family))
 
 
 def _program(tool: str, command: tuple[str, ...] | None, release: str) -> InstalledComparison:
@@ -114,18 +119,18 @@ def _change(recorded: program_options.Form, installed: program_options.Installed
     return f"takes one of {', '.join(sorted(theirs))}; recorded: {', '.join(sorted(ours)) if ours else 'anything'}"
 
 
-def _templates(found: TensorRTLLM) -> InstalledComparison:
+def _templates(installation: TensorRTLLM) -> InstalledComparison:
     name = "Triton templates"
-    if found.templates is None:
+    if installation.templates is None:
         return InstalledComparison(name, (), reason="are not installed")
-    installed = templates.installed_places(Path(found.templates))
+    installed = templates.installed_places(Path(installation.templates))
     if installed is None:
-        missing = f"{found.templates} lacks one of {', '.join(templates.MODELS)}"
-        return InstalledComparison(name, (found.templates,), reason=missing)
-    recorded = templates.recorded_places(found.release) | {*templates.FIXED}
+        missing = f"{installation.templates} lacks one of {', '.join(templates.MODELS)}"
+        return InstalledComparison(name, (installation.templates,), reason=missing)
+    recorded = templates.recorded_places(installation.release) | {*templates.FIXED}
     return InstalledComparison(
         name,
-        (found.templates,),
+        (installation.templates,),
         known=len(recorded & installed),
         gone=tuple(sorted(recorded - installed)),
         new=tuple(sorted(installed - recorded)),

@@ -125,9 +125,9 @@ def _excluded(machine: Machine, precisions: Sequence[str], toolchain_names: Sequ
 
 def _has_triton(toolchain: str, machine: Machine) -> bool:
     """Whether Triton can serve a toolchain's output. Otherwise TensorRT-LLM's own server is needed."""
-    found: Mapping[str, bool] = {
+    available: Mapping[str, bool] = {
         toolchains.ENGINES: machine.triton is not None and BACKEND in machine.triton.backends,
         toolchains.PYTORCH: machine.triton is not None,
     }
     has_templates = machine.tensorrt_llm is not None and machine.tensorrt_llm.templates is not None
-    return toolchain not in found or (found[toolchain] and has_templates)
+    return toolchain not in available or (available[toolchain] and has_templates)

@@ -67,13 +67,13 @@ def compare(answers: Path, model: Path) -> Agreement:
     spellings = random_model.spellings(tokenizer)
     losses: list[float] = []
     unreadable = []
-    rows = read_json_lines(answers / ANSWERS, _said, nothing="the file contains no answers")
-    for id_, asked, answer in rows:
+    rows = read_json_lines(answers / ANSWERS, _answer_row, nothing="the file contains no answers")
+    for id_, questions, answer in rows:
         tokens = random_model.spoken(answer, spellings)
         if tokens is None or len(tokens) != MAX_TOKENS:
             unreadable.append(id_)
         else:
-            losses += _losses(reference, tokenizer.encode(asked).ids, tokens)
+            losses += _losses(reference, tokenizer.encode(questions).ids, tokens)
     return Agreement(
         questions=len(rows),
         tokens=len(losses),
@@ -83,7 +83,7 @@ def compare(answers: Path, model: Path) -> Agreement:
     )
 
 
-def _said(row: Json, _number: int) -> tuple[str, str, str]:
+def _answer_row(row: Json, _number: int) -> tuple[str, str, str]:
     """Id, question and answer of a row. Raises RowError."""
     if not isinstance(row, dict):
         raise RowError("", "expected an object")

@@ -47,7 +47,7 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
     gigabytes = max((row.engine_size_bytes or 0 for row in rows), default=0) >= 10e9
     scale, unit = (1e9, "GB") if gigabytes else (1e6, "MB")
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
-    found = [
+    every = [
         Column("status", lambda row: row.status.value.replace("_", " "), 0),
         Column(f"TTFT ms {low}", _at(0, lambda level: level.latency("ttft_ms", "p50")), 1, "ttft_ms"),
         Column(f"TPOT ms {low}", _at(0, lambda level: level.latency("tpot_ms", "p50")), 2, "tpot_ms"),
@@ -75,7 +75,7 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
         Column("build s", lambda row: _number(row.build_s), 5),
         Column(f"input tok/s {high}", _at(-1, lambda level: level.input_tokens_per_s), 8, "input_tokens_per_s"),
     ]
-    return tuple(column for column in found if any(column.value(row) is not None for row in rows))
+    return tuple(column for column in every if any(column.value(row) is not None for row in rows))
 
 
 def _shown(row: CellResult) -> tuple[LevelResult, ...]:

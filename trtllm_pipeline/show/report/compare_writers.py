@@ -129,15 +129,15 @@ def _metrics(pairs: Sequence[Pair]) -> list[str]:
 def _marked(comparison: Comparison) -> list[tuple[Pair, Delta]]:
     """Differences beyond noise, worst first."""
     every = [(pair, delta) for pair in comparison.pairs for delta in pair.deltas]
-    found = [each for each in every if each[1].verdict in {ChangeVerdict.BETTER, ChangeVerdict.WORSE}]
-    return sorted(found, key=lambda each: (each[1].verdict is ChangeVerdict.BETTER, -abs(each[1].change or 0)))
+    marked = [each for each in every if each[1].verdict in {ChangeVerdict.BETTER, ChangeVerdict.WORSE}]
+    return sorted(marked, key=lambda each: (each[1].verdict is ChangeVerdict.BETTER, -abs(each[1].change or 0)))
 
 
 def _notes(comparison: Comparison) -> list[str]:
     """Notes for reading the differences."""
     notes = [f"{name.replace('_', ' ')}: {words}" for name, words in comparison.methods.items()]
     differing: dict[str, list[str]] = {}
-    for cell, difference in comparison.told:
+    for cell, difference in comparison.caveats:
         differing.setdefault(str(difference), []).append(cell)
     notes += [
         f"{'conditions not recorded' if UNKNOWN in words else 'measured under different conditions'} ({_some(cells)}): {words}"
@@ -160,10 +160,10 @@ def _not_compared(comparison: Comparison) -> list[str]:
     alike: dict[tuple[str, ...], list[str]] = {}
     for cell, _, differences in comparison.refused:
         alike.setdefault(tuple(map(str, differences)), []).append(cell)
-    found = [f"{_some(cells)}: not comparable: {'; '.join(why)}" for why, cells in alike.items()]
-    found += [f"{cell}: {why}" for cell, why in (*comparison.unfit, *comparison.only_new)]
-    found += [f"{cell}: only in the baseline, {why}" for cell, why in comparison.only_base]
-    return found + [f"{cell} @{level}: only in the baseline, {why}" for cell, level, why in comparison.lost]
+    lines = [f"{_some(cells)}: not comparable: {'; '.join(why)}" for why, cells in alike.items()]
+    lines += [f"{cell}: {why}" for cell, why in (*comparison.unfit, *comparison.only_new)]
+    lines += [f"{cell}: only in the baseline, {why}" for cell, why in comparison.only_base]
+    return lines + [f"{cell} @{level}: only in the baseline, {why}" for cell, level, why in comparison.lost]
 
 
 def of_page(comparison: Comparison) -> Iterator[Block]:
@@ -175,8 +175,10 @@ def of_page(comparison: Comparison) -> Iterator[Block]:
     words = "measured under different conditions: " if reasons else ""
     reasons = reasons or _not_compared(comparison) or ["it has no cell in common with this run"]
     more = f"; and {len(reasons) - _MAX_REASONS} more" if len(reasons) > _MAX_REASONS else ""
-    told = "; ".join(reasons[:_MAX_REASONS])
-    yield TextLine(f"The previous run {comparison.base} is not comparable with {comparison.new}: {words}{told}{more}.")
+    causes = "; ".join(reasons[:_MAX_REASONS])
+    yield TextLine(
+        f"The previous run {comparison.base} is not comparable with {comparison.new}: {words}{causes}{more}."
+    )
 
 
 def _paid_back(each: Payback, parts: Sequence[str]) -> str:

@@ -174,7 +174,7 @@ class Comparison:
     unfit: list[NotCompared] = field(default_factory=list)
     """Cells that failed or are unfinished, or whose base is."""
     refused: list[Refusal] = field(default_factory=list)
-    told: list[Caveat] = field(default_factory=list)
+    caveats: list[Caveat] = field(default_factory=list)
 
     @property
     def methods(self) -> dict[str, str]:
@@ -208,7 +208,7 @@ class Comparison:
                 {"cell": cell, "base": base, "differences": [each.to_json() for each in why]}
                 for cell, base, why in self.refused
             ],
-            "differences": [{"cell": cell, **each.to_json()} for cell, each in self.told],
+            "differences": [{"cell": cell, **each.to_json()} for cell, each in self.caveats],
         }
 
 
@@ -247,8 +247,8 @@ def compare(
     else:
         shared = _axes(new.cells) & _axes(base.cells)
         matched = _matched(result, new.cells, base.cells, shared, "the baseline has no cell with the same axes")
-        seen = {other.id for _, other in matched}
-        left = [cell.id for cell in base.cells if cell.id not in seen and cell.feasible]
+        used = {other.id for _, other in matched}
+        left = [cell.id for cell in base.cells if cell.id not in used and cell.feasible]
         result.only_base += [NotCompared(cell, "the new side has no such cell") for cell in left]
     return _compared(result, matched, metrics, allow)
 
@@ -311,12 +311,16 @@ def _matched(
         alike.setdefault(key(cell), []).append(cell)
     matched: _Matched = []
     for cell in new:
-        found = alike.get(key(cell), [])
-        exact = [other for other in found if other.id == cell.id] or found
+        candidates = alike.get(key(cell), [])
+        exact = [other for other in candidates if other.id == cell.id] or candidates
         if len(exact) == 1:
             matched.append((cell, exact[0]))
         else:
-            several = f"{len(found)} cells of the baseline have the same axes: {found[0].id}, ..." if found else none
+            several = (
+                f"{len(candidates)} cells of the baseline have the same axes: {candidates[0].id}, ..."
+                if candidates
+                else none
+            )
             result.only_new.append(NotCompared(cell.id, several))
     return matched
 
@@ -337,7 +341,7 @@ def _compared(
         if why := deciding(apart, allow, () if axis is None else (axis,)):
             result.refused.append(Refusal(cell.id, other.id, why))
             continue
-        result.told += [Caveat(cell.id, each) for each in apart]
+        result.caveats += [Caveat(cell.id, each) for each in apart]
         deltas = [_cell_delta(metric, cell, other) for metric in _expanded(of_cell, cell, other)]
         if known := tuple(each for each in deltas if each.base is not None or each.new is not None):
             result.pairs.append(Pair(cell.id, other.id, None, known))
@@ -370,18 +374,18 @@ def _same_answers(cell: Measured, other: Measured) -> bool:
 
 def _apart(cell: Measured, other: Measured) -> tuple[Difference, ...]:
     """Differences between the measurement conditions of two cells, if both were measured."""
-    found: tuple[Difference, ...] = ()
+    differing: tuple[Difference, ...] = ()
     scored = bool(cell.accuracy and other.accuracy) and not _same_answers(cell, other)
     if _same_load_run(cell, other):
         pass
     elif cell.levels and other.levels:
         shared = [level for level in cell.levels if other.level(level.key)]
         places = [(level.concurrency, level.request_rate, load_words(level.key)) for level in shared]
-        found = differences(cell.conditions, other.conditions, places)
+        differing = differences(cell.conditions, other.conditions, places)
     else:
         prepared = None not in (cell.preparation_s, other.preparation_s)
-        found = of_makers(cell.conditions, other.conditions, ["preparation"] * prepared + ["accuracy"] * scored)
-    return (*found, *of_questions(cell.conditions, other.conditions)) if scored else found
+        differing = of_makers(cell.conditions, other.conditions, ["preparation"] * prepared + ["accuracy"] * scored)
+    return (*differing, *of_questions(cell.conditions, other.conditions)) if scored else differing
 
 
 def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[str]:
@@ -455,13 +459,13 @@ def _resampled(
     before, after, paired = _rows(base, new, columns)
     if min(len(before), len(after)) < least:
         return None, None
-    found = stats.resampled_change(before, after, of, paired=paired)
-    if found is not None and metric in RATES:
+    interval = stats.resampled_change(before, after, of, paired=paired)
+    if interval is not None and metric in RATES:
         # Requests give work per time but not the window, so their relative noise is applied to the rate.
         done = [sum(row[0] for row in rows) / sum(row[1] for row in rows) for rows in (after, before)]
         scale = ratio / (done[0] / done[1])
-        found = ((found[0] + 1) * scale - 1, (found[1] + 1) * scale - 1)
-    return found, "paired_requests" if paired else "requests"
+        interval = ((interval[0] + 1) * scale - 1, (interval[1] + 1) * scale - 1)
+    return interval, "paired_requests" if paired else "requests"
 
 
 def _statistic(metric: str) -> tuple[_Columns, Statistic, int] | None:
@@ -491,9 +495,9 @@ def _statistic(metric: str) -> tuple[_Columns, Statistic, int] | None:
 
     def of(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         values = rows[..., 0]
-        found: np.ndarray[Any, Any]
-        found = values.mean(axis=1) if statistic == "mean" else np.percentile(values, percent, axis=1)
-        return found
+        means: np.ndarray[Any, Any]
+        means = values.mean(axis=1) if statistic == "mean" else np.percentile(values, percent, axis=1)
+        return means
 
     return columns, of, math.ceil(round(TAIL / min(percent / 100, 1 - percent / 100), 6))
 
@@ -508,13 +512,13 @@ def _rows(base: Sequence[RequestSample], new: Sequence[RequestSample], columns: 
 
 def _by_prompt(samples: Sequence[RequestSample], columns: _Columns) -> dict[tuple[str, str, int], tuple[float, ...]]:
     """(prompt, its text, how often it was sent before) -> numbers."""
-    found: dict[tuple[str, str, int], tuple[float, ...]] = {}
+    numbers_by_prompt: dict[tuple[str, str, int], tuple[float, ...]] = {}
     times: Counter[str] = Counter()
     for sample in samples:
         times[sample.prompt] += 1
         if (values := columns(sample)) is not None:
-            found[sample.prompt, sample.text, times[sample.prompt]] = values
-    return found
+            numbers_by_prompt[sample.prompt, sample.text, times[sample.prompt]] = values
+    return numbers_by_prompt
 
 
 def _cell_delta(metric: str, cell: Measured, other: Measured) -> Delta:
@@ -534,9 +538,9 @@ def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> 
         return delta(metric, after, before)
     if _same_answers(cell, other):
         return delta(metric, after, before, (0.0, 0.0), "same")
-    found = _paired_questions(score, cell, other)
-    if found is not None:
-        return delta(metric, after, before, (found[0] / before, found[1] / before), "paired_questions")
+    paired = _paired_questions(score, cell, other)
+    if paired is not None:
+        return delta(metric, after, before, (paired[0] / before, paired[1] / before), "paired_questions")
     ends = [interval for side in (cell, other) if (interval := side.accuracy_intervals.get(score)) is not None]
     if len(ends) < 2:
         return delta(metric, after, before)
@@ -553,12 +557,12 @@ def _paired_questions(score: str, cell: Measured, other: Measured) -> Interval |
     from trtllm_pipeline.measure import drift
 
     noted = cell.accuracy_drift if cell.accuracy_drift and cell.accuracy_drift.reference == other.id else None
-    found = [] if noted is None else [noted]
+    drifts = [] if noted is None else [noted]
     if cell.answers is not None and other.answers is not None:
         with contextlib.suppress(UsageError):
-            found.insert(0, drift.compare(drift.read(other.answers), drift.read(cell.answers)))
+            drifts.insert(0, drift.compare(drift.read(other.answers), drift.read(cell.answers)))
     # A subset of the questions would give a different difference than that of the two means.
-    whole = (each.scores[score].interval for each in found if score in each.scores and not each.unpaired)
+    whole = (each.scores[score].interval for each in drifts if score in each.scores and not each.unpaired)
     return next(whole, None)
 
 

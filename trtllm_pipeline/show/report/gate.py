@@ -147,15 +147,15 @@ def judge(
 
 def parse(text: str) -> tuple[Condition, ...]:
     """The conditions in `text`. Raises UsageError."""
-    found = []
+    conditions = []
     for part in text.split(","):
         match = _CONDITION.fullmatch(part)
         if match is None:
             raise UsageError(
                 f"--fail-on: expected METRIC:+PERCENT% or METRIC:-PERCENT%, got {part.strip()!r}", hint=_EXAMPLE
             )
-        found.append(Condition(check_metric(match[1]), match[2] == "+", float(match[3]) / 100))
-    return tuple(found)
+        conditions.append(Condition(check_metric(match[1]), match[2] == "+", float(match[3]) / 100))
+    return tuple(conditions)
 
 
 def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_noise: bool) -> tuple[Break, ...]:
@@ -166,19 +166,19 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_no
     Refused cells are not judged. With `beyond_noise`, a change breaks a condition only if its interval excludes zero or
     does not exist.
     """
-    found: list[Break] = []
+    broken: list[Break] = []
     why_not = dict((*comparison.only_new, *comparison.unfit))
     for condition in conditions:
         of_level = condition.metric in LEVEL_METRICS
         lost = comparison.lost if of_level else []
-        found += [Break(cell, None, condition, None, f"missing: {why}") for cell, why in comparison.only_base]
+        broken += [Break(cell, None, condition, None, f"missing: {why}") for cell, why in comparison.only_base]
         for cell, level, why in lost:
-            found.append(Break(cell, level, condition, None, f"missing: only the baseline has this level ({why})"))
+            broken.append(Break(cell, level, condition, None, f"missing: only the baseline has this level ({why})"))
         pairs = [pair for pair in comparison.pairs if (pair.level is not None) == of_level]
         for pair in pairs:
             delta = pair.delta(condition.metric)
             if (reason := _broken(condition, delta, beyond_noise=beyond_noise)) is not None:
-                found.append(Break(pair.cell, pair.level, condition, delta, reason))
+                broken.append(Break(pair.cell, pair.level, condition, delta, reason))
         judged = {
             *(each.cell for each in pairs),
             *(each.cell for each in lost),
@@ -186,8 +186,8 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_no
         }
         for cell in dict.fromkeys(cell for cell, _ in comparison.matched if cell not in judged):
             why = why_not.get(cell, "neither side has this metric")
-            found.append(Break(cell, None, condition, None, f"missing: {why}"))
-    return tuple(found)
+            broken.append(Break(cell, None, condition, None, f"missing: {why}"))
+    return tuple(broken)
 
 
 def _broken(condition: Condition, delta: Delta | None, *, beyond_noise: bool) -> str | None:

@@ -92,9 +92,9 @@ def _case(stage: StageRecord, findings: Sequence[str]) -> Xml.Element:
         failure.text = _clean("\n".join(filter(None, (message, hint, cells, stage.log))))
     elif stage.ending in _SKIPPED:
         Xml.SubElement(case, "skipped", {"message": _SKIPPED[stage.ending]})
-    said = [stage.id, stage.ending.value.replace("_", " ")]
-    said += [text for text in dict.fromkeys(findings) if stage.stage == "perf"]
-    Xml.SubElement(case, "system-out").text = _clean("\n".join(said))
+    output = [stage.id, stage.ending.value.replace("_", " ")]
+    output += [text for text in dict.fromkeys(findings) if stage.stage == "perf"]
+    Xml.SubElement(case, "system-out").text = _clean("\n".join(output))
     return case
 
 

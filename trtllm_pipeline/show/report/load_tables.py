@@ -46,11 +46,11 @@ def to_text(result: LoadResult) -> str:
     return "\n".join(_lines(result))
 
 
-def beside_engine(found: Beside | None) -> Iterator[str]:
+def beside_engine(engine_report: Beside | None) -> Iterator[str]:
     """A trtllm-bench report compared with these results. Empty without a report."""
-    if found is not None:
-        yield f"\n{found.title()}"
-        yield plain_table(found.rows())
+    if engine_report is not None:
+        yield f"\n{engine_report.title()}"
+        yield plain_table(engine_report.rows())
 
 
 def overview(levels: Iterable[LevelResult]) -> str:
@@ -118,12 +118,12 @@ def _details(level: LevelResult) -> LevelDetails:
 def _summaries(level: LevelResult) -> list[tuple[str, _Summary]]:
     """Summaries of a level that have samples, by name."""
     details, schedule = _details(level), _details(level).schedule
-    found = {**level.latencies, **details.summaries}
-    found = {name: found.get(name, {}) for name in _ORDER} | found | dict(level.lengths)
+    by_name = {**level.latencies, **details.summaries}
+    by_name = {name: by_name.get(name, {}) for name in _ORDER} | by_name | dict(level.lengths)
     if schedule is not None:
-        found["lag_ms"] = schedule.lag_ms
-        found |= {"ttft_from_schedule_ms": schedule.ttft_from_schedule_ms, "response_ms": schedule.response_ms}
-    return [(name, dict(summary)) for name, summary in found.items() if summary.get("n")]
+        by_name["lag_ms"] = schedule.lag_ms
+        by_name |= {"ttft_from_schedule_ms": schedule.ttft_from_schedule_ms, "response_ms": schedule.response_ms}
+    return [(name, dict(summary)) for name, summary in by_name.items() if summary.get("n")]
 
 
 def _values(level: LevelResult) -> list[tuple[str, Any]]:

@@ -34,16 +34,16 @@ def stage_run_of(
     by_id = outline.stage_runs.get(StageRunId(cell))
     if by_id is not None and stage is None:
         return by_id, ""
-    found = find_cell(outline, cell, stage)
+    chosen = find_cell(outline, cell, stage)
     if stage is not None:
-        return find_stage(outline, found, stage), ""
-    if found.reason is not None:
-        raise UsageError(f"{found.id} has no logs because it is infeasible: {found.reason}")
-    runs = _runs(outline, found)
+        return find_stage(outline, chosen, stage), ""
+    if chosen.reason is not None:
+        raise UsageError(f"{chosen.id} has no logs because it is infeasible: {chosen.reason}")
+    runs = _runs(outline, chosen)
     if server:
         service = next((run for run in runs if run.scope is Scope.SERVICE), None)
         if service is None:
-            raise UsageError(f"{found.id} has no server in this plan")
+            raise UsageError(f"{chosen.id} has no server in this plan")
         return service, ""
     states = stage_states(outline, store)
     failed = [run for run in runs if states[run.id].status is StageStatus.FAILED]
@@ -56,11 +56,11 @@ def stage_run_of(
 
 def logs_of(outline: Outline, store: Store, cell: str) -> tuple[OutlineCell, dict[str, Path]]:
     """The logs of a cell, by stage. Raises UsageError if it has none."""
-    found = find_cell(outline, cell)
-    there = {run.stage: path for run in _runs(outline, found) if (path := find_log(store, run, LOG)) is not None}
-    if not there:
-        raise UsageError(f"{found.id} has no logs yet", hint="see its progress with pipeline status")
-    return found, there
+    chosen = find_cell(outline, cell)
+    logs = {run.stage: path for run in _runs(outline, chosen) if (path := find_log(store, run, LOG)) is not None}
+    if not logs:
+        raise UsageError(f"{chosen.id} has no logs yet", hint="see its progress with pipeline status")
+    return chosen, logs
 
 
 def failure_of(store: Store, run: OutlineRun) -> list[str]:
@@ -75,9 +75,9 @@ def failure_of(store: Store, run: OutlineRun) -> list[str]:
 def log_of(store: Store, run: OutlineRun, *, server: bool) -> Path:
     """The log of a stage run, or of the server that it started. Raises UsageError if there is none."""
     name = SERVER_LOG if server else LOG
-    found = find_log(store, run, name)
-    if found is not None:
-        return found
+    log = find_log(store, run, name)
+    if log is not None:
+        return log
     if server and run.scope is not Scope.SERVICE:
         raise UsageError(f"{run.stage} starts no server", hint="--server requires the stage launch")
     tried = run.fingerprint in store.index.attempts([run.fingerprint])
@@ -98,7 +98,7 @@ def find_log(store: Store, run: OutlineRun, name: str) -> Path | None:
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
-def measured_beside(log: Path) -> tuple[LevelResult, ...]:
+def measurements_of(log: Path) -> tuple[LevelResult, ...]:
     """The measurements of the load run that wrote this log, by level."""
     data = read_object(log.parent / "out" / "perf.json")
     if data is None:

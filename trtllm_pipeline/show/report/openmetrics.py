@@ -49,8 +49,8 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
     """Name, help and samples of each gauge."""
     of_cell = [({"cell": row.id, **{_label(name): value for name, value in row.axes.items()}}, row) for row in rows]
     of_level = [({**cell, **_load(level)}, level) for cell, row in of_cell for level in row.levels]
-    told: list[_Sample] = [({**cell, "status": row.status.value, "run": run}, 1.0) for cell, row in of_cell]
-    yield "status", "always 1; the label is the status of the cell", told
+    statuses: list[_Sample] = [({**cell, "status": row.status.value, "run": run}, 1.0) for cell, row in of_cell]
+    yield "status", "always 1; the label is the status of the cell", statuses
     for latency in LATENCIES:
         samples: list[_Sample] = [
             ({**labels, "statistic": key}, None if value is None else value / 1000)
@@ -80,12 +80,12 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
 
 
 def _of_triton(used: Sequence[tuple[_Labels, TritonUse]]) -> Iterator[tuple[str, str, list[_Sample]]]:
-    told = [({**labels, "model": model}, of_model) for labels, use in used for model, of_model in use.models.items()]
-    requests: list[_Sample] = [(labels, of_model.get("requests")) for labels, of_model in told]
+    samples = [({**labels, "model": model}, of_model) for labels, use in used for model, of_model in use.models.items()]
+    requests: list[_Sample] = [(labels, of_model.get("requests")) for labels, of_model in samples]
     yield "triton_requests", _FORMULAS["triton_use"], requests
     parts: list[_Sample] = [
         ({**labels, "part": part.removesuffix("_ms")}, value / 1000)
-        for labels, of_model in told
+        for labels, of_model in samples
         for part, value in of_model.items()
         if part.endswith("_ms")
     ]

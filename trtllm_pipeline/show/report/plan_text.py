@@ -35,31 +35,31 @@ _LIST_UP_TO: Final = 40
 """Maximum number of stage runs that are listed one by one without --verbose."""
 
 
-def plan_text(plan: Plan, seen: Forecast, *, verbose: bool) -> str:
+def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
     """Summary of a plan: totals by stage, reasons, and infeasible cells."""
     lines = [_cells(plan), *_notes(plan)]
-    lines += _work(plan, seen, verbose=verbose) if plan.feasible else []
+    lines += _work(plan, outlook, verbose=verbose) if plan.feasible else []
     never = [(cell.id, str(cell.reason)) for cell in plan.cells if cell.reason is not None]
     lines += ["", *never_works(never, None if verbose else "--verbose")] if never else []
     return "\n".join(lines)
 
 
-def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
+def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     """The summary of a plan for a CI job."""
     blocks: list[Block] = [Heading(title), TextLine(_cells(plan)), *map(TextLine, _notes(plan))]
     if plan.feasible:
-        lines = [*_offers(seen), *_takes(plan, seen)]
-        blocks += [Grid(_heads(seen), list(_by_stage(plan, seen))), *map(TextLine, lines)]
-        if rows := list(_needs(_tightest(plan, seen))):
+        lines = [*_offers(outlook), *_takes(plan, outlook)]
+        blocks += [Grid(_heads(outlook), list(_by_stage(plan, outlook))), *map(TextLine, lines)]
+        if rows := list(_needs(_tightest(plan, outlook))):
             blocks.append(Grid(_NEEDS, rows, left=(0, 1, 7)))
-        counted = Counter(seen.reasons.values()).most_common()
+        counted = Counter(outlook.reasons.values()).most_common()
         blocks.append(Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]))
     never = [TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]
     return as_markdown([*blocks, Items(f"{count(len(never), 'cell')} can never work", never, folded=True)])
 
 
-def _heads(seen: Forecast) -> tuple[str, ...]:
-    return ("stage", "runs", "up to date", *(("to pull",) if seen.pulls else ()), "to run", "expected")
+def _heads(outlook: Forecast) -> tuple[str, ...]:
+    return ("stage", "runs", "up to date", *(("to pull",) if outlook.pulls else ()), "to run", "expected")
 
 
 def _cells(plan: Plan) -> str:
@@ -81,23 +81,23 @@ def _notes(plan: Plan) -> list[str]:
     return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *toolchains.caveats(plan.feasible)]
 
 
-def _by_stage(plan: Plan, seen: Forecast) -> Iterator[tuple[str, ...]]:
+def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:
     """One row per stage, with the columns of `_heads`."""
     by_stage: dict[str, list[StageRun]] = {stage: [] for stage in _in_order(plan)}
     for run in plan.stage_runs.values():
         by_stage[run.stage.name].append(run)
     for stage, runs in by_stage.items():
-        todo = [run for run in runs if run.id in seen.to_run]
-        done = sum(run.id in seen.present for run in runs)
+        todo = [run for run in runs if run.id in outlook.to_run]
+        done = sum(run.id in outlook.present for run in runs)
         kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
-        seconds = about(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
-        pulled = [str(sum(run.id in seen.pulls for run in runs))] if seen.pulls else []
+        seconds = about(sum(outlook.expected_s[run.id] for run in todo)) if todo else ""
+        pulled = [str(sum(run.id in outlook.pulls for run in runs))] if outlook.pulls else []
         yield stage, str(len(runs)), kept, *pulled, str(len(todo)), seconds
 
 
-def _offers(seen: Forecast) -> list[str]:
+def _offers(outlook: Forecast) -> list[str]:
     """The offers of a remote store, and the rejected ones."""
-    offers = seen.offers
+    offers = outlook.offers
     if offers is None:
         return []
     if offers.fault is not None:
@@ -116,17 +116,17 @@ def _them(number: int) -> str:
     return "it" if number == 1 else "them"
 
 
-def _takes(plan: Plan, seen: Forecast) -> list[str]:
+def _takes(plan: Plan, outlook: Forecast) -> list[str]:
     """Time."""
-    if not seen.to_run and seen.pulls:
+    if not outlook.to_run and outlook.pulls:
         return ["nothing to run after that"]
-    if not seen.to_run:
+    if not outlook.to_run:
         return ["nothing to do: all results are up to date"]
-    some = f"rough for {seen.guessed} of {count(len(seen.to_run), 'stage run')}"
+    some = f"rough for {outlook.guessed} of {count(len(outlook.to_run), 'stage run')}"
     every = "rough: no comparable run yet"
-    guess = "" if not seen.guessed else f"; {every if seen.guessed == len(seen.to_run) else some}"
+    guess = "" if not outlook.guessed else f"; {every if outlook.guessed == len(outlook.to_run) else some}"
     where = "the assumed machine" if plan.machine.assumed else "this machine"
-    return [f"time: about {about(seen.total_s)} on {where}{guess}"]
+    return [f"time: about {about(outlook.total_s)} on {where}{guess}"]
 
 
 _NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict")
@@ -153,16 +153,16 @@ def _duration(milliseconds: float) -> str:
     return about(milliseconds / 1000)
 
 
-def _tightest(plan: Plan, seen: Forecast, *, verbose: bool = False) -> list[Need]:
+def _tightest(plan: Plan, outlook: Forecast, *, verbose: bool = False) -> list[Need]:
     """Memory, disk and time by stage: the run of each stage that needs most, or all runs."""
     order = {stage: number for number, stage in enumerate(_in_order(plan))}
-    needs = [*(seen.needs if verbose else tightest(seen.needs)), *durations(plan, seen, every=verbose)]
+    needs = [*(outlook.needs if verbose else tightest(outlook.needs)), *durations(plan, outlook, every=verbose)]
     return sorted(needs, key=lambda need: order.get(need.stage, len(order)))
 
 
-def _needs_table(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
+def _needs_table(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
     """The needs of the stages next to the available amounts."""
-    needs = _tightest(plan, seen, verbose=verbose)
+    needs = _tightest(plan, outlook, verbose=verbose)
     cells = [f"  {need.cell}" if verbose else "" for need in needs]
     rows = zip((_NEEDS, *_needs(needs)), ("", *cells), strict=True)
     return [
@@ -174,19 +174,19 @@ def _needs_table(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
     ]
 
 
-def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
+def _work(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
     """The work to do, by stage."""
-    rows = (_heads(seen), *_by_stage(plan, seen))
-    widths = (6, 12, *((9,) if seen.pulls else ()), 8, 12)
+    rows = (_heads(outlook), *_by_stage(plan, outlook))
+    widths = (6, 12, *((9,) if outlook.pulls else ()), 8, 12)
     lines = ["", *(f"{stage:<12}{''.join(map(str.rjust, row, widths))}" for stage, *row in rows)]
-    lines += ["", *_offers(seen), *_takes(plan, seen)]
-    if seen.to_run:
-        lines += _needs_table(plan, seen, verbose=verbose)
-    if seen.to_run:
-        lines += ["", "why:", *_why(seen)]
-    todo = seen.to_run.union(seen.pulls)
+    lines += ["", *_offers(outlook), *_takes(plan, outlook)]
+    if outlook.to_run:
+        lines += _needs_table(plan, outlook, verbose=verbose)
+    if outlook.to_run:
+        lines += ["", "why:", *_why(outlook)]
+    todo = outlook.to_run.union(outlook.pulls)
     if verbose or 0 < len(todo) <= _LIST_UP_TO:
-        lines += _listing(plan, todo if not verbose else frozenset(plan.stage_runs), seen)
+        lines += _listing(plan, todo if not verbose else frozenset(plan.stage_runs), outlook)
     return lines
 
 
@@ -205,19 +205,19 @@ def _in_order(plan: Plan) -> list[str]:
     return ordered
 
 
-def _why(seen: Forecast) -> list[str]:
-    counted = Counter(seen.reasons.values())
+def _why(outlook: Forecast) -> list[str]:
+    counted = Counter(outlook.reasons.values())
     lines = [f"  {count:>5} x {reason}" for reason, count in counted.most_common(12)]
     return [*lines, f"  and {len(counted) - 12} more reasons"] if len(counted) > 12 else lines
 
 
-def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[str]:
+def _listing(plan: Plan, runs: frozenset[StageRunId], outlook: Forecast) -> list[str]:
     lines = ["", f"{'stage run':<26}{'cells':>6}{'expected':>10}  first cell, and why"]
     for run in plan.stage_runs.values():
         if run.id in runs:
-            takes = seen.expected_s.get(run.id)
-            expected = size(seen.pulls[run.id]) if run.id in seen.pulls else "" if takes is None else about(takes)
-            why = seen.reasons.get(run.id, _ACTIONS[seen.action(run.id)])
+            takes = outlook.expected_s.get(run.id)
+            expected = size(outlook.pulls[run.id]) if run.id in outlook.pulls else "" if takes is None else about(takes)
+            why = outlook.reasons.get(run.id, _ACTIONS[outlook.action(run.id)])
             lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
     return lines
 
@@ -225,7 +225,7 @@ def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[st
 # Explanation of a cell's stages
 
 
-def explanation(plan: Plan, seen: Forecast, stage: str | None, store: Store | None) -> dict[str, Any]:
+def explanation(plan: Plan, outlook: Forecast, stage: str | None, store: Store | None) -> dict[str, Any]:
     """Explain why each stage of each cell, or only `stage`, has to run, with the content of its fingerprint.
 
     Includes artifacts that other code created. Raises UsageError.
@@ -237,10 +237,10 @@ def explanation(plan: Plan, seen: Forecast, stage: str | None, store: Store | No
             "stage": run.stage.name,
             "id": run_id,
             "fingerprint": run.fingerprint,
-            "action": seen.action(run_id),
-            "reason": seen.reasons.get(run_id),
+            "action": outlook.action(run_id),
+            "reason": outlook.reasons.get(run_id),
             "shared_with": len(run.cells) - 1,
-            "other_code": _other_code(store, run) if store is not None and run_id in seen.present else None,
+            "other_code": _other_code(store, run) if store is not None and run_id in outlook.present else None,
             "key": json.loads(run.key),
         }
 

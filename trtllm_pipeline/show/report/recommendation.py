@@ -139,8 +139,8 @@ def advise(
     """The recommendation for the cells that match `patterns`."""
     chosen = {cell.id for cell in selected(side, patterns).cells}
     # Uses the whole run: the reference of a quantized cell's accuracy need not match the patterns.
-    found = tuple(each for each in recommend(side, slos, least, goal, allow=allow) if each.cell in chosen)
-    return Recommendation(side.name, goal, slos, least, found, any(devices(cell) > 1 for cell in side.cells))
+    candidates = tuple(each for each in recommend(side, slos, least, goal, allow=allow) if each.cell in chosen)
+    return Recommendation(side.name, goal, slos, least, candidates, any(devices(cell) > 1 for cell in side.cells))
 
 
 def parse_slo(text: str) -> tuple[Objective, ...]:
@@ -175,19 +175,19 @@ def recommend(
     """
     by_id = {cell.id: cell for cell in side.cells}
     base = {cell: by_id[other] for cell, other in references({cell.id: cell.axes for cell in side.cells}).items()}
-    asked = workloads(side.cells, allow)
-    place = {workload: number for number, workload in enumerate(dict.fromkeys(asked))}
-    found = []
-    for cell, workload in zip(side.cells, asked, strict=True):
+    workload_of_cell = workloads(side.cells, allow)
+    place = {workload: number for number, workload in enumerate(dict.fromkeys(workload_of_cell))}
+    candidates = []
+    for cell, workload in zip(side.cells, workload_of_cell, strict=True):
         best = at_best(cell, workload, slos, objective, least.metric if least else None)
         if best.level is not None and (why := cell.unfit or inaccurate(cell, base.get(cell.id), least, allow)):
             best = replace(best, reason=why)
-        found.append(best)
+        candidates.append(best)
 
     def order(each: Candidate) -> tuple[int, bool, float]:
         return place[each.workload], each.reason is not None, cost(each, objective) if each.reason is None else 0.0
 
-    return tuple(sorted(found, key=order))
+    return tuple(sorted(candidates, key=order))
 
 
 def devices(cell: Measured) -> int:
@@ -278,34 +278,34 @@ def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) 
 # As text
 
 
-def to_table(found: Recommendation) -> Group:
+def to_table(recommendation: Recommendation) -> Group:
     """`blocks` on a terminal."""
-    return on_terminal(blocks(found))
+    return on_terminal(blocks(recommendation))
 
 
-def blocks(found: Recommendation) -> list[Block]:
+def blocks(recommendation: Recommendation) -> list[Block]:
     """Per workload, the recommended cell and a table of all candidates with the reasons for exclusion."""
-    parts = shared_parts([each.cell for each in found.candidates])
+    parts = shared_parts([each.cell for each in recommendation.candidates])
     shown: list[Block] = []
-    named = shortened([group[0].workload for group in found.groups])
-    for group, workload in zip(found.groups, named, strict=True):
+    named = shortened([group[0].workload for group in recommendation.groups])
+    for group, workload in zip(recommendation.groups, named, strict=True):
         shown += [TextLine("")] if shown else []
-        shown += _of_workload(group, words(workload), parts, found)
+        shown += _of_workload(group, words(workload), parts, recommendation)
     return shown
 
 
 def _of_workload(
-    group: Sequence[Candidate], workload: str, parts: Sequence[str], found: Recommendation
+    group: Sequence[Candidate], workload: str, parts: Sequence[str], recommendation: Recommendation
 ) -> Iterator[Block]:
     good = [each for each in group if each.reason is None]
     if workload:
         yield TextLine(f"for {workload}", "bold")
     if good:
         yield TextLine(f"recommended: {good[0].cell}, at {load_words(str(good[0].level))}", "bold green")
-        yield TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[found.goal]}", "dim")
+        yield TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[recommendation.goal]}", "dim")
     else:
         yield TextLine("no configuration meets the objectives", "bold red")
-    rate = "tok/s/GPU" if found.per_gpu else "tok/s"
+    rate = "tok/s/GPU" if recommendation.per_gpu else "tok/s"
     rows: list[list[Value]] = []
     for each in group:
         megabytes = None if each.engine_bytes is None else each.engine_bytes / 1e6
@@ -315,5 +315,5 @@ def _of_workload(
         rows.append([without(each.cell, parts), level, *values, why])
     yield Grid(["cell", "level", rate, "e2e p50 ms", "engine MB", "accuracy", ""], rows, (0, 6))
     few = [each for each in good if each.requests is not None and each.requests < 100]
-    if few and any(slo.metric.endswith(("p95", "p99")) for slo in found.slos):
+    if few and any(slo.metric.endswith(("p95", "p99")) for slo in recommendation.slos):
         yield TextLine(f"\nmeasured with {few[0].requests} requests: with fewer than 100, p99 is the maximum", "yellow")

@@ -133,10 +133,10 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
                 continue
             base = load_measured(folder.name, store)
             if any(cell.levels and cell.perf not in measured for cell in base.cells):
-                found = compare(new, base, DEFAULT)
-                if found.pairs:
-                    return found
-                apart = apart or found
+                comparison = compare(new, base, DEFAULT)
+                if comparison.pairs:
+                    return comparison
+                apart = apart or comparison
     return apart
 
 
@@ -161,13 +161,13 @@ def page_limits(text: str) -> dict[str, float | str]:
     from trtllm_pipeline.show.report.html.page import LIMITED
     from trtllm_pipeline.show.report.recommendation import parse_slo
 
-    found: dict[str, float | str] = {}
+    limits: dict[str, float | str] = {}
     for slo in parse_slo(text):
         latency, statistic = ("", "") if slo.metric in HIGHER_IS_BETTER else latency_of(slo.metric)
-        if latency not in LIMITED or found.setdefault("statistic", statistic) != statistic:
+        if latency not in LIMITED or limits.setdefault("statistic", statistic) != statistic:
             raise UsageError(
                 f"--slo: the page supports {', '.join(LIMITED)} at one common statistic, got {text!r}",
                 hint="e.g. ttft_p99=300ms,tpot_p99=40ms; pipeline recommend supports all objectives",
             )
-        found[latency] = slo.limit
-    return found
+        limits[latency] = slo.limit
+    return limits

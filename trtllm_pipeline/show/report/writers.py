@@ -128,16 +128,16 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
     ]
 
 
-def _of_bench(found: Mapping[str, Json] | None) -> Mapping[str, object]:
+def _of_bench(metrics: Mapping[str, Json] | None) -> Mapping[str, object]:
     """The trtllm-bench results of a cell."""
     names = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
-    return {f"trtllm_bench_{name}": found[name] for name in names if name in found} if found else {}
+    return {f"trtllm_bench_{name}": metrics[name] for name in names if name in metrics} if metrics else {}
 
 
 def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, object]]:
     """A level as columns, in parts: `ttft_p50_ms`, `input_tokens_per_request_mean` etc. All are empty without a level."""
     known = LevelResult() if level is None else level
-    asked = row.conditions.level(known.concurrency, known.request_rate)
+    planned = row.conditions.level(known.concurrency, known.request_rate)
     rates = ("requests", "failures", "duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
     goodput = known.goodput
     return [
@@ -157,7 +157,7 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
             }
             for name in LATENCIES
         ),
-        {name: asked[name] for name in ("warmup_requests", "repeats") if asked.get(name) is not None},
+        {name: planned[name] for name in ("warmup_requests", "repeats") if planned.get(name) is not None},
         *({f"{name}_{key}": value for key, value in known.lengths.get(name, {}).items()} for name in LENGTHS),
     ]
 
@@ -214,13 +214,13 @@ def to_table(
     width: int,
     *,
     workspace: Path | None = None,
-    told: Collection[str] = (),
+    reported: Collection[str] = (),
     verbose: bool = False,
     forecast: ForecastCheck | None = None,
 ) -> Group:
     """The rows as a table of at most `width` columns, failures, and notes, which are short unless `verbose`.
 
-    Reasons in `told` are not repeated. Columns that do not fit are dropped, highest rank first. So are cells beyond
+    Reasons in `reported` are not repeated. Columns that do not fit are dropped, highest rank first. So are cells beyond
     `_MAX_ROWS`. JSON and CSV have everything.
     """
     from rich.console import Group
@@ -230,27 +230,27 @@ def to_table(
     parts = shared_parts([row.id for row in rows])
     listed = rows if len(rows) <= _MAX_ROWS else [row for row in rows if row.status not in _NOTHING][:_MAX_ROWS]
     shown, by_model, name_width = _fit(listed, columns(listed), parts, width)
-    said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
+    parts_drawn: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
     if listed:
-        said += [Text(), *_table(listed, shown, parts, name_width, by_model=by_model)]
+        parts_drawn += [Text(), *_table(listed, shown, parts, name_width, by_model=by_model)]
     if len(rows) > len(listed):
         more = f"and {count(len(rows) - len(listed), 'more cell')}" if listed else "no cell has finished"
-        said.append(Text(f"{more}: see pipeline report --format csv", "dim"))
-    failures = failures_of(rows, workspace, told)
+        parts_drawn.append(Text(f"{more}: see pipeline report --format csv", "dim"))
+    failures = failures_of(rows, workspace, reported)
     for what, ids, details in failures[:_MAX_FAILURES]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
         more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
-        said.append(Text(f"\n{what}, {count(len(ids), 'cell')}: {', '.join(names[:3])}{more}", "bold"))
-        said += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
+        parts_drawn.append(Text(f"\n{what}, {count(len(ids), 'cell')}: {', '.join(names[:3])}{more}", "bold"))
+        parts_drawn += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
     if len(failures) > _MAX_FAILURES:
-        said.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: see --format json", "dim"))
+        parts_drawn.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: see --format json", "dim"))
     checked = [] if forecast is None else [TextLine(forecast.line(), "dim")]
     below = [_in_short(rows, shown, width, checked)]
     if verbose:
         below = [*_below(rows, shown), [*checked, *_checked(forecast)]]
     for lines in below:
-        said += [Text("\n" * (place == 0) + line.text, line.style) for place, line in enumerate(lines)]
-    return Group(*said)
+        parts_drawn += [Text("\n" * (place == 0) + line.text, line.style) for place, line in enumerate(lines)]
+    return Group(*parts_drawn)
 
 
 def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[TextLine]]:
@@ -386,15 +386,15 @@ class FailedCells(NamedTuple):
 
 
 def failures_of(
-    rows: Sequence[CellResult], workspace: Path | None = None, told: Collection[str] = ()
+    rows: Sequence[CellResult], workspace: Path | None = None, reported: Collection[str] = ()
 ) -> list[FailedCells]:
-    """All failures. A failed shared stage is one failure. Reasons already in `told` are omitted."""
+    """All failures. A failed shared stage is one failure. Reasons already in `reported` are omitted."""
     groups: dict[tuple[object, ...], list[CellResult]] = {}
     for row in rows:
         if row.reason is not None or row.failed_stage is not None:
-            why = None if row.reason in told else (row.reason, row.log, row.line)
+            why = None if row.reason in reported else (row.reason, row.log, row.line)
             groups.setdefault((row.status, row.failed_stage, row.failure, why), []).append(row)
-    found = []
+    failures = []
     for struck in groups.values():
         row = struck[0]
         what = f"{row.failed_stage} failed" if row.failed_stage else row.status.value
@@ -405,8 +405,10 @@ def failures_of(
         details += [] if row.hint is None else [f"try: {row.hint}"]
         details += [] if row.setting is None else [f"set: {row.setting}"]
         cells = [row.id for row in struck]
-        found.append(FailedCells(f"{what}{in_brackets(row.failure)}", cells, [] if row.reason in told else details))
-    return found
+        failures.append(
+            FailedCells(f"{what}{in_brackets(row.failure)}", cells, [] if row.reason in reported else details)
+        )
+    return failures
 
 
 def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
@@ -417,17 +419,17 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
     first: dict[str, str] = {}
     cells: Counter[str] = Counter()
     for row in rows:
-        found = [*row.changes, *row.warnings]
+        findings = [*row.changes, *row.warnings]
         if any(level.window == "whole" for level in row.levels):
-            found.append("the steady window was too short: rates include ramp-up and drain")
+            findings.append("the steady window was too short: rates include ramp-up and drain")
         other = (row.trtllm_bench or {}).get("not_the_same")
         if isinstance(other, list) and other:
-            found.append(f"trtllm-bench used a different load than the server: {', '.join(map(str, other))}")
-        if not found:
+            findings.append(f"trtllm-bench used a different load than the server: {', '.join(map(str, other))}")
+        if not findings:
             continue
-        kinds = [re.sub(r"[0-9.]+", "0", text) for text in found]
+        kinds = [re.sub(r"[0-9.]+", "0", text) for text in findings]
         cells.update(dict.fromkeys(kinds, 1))
-        for kind, text in zip(kinds, found, strict=True):
+        for kind, text in zip(kinds, findings, strict=True):
             if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
                 first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
     return [(first[kind], number) for kind, number in cells.most_common()]
@@ -446,16 +448,16 @@ def conditions_of(
     if not measured:
         return []
     times = sorted({text for row in measured if (text := moment(row.conditions.measured_s))})
-    found = [("measured", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}")] if times else []
+    conditions = [("measured", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}")] if times else []
     for name, words in parts:
         counts = Counter(words(row.conditions) for row in measured)
-        found += [
+        conditions += [
             (name if len(counts) == 1 else f"{name} of {count(cells, 'cell')}", text)
             for text, cells in counts.most_common()
         ]
-    found += [("side by side", line) for line in interference(rows)]
+    conditions += [("side by side", line) for line in interference(rows)]
     lengths = lengths_of([level for row in measured for level in row.levels])
-    return [*found, ("tokens per request", lengths)] if lengths else found
+    return [*conditions, ("tokens per request", lengths)] if lengths else conditions
 
 
 def lengths_of(levels: Sequence[LevelResult]) -> str:
@@ -502,13 +504,13 @@ def print_report(
     finished: bool = True,
     stream: TextIO | None = None,
     workspace: Path | None = None,
-    told: Collection[str] = (),
+    reported: Collection[str] = (),
     verbose: bool = False,
     forecast: ForecastCheck | None = None,
 ) -> None:
     """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown".
 
-    A table does not repeat the reasons in `told`. `verbose` adds definitions and all details of the measurements.
+    A table does not repeat the reasons in `reported`. `verbose` adds definitions and all details of the measurements.
     """
     stream = sys.stdout if stream is None else stream
     if form == "json":
@@ -521,7 +523,9 @@ def print_report(
         stream.write(terminal.clean(text))
         return
     width = _width_of(stream)
-    _print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose, forecast=forecast), stream, width)
+    _print(
+        to_table(rows, width, workspace=workspace, reported=reported, verbose=verbose, forecast=forecast), stream, width
+    )
 
 
 def _print(shown: Group, stream: TextIO, width: int) -> None:

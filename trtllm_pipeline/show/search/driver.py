@@ -161,11 +161,11 @@ def search(
     budget: int,
     *,
     command: tuple[str, ...] = (),
-    told: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> Search:
     """Measure cells of the matrix until the `budget` is spent or no other cell can be better. Earlier measurements count.
 
-    Calls `told` before each cell runs. Raises like `flow.run`.
+    Calls `announce` before each cell runs. Raises like `flow.run`.
     """
     while True:
         state = look(request, store, goals)
@@ -174,7 +174,7 @@ def search(
             why = state.why_done if ahead is None else f"budget of {count(budget, 'cell')} spent"
             return ended(state, store, goals, budget, why)
         assert ahead.cell is not None
-        told(f"search {state.spent + 1}/{budget}: {ahead.cell}: {ahead.why}")
+        announce(f"search {state.spent + 1}/{budget}: {ahead.cell}: {ahead.why}")
         name = f"search-{len(state.tried) + 1}"
         result = flow.run(replace(request, cells=(ahead.cell,)), store, observer, command=command, name=name)
         choice: dict[str, Json] = {"cell": ahead.cell, "why": ahead.why}
@@ -189,7 +189,7 @@ def search(
 
 def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
     """The state of the cells in a workspace, and the next decision. Raises like `flow.outlook`, and PlanError."""
-    plan, seen = flow.outlook(request, store, Path() if store is None else store.workspace)
+    plan, outlook = flow.outlook(request, store, Path() if store is None else store.workspace)
     check_feasible(plan)
     measured = () if store is None else with_files("", rows(plan, store), outline(plan), store).cells
     tried = {cell.id: cell for cell in measured if _was_tried(cell.status, cell.failure)}
@@ -197,13 +197,15 @@ def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
     for cell in plan.feasible:
         if not cell.id.startswith(ALONE):
             groups.setdefault(_workload(cell), []).append(cell)
-    found = []
+    group_states = []
     for cells in groups.values():
-        options = tuple(_option(cell, plan, seen) for cell in cells)
-        found.append(WorkloadState(options, sum(cell.id in tried for cell in cells), decide(options, tried, goals)))
-    searched = {option.id for group in found for option in group.options}
+        options = tuple(_option(cell, plan, outlook) for cell in cells)
+        group_states.append(
+            WorkloadState(options, sum(cell.id in tried for cell in cells), decide(options, tried, goals))
+        )
+    searched = {option.id for group in group_states for option in group.options}
     of_search = {cell: row for cell, row in tried.items() if cell in searched}
-    return SearchState(request.matrix.stem, len(searched), of_search, tuple(found))
+    return SearchState(request.matrix.stem, len(searched), of_search, tuple(group_states))
 
 
 def _was_tried(status: CellStatus, failure: str | None) -> bool:
@@ -217,10 +219,10 @@ def _workload(cell: Cell) -> str:
     return json.dumps([cell.model, cell.isl, cell.osl, cell.settings["perf"]], sort_keys=True)
 
 
-def _option(cell: Cell, plan: Plan, seen: Forecast) -> Option:
+def _option(cell: Cell, plan: Plan, outlook: Forecast) -> Option:
     own = part(plan, [cell])
-    missing = to_run(own, lambda run: run.id in seen.present)
-    seconds = sum(seen.durations.expected(own.stage_runs[run]) for run in missing)
+    missing = to_run(own, lambda run: run.id in outlook.present)
+    seconds = sum(outlook.durations.expected(own.stage_runs[run]) for run in missing)
     built = not any(own.stage_runs[run].stage.scope is Scope.ARTIFACT for run in missing)
     return Option(cell.id, axes(cell), seconds, built)
 

@@ -118,15 +118,15 @@ def _ruled_out(
     for cell in known.values():
         by_line.setdefault(_but(cell.axes, (_BATCH,)), []).append(cell)
     by_weights = {_but(known[cell].axes, _NOT_OF_WEIGHTS): f"{cell}: {why}" for cell, why in inaccurate_cells.items()}
-    found = {}
+    ruled_out = {}
     for option in options:
         if option.id not in known:
             line = by_line.get(_but(option.axes, (_BATCH,)), ())
             of_batch = (why for cell in line if (why := _by_batch(option, cell, goals.slos)) is not None)
             why = next(of_batch, by_weights.get(_but(option.axes, _NOT_OF_WEIGHTS)))
             if why is not None:
-                found[option.id] = why
-    return found
+                ruled_out[option.id] = why
+    return ruled_out
 
 
 def _but(axes: Mapping[str, Json], names: Sequence[str]) -> str:
@@ -175,15 +175,15 @@ def _surely_missed(slo: Objective, value: float | None, larger: bool, queues: bo
 
 def _inaccurate(known: Mapping[CellId, Measured], bases: Mapping[CellId, CellId], goals: Goals) -> dict[CellId, str]:
     """The cells with insufficient accuracy, as far as known, with reasons."""
-    found = {}
+    reasons = {}
     for cell in known.values():
         base = known.get(bases.get(cell.id, cell.id))
         scored = goals.least is not None and goals.least.score is not None
         if cell.accuracy and (scored or (base is not None and base.accuracy)):
             why = inaccurate(cell, None if base is cell else base, goals.least, GROUPS)
             if why is not None:
-                found[cell.id] = why
-    return found
+                reasons[cell.id] = why
+    return reasons
 
 
 def _reference(
@@ -204,8 +204,8 @@ def _reference(
 
 def _value(cell: Measured, goals: Goals) -> float | None:
     """The cost of a cell, lower is better. None if it misses the objectives or the metric is unknown."""
-    found = at_best(cell, (), goals.slos, goals.objective, None)
-    value = cost(found, goals.objective) if found.reason is None and found.level is not None else math.inf
+    candidate = at_best(cell, (), goals.slos, goals.objective, None)
+    value = cost(candidate, goals.objective) if candidate.reason is None and candidate.level is not None else math.inf
     return value if math.isfinite(value) else None
 
 
@@ -271,7 +271,7 @@ def _promises(
     works = (1 + likeness[:, of_worked].sum(axis=1)) / (1 + likeness.sum(axis=1))
     sign, width = 1.0 if goals.objective == "throughput" else -1.0, 1 + len(goals.slos)
     reached = sign * math.log(abs(best)) if best else float((sign * mean[:, ::width]).min()) - 1.0
-    found: dict[CellId, Promise] = {}
+    promises: dict[CellId, Promise] = {}
     for index, option in enumerate(options):
         at_levels = []
         for at, key in zip(range(0, mean.shape[1], width), levels, strict=True):
@@ -282,8 +282,8 @@ def _promises(
             share = _improvement(sign * mean[index, at] - reached, error[index, at]) * fits * works[index]
             low, high = (math.exp(mean[index, at] + side * error[index, at]) for side in (-1, 1))
             at_levels.append(Promise(float(share), key, low, high, fits))
-        found[option.id] = max(at_levels, key=lambda each: each.share)
-    return found
+        promises[option.id] = max(at_levels, key=lambda each: each.share)
+    return promises
 
 
 def _quantities(cell: Measured, key: str, goals: Goals) -> list[float]:

@@ -42,7 +42,7 @@ def distances(cells: Sequence[Mapping[str, Json]], others: Sequence[int]) -> Arr
     import numpy as np
 
     chosen = np.array(others, dtype=int)
-    found = [np.zeros((len(cells), len(chosen)))]
+    per_axis = [np.zeros((len(cells), len(chosen)))]
     for name in dict.fromkeys(name for cell in cells for name in cell):
         values = [cell.get(name) for cell in cells]
         if len(set(map(str, values))) < 2:
@@ -50,12 +50,12 @@ def distances(cells: Sequence[Mapping[str, Json]], others: Sequence[int]) -> Arr
         numbers = _numbers(values)
         if numbers is None or min(numbers) == max(numbers):
             texts = np.array([str(value) for value in values])
-            found.append((texts[:, None] != texts[None, chosen]).astype(float))
+            per_axis.append((texts[:, None] != texts[None, chosen]).astype(float))
         else:
             places = np.array(numbers)
             places = (places - places.min()) / (places.max() - places.min())
-            found.append((places[:, None] - places[None, chosen]) ** 2)
-    return np.array(found[1:] or found)
+            per_axis.append((places[:, None] - places[None, chosen]) ** 2)
+    return np.array(per_axis[1:] or per_axis)
 
 
 def _numbers(values: Sequence[Json]) -> list[float] | None:
@@ -115,8 +115,8 @@ def _likelihood(shape: Covariance, apart: Array, values: Array) -> float:
 
 def _scales(white: Array) -> Array:
     """Variance of each quantity."""
-    found: Array = ((white**2).sum(axis=0) + _PRIOR * _SPREAD**2) / (len(white) + _PRIOR)
-    return found
+    scales: Array = ((white**2).sum(axis=0) + _PRIOR * _SPREAD**2) / (len(white) + _PRIOR)
+    return scales
 
 
 def predicted(shape: Covariance, apart: Array, measured: Sequence[int], values: Array) -> tuple[Array, Array]:
@@ -132,5 +132,5 @@ def predicted(shape: Covariance, apart: Array, measured: Sequence[int], values: 
     white = np.linalg.solve(factor, values - mean)
     shares = np.linalg.solve(factor, across.T)
     unknown = np.maximum(1.0 - (shares**2).sum(axis=0), 0.0) + shape.noise
-    found: Array = shares.T @ white + mean
-    return found, np.sqrt(unknown[:, None] * _scales(white))
+    means: Array = shares.T @ white + mean
+    return means, np.sqrt(unknown[:, None] * _scales(white))

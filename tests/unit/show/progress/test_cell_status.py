@@ -40,7 +40,7 @@ def test_of_very_many_cells_those_are_listed_that_are_not_done(tmp_path: Path, m
     assert any("no such tensor" in line for line in said()), "whatever failed is told"
     for cell in cells[1:]:
         make(cell)
-    assert said()[1:] == ["and 4 cells done: --cells PATTERN or --format json shows them"]
+    assert said()[1:] == ["and 4 cells done (show them with --cells PATTERN or --format json)"]
     store.close()
 
 

@@ -120,7 +120,7 @@ def test_plain_lines(tmp_path: Path) -> None:
         "  | log:9: line 9",
         "  try: look",
     ]
-    assert plain.told == {error.message, "look", NEVER.reason}
+    assert plain.reported == {error.message, "look", NEVER.reason}
     plain.waiting(run("perf"), "a dropped connection; attempt 2 in 4 s")
     plain.end()
     assert lines(stream) == [
@@ -144,7 +144,7 @@ def test_a_failure_that_is_explained_needs_no_end_of_a_log(tmp_path: Path) -> No
         f"  log: {log}",
         "  try: buy some",
     ]
-    assert quiet.told == {"build: no memory", "buy some"}
+    assert quiet.reported == {"build: no memory", "buy some"}
     quiet.changed(run("repository"), S.FAILED, error, 2.0)
     assert lines(stream) == [
         f"{run('repository').id}  {FP16.id}  failed after 2.0 s (out of memory): for the same reason",

@@ -303,7 +303,7 @@ def test_two_nights_on_one_machine_are_compared_and_what_changed_is_told() -> No
     new, base = (Side("n", (cell("fp16", level(), conditions=night),)) for night in reversed(NIGHTS))
     result = compare(new, base)
     assert (result.refused, len(result.pairs)) == ([], 2)
-    assert [str(each) for _, each in result.told] == [
+    assert [str(each) for _, each in result.caveats] == [
         "kernel: Linux 6.8.0 in the baseline, Linux 6.8.1 here",
         "commit: 0123456789ab in the baseline, ba9876543210 here",
     ]

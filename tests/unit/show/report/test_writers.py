@@ -128,7 +128,7 @@ def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch
 def test_reasons_that_were_told_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()
-    print_report(ROWS, stream=stream, workspace=Path("/ws"), told={str(failed("int4_wo").reason)})
+    print_report(ROWS, stream=stream, workspace=Path("/ws"), reported={str(failed("int4_wo").reason)})
     text = stream.getvalue()
     assert "build failed (out of memory), 2 cells: int4_wo/bs4, int4_wo/bs8\n\n" in text
     assert "somebody" not in text

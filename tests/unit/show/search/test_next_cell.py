@@ -160,7 +160,7 @@ def test_it_says_what_it_expects() -> None:
     words = r"expected \d+ to \d+ tok/s per GPU or host at concurrency \d+; best so far \d+; \d+% likely to meet the objectives"
     assert chosen.cell not in tried
     assert re.match(words, chosen.why), chosen.why
-    assert chosen.why.endswith("; about 10 min, its engine is there")
+    assert chosen.why.endswith("; about 10 min, engine exists")
 
 
 def test_a_metric_that_nothing_measured_stops_nothing() -> None:

@@ -59,7 +59,7 @@ class World:
             Observer(),
             Goals("throughput"),
             budget,
-            told=told,  # type: ignore[arg-type]
+            announce=told,  # type: ignore[arg-type]
         )
         return found
 
@@ -92,7 +92,7 @@ def test_it_stops_at_its_budget_and_goes_on_with_a_larger_one(world: Callable[..
     assert all(each["why"] for each in data["tried"])
     text = as_markdown(whole.blocks())
     assert f"{len(here.ran)} of 8 cells measured" in text
-    assert "**Why searches chose these**" in text
+    assert "**Reasons for these choices**" in text
 
 
 def test_workloads_take_turns(world: Callable[..., World]) -> None:

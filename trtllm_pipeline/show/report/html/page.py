@@ -180,7 +180,7 @@ def _data(
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
-    asked = shortened(workloads(rows))
+    workload_of_row = shortened(workloads(rows))
     under = {json.dumps(each): each for each in (_under(row) for row in rows)}
     places = {text: place for place, text in enumerate(under)}
     brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
@@ -202,10 +202,10 @@ def _data(
                 "under": places[json.dumps(_under(row))],
                 "launch": _launch(row, record, workspace),
             }
-            for row, workload in zip(rows, asked, strict=True)
+            for row, workload in zip(rows, workload_of_row, strict=True)
         ],
         "under": list(under.values()),
-        "apart": list(dict.fromkeys(label_of(name) for workload in asked for name, _ in workload)),
+        "apart": list(dict.fromkeys(label_of(name) for workload in workload_of_row for name, _ in workload)),
         "runs": of_cell,
         "one_machine": record.request.get("executor") is None,
         "stages": [_stage(stage, record, logs=brief or stage.ending is Ending.FAILED) for stage in record.stages],
@@ -217,11 +217,11 @@ def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | No
     served = any(stage.scope is Scope.SERVICE and row.id in stage.cells for stage in record.stages)
     if workspace is None or row.unfit is not None or not served:
         return None
-    asked = record.request
-    words = ["pipeline", "stage", "launch", "--matrix", str(asked.get("matrix"))]
-    sets = asked.get("sets")
+    request = record.request
+    words = ["pipeline", "stage", "launch", "--matrix", str(request.get("matrix"))]
+    sets = request.get("sets")
     words += [word for value in (sets if isinstance(sets, list) else ()) for word in ("--set", str(value))]
-    words += [] if asked.get("toolchain") is None else ["--toolchain", str(asked["toolchain"])]
+    words += [] if request.get("toolchain") is None else ["--toolchain", str(request["toolchain"])]
     return shlex.join([*words, "--cells", row.id, "--workspace", str(workspace)])
 
 
@@ -362,9 +362,9 @@ def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, st
         facts.append(("duration", duration(record.seconds)))
     endings = Counter(stage.ending for stage in record.stages)
     words = {Ending.MADE: "executed", Ending.UP_TO_DATE: "up to date", Ending.FAILED: "failed"}
-    told = ", ".join(f"{endings[ending]} {word}" for ending, word in words.items() if endings[ending])
-    if told:
-        facts.append(("stage runs", told))
+    outcomes = ", ".join(f"{endings[ending]} {word}" for ending, word in words.items() if endings[ending])
+    if outcomes:
+        facts.append(("stage runs", outcomes))
     if forecast is not None:
         facts.append(("time", forecast.line()))
     return facts
@@ -372,14 +372,14 @@ def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, st
 
 def _stage_summary(record: Record) -> list[dict[str, Any]]:
     """Per stage: numbers executed, up to date and failed, and the seconds spent and saved."""
-    found = []
+    lines = []
     for name in dict.fromkeys(stage.stage for stage in record.stages):
         stages = [stage for stage in record.stages if stage.stage == name]
         saved = sum(stage.made_s or 0.0 for stage in stages if stage.ending is Ending.UP_TO_DATE)
         line = {"stage": name, **Counter(_COUNTED.get(stage.ending, "not_run") for stage in stages)}
         spent = duration(sum(stage.seconds for stage in stages))
-        found.append({**line, "spent": spent, "saved": duration(saved) if saved else ""})
-    return found
+        lines.append({**line, "spent": spent, "saved": duration(saved) if saved else ""})
+    return lines
 
 
 def _environment(record: Record) -> list[tuple[str, str]]:
@@ -399,9 +399,9 @@ def _environment(record: Record) -> list[tuple[str, str]]:
     for stage in record.stages:
         identity = stage.key.get("identity")
         for name, value in identity.items() if isinstance(identity, dict) else ():
-            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            if said not in known.setdefault(name, []):
-                known[name].append(said)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if text not in known.setdefault(name, []):
+                known[name].append(text)
     facts += [(name, "; ".join(values)) for name, values in known.items()]
     gpus = sorted({gpu for stage in record.stages for gpu in stage.gpus})
     if gpus:
