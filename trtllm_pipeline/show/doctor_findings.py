@@ -71,12 +71,12 @@ class MachineCheck:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether one toolchain can be used."""
+    """Usability of one toolchain."""
 
     name: str
     summary: str
     missing: str | None
-    """What the machine lacks, or None if the toolchain can be used."""
+    """Missing requirement, or None if the toolchain can be used."""
     hint: str | None
     """Next installation step."""
 

@@ -1,4 +1,4 @@
-"""The command line: a module a command group; each parses, calls one function, shows the result."""
+"""The command line, with one module per command group. Each parses options, calls one function and shows the result."""
 
 import gc
 

@@ -82,25 +82,25 @@ COMMANDS: Final = (
     Command("serve ps", "serve:ps", "List managed servers: state, ports, GPUs."),
     Command("serve status", "serve:status", "Show details of managed servers: endpoints, processes, exit reasons."),
     Command("serve logs", "serve:logs", "Print and follow the log of a managed server."),
-    Command("serve stop", "serve:stop", "Stop servers; nothing of them is left running."),
+    Command("serve stop", "serve:stop", "Stop servers and all of their processes."),
     Command("serve restart", "serve:restart", "Stop servers, and start them again on the same ports."),
-    Command("serve install", "serve:install", "Write a systemd unit that keeps a server over restarts of the machine."),
+    Command("serve install", "serve:install", "Write a systemd unit that starts a server at boot."),
     Command(
         "serve monitoring", "monitoring:monitoring", "Write files for Prometheus and Grafana: alerts, a dashboard."
     ),
-    Command("serve gateway", "gateway:gateway", "Offer running servers as OpenAI endpoints."),
-    Command("chat", "chat:chat", "Talk with a model in the terminal.", _SERVERS),
-    Command("export", "export:export", "Write files that serve a verified cell elsewhere.", _SERVERS),
-    Command("doctor", "doctor:doctor", "Show what this machine has and lacks, and which toolchains work.", _FILES),
+    Command("serve gateway", "gateway:gateway", "Serve OpenAI endpoints for running servers."),
+    Command("chat", "chat:chat", "Chat with a model in the terminal.", _SERVERS),
+    Command("export", "export:export", "Write deployment files for a verified cell.", _SERVERS),
+    Command("doctor", "doctor:doctor", "Check this machine, and show which toolchains it can use.", _FILES),
     Command("matrix", "", "Create, check and describe matrix files.", _FILES),
-    Command("matrix init", "matrix:init", "Write a commented matrix to start from."),
-    Command("matrix check", "matrix:check", "Check matrix files and the recipes they name."),
-    Command("matrix show", "matrix:show", "List the cells of a matrix, and why some can never work."),
-    Command("matrix list", "matrix:list_", "List the matrices that come with the project."),
+    Command("matrix init", "matrix:init", "Write a commented matrix file as a starting point."),
+    Command("matrix check", "matrix:check", "Check matrix files and their recipes."),
+    Command("matrix show", "matrix:show", "List the cells of a matrix, and the reasons for infeasible ones."),
+    Command("matrix list", "matrix:list_", "List the shipped matrices."),
     Command("matrix schema", "matrix:schema", "Print the JSON Schema of matrix or recipe files, for editors."),
     Command("models", "", "List and show model recipes, and check Triton model repositories.", _FILES),
     Command("models list", "recipes:list_", "List the recipes, one line each."),
-    Command("models show", "recipes:show", "Show everything known about one model."),
+    Command("models show", "recipes:show", "Show the recipe of one model."),
     Command("models lint", "lint_repository:lint", "Find faults in a Triton model repository."),
     Command("store", "", "List, verify, share and remove the results in a workspace.", _FILES),
     Command("store list", "store_commands:list_", "List the artifacts."),
@@ -108,19 +108,19 @@ COMMANDS: Final = (
     Command("store keep", "store_commands:keep", "Protect artifacts from prune and rm."),
     Command("store prune", "store_commands:prune", "Remove leftovers of killed runs, and optionally unused artifacts."),
     Command("store rm", "store_commands:rm", "Remove the artifacts of cells, stages or runs."),
-    Command("store verify", "store_commands:verify", "Read every file again and compare it with the manifests."),
+    Command("store verify", "store_commands:verify", "Verify every file against the manifests."),
     Command("store repair", "store_commands:repair", "Rebuild the index from the manifests and the history."),
     Command("store provenance", "provenance:provenance", "Show, sign and verify the provenance of artifacts."),
     Command("store push", "remote:push", "Send artifacts to a remote store: S3, GCS, Azure, a directory."),
     Command("store pull", "remote:pull", "Fetch artifacts from a remote store, and verify them."),
-    Command("stage", "", "Run one stage, for cells of a matrix or on explicit files.", _RUNS, hidden=True),
+    Command("stage", "", "Run one stage for cells of a matrix or on explicit files.", _RUNS, hidden=True),
     *(Command(f"stage {name}", f"stage:{name}", text) for name, text in STAGES.items()),
     Command("stage replay", "execute:execute", "Rerun the commands of one job.json."),
 )
 GROUPS: Final = frozenset(row.path for row in COMMANDS if not row.target)
 _ABOUT: Final = (
-    "From a matrix of models to measured Triton servers: download, quantize, build, serve, test, measure. An "
-    "interrupted run continues where it stopped.\n\nScripts run single stages: pipeline stage --help."
+    "Download, quantize, build, serve, test and measure models on Triton, from a matrix of configurations. An "
+    "interrupted run can be continued.\n\nScripts run single stages: pipeline stage --help."
 )
 _WIDEST: Final = 140
 """Maximum width of help in columns. Wider lines are hard to read."""

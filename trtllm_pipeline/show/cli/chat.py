@@ -161,7 +161,7 @@ def _only(known: dict[str, KeptServer], workspace: str) -> str:
         raise UsageError(f"{len(ready)} servers are ready: {', '.join(ready)}", hint=f"pipeline chat {ready[0]}")
     raise UsageError(
         f"{workspace}: no server is ready",
-        hint="pipeline chat CELL serves a cell; pipeline chat URL asks any server",
+        hint="serve a cell with pipeline chat CELL, or use any server with pipeline chat URL",
     )
 
 
@@ -174,13 +174,13 @@ def _url(server: KeptServer) -> str:
         )
     if endpoint.openai is None:
         raise UsageError(
-            f"server {server.name} has no OpenAI endpoint", hint="pipeline serve start CELL --openai puts one in front"
+            f"server {server.name} has no OpenAI endpoint", hint="start one with pipeline serve start CELL --openai"
         )
     return endpoint.openai
 
 
 def _chosen(listed: Mapping[str, str | None], url: str, model: str | None, lora: str | None) -> str:
-    """The model to ask, or its adapter `lora`, of those that a server lists with what they are adapters of. Raises UsageError."""
+    """The name of the model, or of its adapter `lora`. `listed` maps the server's names to parent models. Raises UsageError."""
     bare = [name for name, parent in listed.items() if parent is None]
     if model is None and len(bare) == 1:
         model = bare[0]
@@ -188,7 +188,7 @@ def _chosen(listed: Mapping[str, str | None], url: str, model: str | None, lora:
         names = ", ".join(listed) or "none"
         raise UsageError(
             f"{url} has no model {model!r}; it has {names}" if model else f"{url} has the models {names}",
-            hint="--model NAME chooses one",
+            hint="choose one with --model NAME",
         )
     if lora is None:
         return model
@@ -196,13 +196,13 @@ def _chosen(listed: Mapping[str, str | None], url: str, model: str | None, lora:
     if lora not in adapters:
         raise UsageError(
             f"{url} lists no LoRA adapter {lora!r} of {model}; it lists {', '.join(adapters) or 'none'}",
-            hint="settings.lora.adapter of a matrix, or pipeline serve gateway --adapter, names them",
+            hint="set settings.lora.adapter in the matrix, or use pipeline serve gateway --adapter",
         )
     return adapters[lora]
 
 
 class _Terminal:
-    """Lines in, answers out."""
+    """Reads messages and prints responses."""
 
     def __init__(self, talk: Conversation) -> None:
         self._talk = talk
@@ -212,7 +212,7 @@ class _Terminal:
         self._column = 0
 
     def run(self) -> None:
-        """Until the end of the input, or /exit. Raises ServerError for input that is not typed."""
+        """Chat until the end of the input or /exit. Raises ServerError if the input is a pipe."""
         if self._typed:
             with suppress(ImportError):
                 import readline  # noqa: F401 - lines can be edited, and earlier ones fetched
@@ -231,7 +231,7 @@ class _Terminal:
                 explain_error(error)
 
     def _messages(self) -> Iterator[str]:
-        """What is typed, a line or a block each."""
+        """Yield messages: one line or one block each."""
         block: list[str] | None = None
         while True:
             try:
@@ -259,11 +259,11 @@ class _Terminal:
                 block = None
 
     def _line(self, prompt: str) -> str | None:
-        """The next line; None at the end."""
+        """The next line, or None at the end."""
         if not self._typed:
             line = sys.stdin.readline()
             return line.rstrip("\n") if line else None
-        if not sys.stdout.isatty():  # answers alone belong there
+        if not sys.stdout.isatty():  # stdout is only for responses
             sys.stderr.write(prompt)
             sys.stderr.flush()
             prompt = ""
@@ -274,13 +274,13 @@ class _Terminal:
             return None
 
     def _command(self, name: str, rest: str) -> bool:
-        """Follow a command; whether it ends the conversation."""
+        """Execute a command. Returns True if it ends the chat."""
         talk = self._talk
         if name in {"/exit", "/quit", "/bye"}:
             return True
         if name in {"/reset", "/clear"}:
             talk.reset()
-            note("forgotten")
+            note("conversation cleared")
         elif name == "/system":
             if rest:
                 talk.system = rest
@@ -288,7 +288,7 @@ class _Terminal:
             note(f"system prompt: {talk.system or 'none'}")
         else:
             if name not in {"/help", "/?"}:
-                note(f"there is no command {name}; a message that starts with / is written //...")
+                note(f"unknown command {name} (to send a message that starts with /, type //...)")
             width = max(map(len, _COMMANDS))
             note("\n".join(f"  {each:<{width}}  {text}" for each, text in _COMMANDS.items()))
         return False
@@ -297,7 +297,7 @@ class _Terminal:
         reply = self._talk.ask(message, self._show)
         self._end_line()
         if reply.finish_reason is None and not self._typed:
-            raise KeyboardInterrupt  # there is nobody to say something else
+            raise KeyboardInterrupt  # no user can continue a stopped chat from a pipe
         for call in reply.calls.values():
             note(f"tool call: {call}")
         if self._typed:
@@ -309,7 +309,7 @@ class _Terminal:
                 self._end_line()
             self._thinking = reasoning
             self._colour(_DIM if reasoning else _PLAIN)
-        # What a model thinks is not its answer: a pipe gets the answer alone.
+        # Reasoning is not part of the response. A pipe gets only the response.
         if not reasoning or self._typed:
             sys.stdout.write(piece)
             sys.stdout.flush()
@@ -334,16 +334,16 @@ def _split(message: str) -> tuple[str, str]:
 
 
 def _summary(reply: Reply) -> str:
-    """Below an answer: why it ended where that is not plain, and how fast it came."""
+    """Line below a response: an unusual finish reason, and the speed."""
     parts: list[Any] = []
     if reply.finish_reason is None:
         parts.append("stopped")
     elif reply.finish_reason not in {"stop", "tool_calls"}:
-        parts.append({"length": "cut off at its longest"}.get(reply.finish_reason, reply.finish_reason))
+        parts.append({"length": "cut off at the length limit"}.get(reply.finish_reason, reply.finish_reason))
     if reply.tokens is not None:
         parts.append(f"{reply.tokens} token{'' if reply.tokens == 1 else 's'}")
     if reply.tokens_per_s is not None:
         parts.append(f"{reply.tokens_per_s:.1f} tokens/s")
     if reply.first_token_s is not None:
         parts.append(f"first after {reply.first_token_s * 1000:.0f} ms")
-    return f"[{', '.join(parts) or 'no answer'}]"
+    return f"[{', '.join(parts) or 'no response'}]"

@@ -14,9 +14,7 @@ from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.show.cli import completion, options
 
 MATRIX_WORD: Final = "matrix_word"
-_Matrix = Annotated[
-    str | None, options.argument("MATRIX", "The matrix, same as --matrix.", complete=completion.matrices)
-]
+_Matrix = Annotated[str | None, options.argument("MATRIX", "Matrix, same as --matrix.", complete=completion.matrices)]
 
 
 def complete(function: Callable[..., Any], path: str) -> Callable[..., Any]:

@@ -113,7 +113,7 @@ def compare(
     else:
         write_output(output, text)
     if format == "csv" and judged.broken:
-        note(f"gate: {len(judged.broken)} broken; --format table or json says what")
+        note(f"gate: {len(judged.broken)} broken (list them with --format table or json)")
     if judged.refusal is not None:
         explain_error(judged.refusal)
     raise typer.Exit(judged.exit_code)

@@ -83,7 +83,7 @@ def _deep(
     from trtllm_pipeline.show.proof.findings import DeepExamination
 
     if assume is not None:
-        raise UsageError("--deep runs on this machine and cannot be combined with --assume", hint="leave out --assume")
+        raise UsageError("--deep runs on this machine and cannot be combined with --assume", hint="omit --assume")
     selected = {"families": family, "precisions": precision}
     deep = examination.examine(
         workspace,

@@ -13,7 +13,7 @@ from trtllm_pipeline.show.cli.output import emit_as
 
 def explain(
     ctx: typer.Context,
-    cell: Annotated[str, options.argument("CELL", "A cell's id, a pattern or part of it.", complete=completion.cells)],
+    cell: Annotated[str, options.argument("CELL", "Cell id, pattern or part of an id.", complete=completion.cells)],
     stage: Annotated[
         str | None,
         options.argument(

@@ -15,7 +15,7 @@ def export(
     ctx: typer.Context,
     cell: Annotated[
         str,
-        options.argument("CELL", "A cell's id, a pattern or part of it.", complete=options.completion.cells),
+        options.argument("CELL", "Cell id, pattern or part of an id.", complete=options.completion.cells),
     ],
     to: Annotated[
         str,

@@ -16,7 +16,7 @@ def logs(
     cell: Annotated[
         str,
         options.argument(
-            "CELL", "A cell's id, a pattern or part of it; or the id of a stage run.", complete=completion.cells
+            "CELL", "Cell id, pattern or part of an id, or the id of a stage run.", complete=completion.cells
         ),
     ],
     stage: Annotated[

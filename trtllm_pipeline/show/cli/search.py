@@ -66,7 +66,7 @@ def search(
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
         store = options.store_at(workspace)  # a dry run never creates one
-        ended = driver.ended(driver.look(request, store, goals), store, goals, budget, "nothing was run (--dry-run)")
+        ended = driver.ended(driver.look(request, store, goals), store, goals, budget, "dry run")
         outcome = replace(ended, exit_code=0)
     else:
         store = Store(Path(workspace))

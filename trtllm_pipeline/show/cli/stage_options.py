@@ -352,4 +352,4 @@ def instead(stage: Stage, typed: str) -> str:
         return f"--set settings.{section}.{keys[name]}=VALUE changes this setting of the matrix"
     if name in Axes.model_fields:
         return f"--set axes.{name}=[VALUE] changes an axis of the matrix"
-    return "leave it out: the matrix defines the inputs of its cells"
+    return "leave it out: the matrix says what its cells are made of"

@@ -21,7 +21,7 @@ def status(
     matrix: options.MatrixOrLatest = None,
     sets: options.Sets = None,
     toolchain: options.Toolchain = None,
-    watch: Annotated[bool, options.switch("--watch", "Refresh until nothing is running or Ctrl-C.")] = False,
+    watch: Annotated[bool, options.switch("--watch", "Refresh until all stages have ended or Ctrl-C.")] = False,
     runs: Annotated[
         bool, options.switch("--runs", "List runs instead, newest first: start, matrix, cells done and failed.")
     ] = False,

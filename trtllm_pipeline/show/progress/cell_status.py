@@ -50,7 +50,7 @@ class MatrixStatus:
     left: tuple[float, bool] | None = None
     """Time left of an active run by its own estimate, in seconds, and whether it is reliable."""
     goes_on: bool = False
-    """Whether a run of these cells is active, including one that waits for other processes."""
+    """True if a run of these cells is active, including one that waits for other processes."""
     took: Took | None = None
     """Forecast check of the newest run, if it has ended."""
 

@@ -41,7 +41,7 @@ class TimeLeft:
 
 
 def goes_on(folder: Path) -> bool:
-    """Whether the run in `directory` is active."""
+    """True if the run in `directory` is active."""
     return claims.is_held(folder / NAME)
 
 

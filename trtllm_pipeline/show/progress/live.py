@@ -122,7 +122,7 @@ class LiveObserver(QuietObserver):
             first, *rest = failure(run, error, seconds, self.reported)
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
 
-    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all is said
+    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all messages are printed
         """Print the message. The first frame follows."""
         self._say(message)
 

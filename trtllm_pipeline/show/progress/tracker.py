@@ -124,7 +124,7 @@ class Tracker:
         return self._clock() - self._began
 
     def is_due(self, every_s: float) -> bool:
-        """Whether a periodic message is due: one period after the start, and after each message."""
+        """True if a periodic message is due: one period after the start, and after each message."""
         due = (now := self._clock()) - self._due_since >= every_s
         if due:
             self._due_since = now

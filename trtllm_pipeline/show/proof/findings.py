@@ -31,7 +31,7 @@ _ONE_GPU: Final = "tp1pp1"
 
 
 class FindingStatus(str, Enum):
-    """Whether this package's knowledge was verified here."""
+    """Result of verifying this package's knowledge here."""
 
     VERIFIED = "verified"
     """It ran here with the expected result."""

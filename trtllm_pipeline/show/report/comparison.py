@@ -67,14 +67,14 @@ METHODS: Final = {
 
 
 class ChangeVerdict(str, Enum):
-    """Whether a difference is an improvement, judged by its interval."""
+    """Verdict on a difference, judged by its interval."""
 
     BETTER = "better"
     WORSE = "worse"
     NOISE = "noise"
     """The interval contains zero."""
     UNKNOWN = "unknown"
-    """There is no interval: too few measurements."""
+    """No interval: too few measurements."""
     MISSING = "missing"
     """One of the values is missing."""
 
@@ -436,7 +436,7 @@ def _of_repeats(level: LevelResult, of: Callable[[RepeatResult], float | None]) 
 
 
 def alternate(base: Sequence[float], new: Sequence[float]) -> bool:
-    """Whether two series of times alternate pair by pair: base, new, base, new, or the order within pairs alternating too."""
+    """True if two series of times alternate pair by pair: base, new, base, new, or with alternating order within pairs."""
     if len(base) != len(new) or len(base) < 2:
         return False
     order = sorted([(time, 0) for time in base] + [(time, 1) for time in new])

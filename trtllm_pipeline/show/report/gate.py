@@ -40,7 +40,7 @@ class Condition:
         return f"{self.metric}:{'+' if self.rising else '-'}{self.limit * 100:g}%"
 
     def broken_by(self, change: float) -> bool:
-        """Whether a relative change exceeds the limit."""
+        """True if a relative change exceeds the limit."""
         return change > self.limit if self.rising else change < -self.limit
 
 

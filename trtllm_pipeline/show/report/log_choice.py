@@ -50,7 +50,7 @@ def stage_run_of(
     running = [run for run in runs if states[run.id].status is StageStatus.RUNNING]
     if failed:
         return failed[0], f"{failed[0].stage} failed: {failed[0].id}"
-    # A stage that runs against a server says more than the server.
+    # The log of a stage that runs against a server is more informative than the server's.
     return (running[-1], f"{running[-1].stage} is running: {running[-1].id}") if running else None
 
 

@@ -101,7 +101,7 @@ def _offers(outlook: Forecast) -> list[str]:
     if offers is None:
         return []
     if offers.fault is not None:
-        return [f"nothing is pulled: {offers.fault}"]
+        return [f"no artifacts pulled: {offers.fault}"]
     pulled = count(len(offers.pulls), "artifact")
     lines = [
         f"pull: {pulled} from {offers.url}, {size(offers.size_bytes)}, instead of creating {_them(len(offers.pulls))}"
@@ -117,9 +117,9 @@ def _them(number: int) -> str:
 
 
 def _takes(plan: Plan, outlook: Forecast) -> list[str]:
-    """Time."""
+    """The expected time."""
     if not outlook.to_run and outlook.pulls:
-        return ["nothing to run after that"]
+        return ["no stages to run after the pull"]
     if not outlook.to_run:
         return ["nothing to do: all results are up to date"]
     some = f"rough for {outlook.guessed} of {count(len(outlook.to_run), 'stage run')}"

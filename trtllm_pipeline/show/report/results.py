@@ -39,7 +39,7 @@ class Results:
     runs: NewestCells
     matrix: str
     finished: bool
-    """Whether the newest run has written its report."""
+    """True after the newest run has written its report."""
     rows: tuple[CellResult, ...]
     forecast: ForecastCheck | None = None
     """Record of the newest run."""

@@ -209,7 +209,7 @@ def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
 
 
 def _was_tried(status: CellStatus, failure: str | None) -> bool:
-    """Whether a result is informative about its cell."""
+    """True if a result is informative about its cell."""
     failed = status is CellStatus.FAILED and failure not in _SAYS_NOTHING
     return failed or status in {CellStatus.DONE, CellStatus.UP_TO_DATE}
 

@@ -41,7 +41,7 @@ class Option:
     takes_s: float
     """Seconds needed to measure it, for the missing stages."""
     built: bool
-    """Whether its engine exists."""
+    """True if its engine exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _by_batch(option: Option, cell: Measured, slos: Sequence[Objective]) -> str 
 
 
 def _surely_missed(slo: Objective, value: float | None, larger: bool, queues: bool) -> bool:
-    """Whether a larger or smaller batch also misses an objective that was missed by `value`.
+    """True if a larger or smaller batch also misses an objective that was missed by `value`.
 
     More concurrent requests delay each token and raise the total rate. They delay the first token only if no request
     waited for a free slot.
