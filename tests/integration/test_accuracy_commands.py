@@ -177,7 +177,7 @@ def test_mistakes_are_told(openai: Any, rows: str, tmp_path: Path, capsys: pytes
     assert not openai[1], "nothing was asked before"
     for option, value in (("--min-score", "nan"), ("--min-score", "2"), ("--request-timeout-s", "-1")):
         assert main([*words, "--model", "m", option, value]) == 2
-    assert "is not an empty directory" in said("--model", "m", "--endpoint-type", "chat", "--output-dir", str(tmp_path))
+    assert "not an empty directory" in said("--model", "m", "--endpoint-type", "chat", "--output-dir", str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_lines_from_a_pipe(url: str) -> None:
         "It is.",
         "a\\u001b[31mb",
     ]
-    assert done.stderr.splitlines() == ["system prompt: Be brief.", "forgotten"]
+    assert done.stderr.splitlines() == ["system prompt: Be brief.", "conversation cleared"]
     assert done.returncode == 0
 
 
@@ -196,7 +196,7 @@ def test_a_terminal(url: str) -> None:
         assert "\x1b[2mWell, hm.\n\x1b[0mIt is.\n" in shown.replace("\x1b[0m\x1b[0m", "\x1b[0m")
         assert "tokens/s, first after" in shown
         terminal.type("cut off\n")
-        assert "Now and\n[cut off at its longest, 2 tokens" in terminal.wait(r"ms\]\n.*> ")
+        assert "Now and\n[cut off at the length limit, 2 tokens" in terminal.wait(r"ms\]\n.*> ")
         # Ctrl-C ends the answer, and what came of it stays said
         terminal.type("long\n")
         terminal.wait(" 3 4 5")
@@ -213,7 +213,7 @@ def test_a_terminal(url: str) -> None:
         terminal.wait("half")
         terminal.interrupt_line(r"Ctrl-D or /exit ends\)\n.*> ")
         terminal.type("/nothing\n")
-        assert "there is no command /nothing" in terminal.wait(r"several lines\n.*> ")
+        assert "unknown command /nothing" in terminal.wait(r"several lines\n.*> ")
         terminal.type("\x04")
         assert terminal.process.wait(30) == 0
 

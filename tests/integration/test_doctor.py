@@ -165,7 +165,7 @@ def test_text_says_the_same_without_colours_and_in_any_encoding() -> None:
         ]
         usable = [each["name"] for each in found["toolchains"] if each["usable"]]
         verdict = (
-            f"ready: pipeline run takes the toolchain {usable[0]}" if usable else "not ready: no toolchain can be used"
+            f"ready: pipeline run uses the toolchain {usable[0]}" if usable else "not ready: no toolchain can be used"
         )
         assert done.stdout.startswith(verdict)
 

@@ -215,7 +215,7 @@ def test_the_pytorch_runtime_in_every_family_and_precision_that_it_has(tmp_path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--family", "llama"), "--family and --precision are for --deep"),
+        (("--family", "llama"), "--family and --precision require --deep"),
         (("--deep", "--assume", "gpus=0"), "--deep examines this machine"),
         (("--deep", "--family", "mamba"), "there is no 'mamba'"),
         (("--deep", "--precision", "fp16,"), "there is no ''"),

@@ -128,7 +128,7 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
 
     assert "2 cells are selected" in refused("tiny")
     assert "matches none" in refused("no-such-cell")
-    assert "there is no target 'helm'" in refused(to="helm")
+    assert "unknown target 'helm'" in refused(to="helm")
     assert "expected at most 40" in refused("--name", "A_b")
     assert "--repository ORGANISATION/NAME" in refused(to="hub")
     assert "ORGANISATION/NAME" in refused("--repository", "a b/c", to="hub")
@@ -138,13 +138,13 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     assert r"--image 'a\x01b': expected" in refused("--image", "a\x01b")
     assert "--image ''" in refused("--image", "")
     assert "expected lower-case letters" in refused("--storage-class", "a\nb")
-    assert "--no-require-keys is for the OpenAI endpoint" in refused("--no-require-keys")
+    assert "--no-require-keys requires --openai" in refused("--no-require-keys")
 
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine").touch()
     words = ("export", CELL, "--to", "bundle", "--workspace", str(workspace), "--output-dir", str(full))
-    assert "is not an empty directory" in pipeline(*words, code=2).stderr
+    assert "not an empty directory" in pipeline(*words, code=2).stderr
     assert [each.name for each in full.iterdir()] == ["mine"]
 
     for weights in workspace.glob("store/build/*/out/model.gguf"):

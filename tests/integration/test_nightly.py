@@ -147,7 +147,7 @@ def two_nights(runner: Runner) -> None:
     runner.check_out()
     second = runner.night()
     assert not second.failed, told(second)
-    assert "nothing to do: every result that is asked for is up to date" in second.step("Plan").summary
+    assert "nothing to do: all results are up to date" in second.step("Plan").summary
     assert "1 up to date" in second.step("Run").output
     assert "**Gate: passed**" in second.step("Compare").summary
     assert "- same: both sides are one and the same measurement" in second.step("Compare").summary

@@ -254,7 +254,7 @@ override:
     )
     assert "toolchain tensorrt_llm_pytorch" in shown
     assert all(name in shown for name in rows)
-    assert "s of quantizing, converting and building" in shown
+    assert "s of quantization, conversion and build" in shown
 
 
 def test_transformers_and_llama_cpp_for_real(servers: Servers) -> None:

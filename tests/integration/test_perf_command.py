@@ -224,7 +224,7 @@ def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path
         (
             ("-u", "GRPC", "--model", "ensemble", "--engine", "nowhere"),
             2,
-            "--engine nowhere: there is no such directory",
+            "--engine nowhere: no such directory",
         ),
         (("-u", "GRPC/v2", "--model", "ensemble"), 2, "/v2: a Triton server has no path"),
         (("-u", "127.0.0.1:99999", "--model", "ensemble"), 2, "127.0.0.1:99999: expected HOST, HOST:PORT or"),

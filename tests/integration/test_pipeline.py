@@ -406,7 +406,7 @@ def test_what_failed_is_never_taken_and_what_was_asked_otherwise_never_compared(
 
 def test_an_artifact_of_other_code_is_marked_and_stays_up_to_date(done: Path, tmp_path: Path) -> None:
     """Two states of the pipeline's code in one workspace."""
-    assert "made by other code" not in pipeline("explain", "tiny/fp16", "--matrix", TINY, cwd=done)
+    assert "created by other code" not in pipeline("explain", "tiny/fp16", "--matrix", TINY, cwd=done)
     changed = tmp_path / "changed" / "trtllm_pipeline"
     shutil.copytree(Path(trtllm_pipeline.__file__).parent, changed, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(matrices_folder().parent / "recipes", changed.parent / "recipes")
@@ -425,7 +425,7 @@ def test_an_artifact_of_other_code_is_marked_and_stays_up_to_date(done: Path, tm
     made = json.loads(next((done / ".pipeline/store/build").glob("*/manifest.json")).read_text())["provenance"][
         "system"
     ]
-    assert f"made by other code: {made['code']}, this is " in shown
+    assert f"created by other code: {made['code']} (this is " in shown
 
 
 def test_a_policy_in_the_environment_holds_for_what_a_run_finds(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_s3_there_and_back_again_with_a_wrong_file_in_the_end(tmp_path: Path, s3
     code, told = pipeline(tmp_path, "push", url, "-w", "w", environment=s3)
     assert (code, told.count(" pushed ")) == (0, 2), told
     code, told = pipeline(tmp_path, "push", url, "-w", "w", environment=s3)
-    assert (code, told.count("there already")) == (0, 3), told
+    assert (code, told.count("already there")) == (0, 3), told
     code, told = pipeline(tmp_path, "pull", url, "-w", "w2", environment=s3)
     assert (code, told.count(" pulled ")) == (0, 2), told
     assert pipeline(tmp_path, "verify", "-w", "w2") == (0, "2 checked, 0 damaged\n")

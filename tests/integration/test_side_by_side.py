@@ -55,4 +55,4 @@ def test_two_cells_are_measured_at_the_same_time_and_one_of_them_alone_as_well(t
     begin = {cell: found[cell]["conditions"]["measured_s"] for cell in (PLAIN, other)}
     end = {cell: begin[cell] + found[cell]["seconds"]["perf"] for cell in begin}
     together = max(begin.values()) < min(end.values())
-    assert ("beside 1 other over alone, concurrency" if together else "measured beside nothing") in report
+    assert ("alongside 1 other vs. alone, concurrency" if together else "measured beside nothing") in report

@@ -342,7 +342,7 @@ CHECKS = (
 
 def test_the_verdict_comes_first_and_what_nobody_asked_for_is_grey() -> None:
     found = list(Examination(MACHINE, CHECKS, CPU_ONLY).lines())
-    assert found[0].text == "ready: pipeline run takes the toolchain embedded; see space.shm below"
+    assert found[0].text == "ready: pipeline run uses the toolchain embedded; see space.shm below"
     assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == [
         "TensorRT-LLM is not installed",
         "no GPU",

@@ -1,4 +1,4 @@
-"""What people see: the command line, reports, comparisons, progress, search, doctor."""
+"""User interfaces: the command line, reports, comparisons, progress, search, doctor."""
 
 from trtllm_pipeline.doors import door
 

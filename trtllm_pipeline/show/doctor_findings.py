@@ -1,7 +1,7 @@
-"""What `pipeline doctor` says: what can be done on this machine, which toolchains it can use, and a list of checks.
+"""Findings of `pipeline doctor`: checks of this machine, and the toolchains it can use.
 
-A check is about one thing and says what to do where that is not well. None of them raises, and none needs a package
-from outside the standard library: this is what one runs when something is missing.
+A check covers one thing and suggests a fix for a problem. Checks never raise and need only the standard library, because
+people run them when something is missing.
 """
 
 from __future__ import annotations
@@ -24,61 +24,61 @@ from trtllm_pipeline.tensorrt import catalog as toolchains
 SCHEMA: Final = 1
 _GIB: Final = 2**30
 _LEAST_DISK: Final = 50 * _GIB
-"""Weights of a 7B model in 16 bits are 15 GB, and lie there three times: model, checkpoint, engine."""
+"""16-bit weights of a 7B model take 15 GB and are stored three times: model, checkpoint, engine."""
 _SHM: Final = memory.SHARED
 _LEAST_SHM: Final = 1 * _GIB
-"""Triton's Python backend passes tensors through it; Docker gives 64 MiB unless told otherwise."""
+"""Triton's Python backend passes tensors through it; Docker provides 64 MiB by default."""
 _LEAST_OPEN_FILES: Final = 1024
 _BUSY: Final = 0.05
-"""Share of a GPU's memory that the driver itself may hold before the GPU counts as in use."""
+"""Maximum share of GPU memory used by the driver. A GPU with more counts as in use."""
 _SOURCE_INSTALL: Final = "python3 -m pip install -e ."
 
 
 class CheckStatus(str, Enum):
-    """How one thing stands."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"
-    """There, and something about it will hurt."""
+    """Present, but with a problem."""
     MISSING = "missing"
-    """Not there, or not usable; whether it is needed depends on the toolchain."""
+    """Missing or unusable. Whether it is needed depends on the toolchain."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineCheck:
-    """One thing looked at."""
+    """The result of one check."""
 
     id: str
     """Stable: `GROUP.NAME`."""
     status: CheckStatus
     value: Json
-    """For programs: a version, a path, a number of bytes; None where there is none."""
+    """Machine-readable value: a version, a path, a number of bytes, or None."""
     detail: str
-    """For people."""
+    """Text for humans."""
     hint: str | None = None
-    """What to do about it."""
+    """Suggested fix."""
 
     @property
     def group(self) -> str:
-        """The first part of the id."""
+        """First part of the id."""
         return self.id.partition(".")[0]
 
     @property
     def needed_by(self) -> tuple[str, ...]:
-        """Names of the toolchains that need it; none for what only some models need."""
+        """Names of the toolchains that need it. Empty if only some models need it."""
         return _NEEDED_BY.get(self.id, _NEEDED_BY.get(self.group, toolchains.names()))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether one toolchain can be used."""
+    """Usability of one toolchain."""
 
     name: str
     summary: str
     missing: str | None
-    """What the machine lacks, or None when the toolchain can be used."""
+    """Missing requirement, or None if the toolchain can be used."""
     hint: str | None
-    """What to install next."""
+    """Next installation step."""
 
 
 _GPU_TOOLCHAINS: Final = ("tensorrt_llm", "tensorrt_llm_pytorch")
@@ -89,7 +89,7 @@ _NEEDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "quantize": _GPU_TOOLCHAINS,
     "hub": (),
 }
-"""Group or id of a check -> the toolchains that need it, where that is not all of them."""
+"""Group or id of a check -> the toolchains that need it, if not all do."""
 
 
 NEXT: Final[Mapping[str, str]] = {
@@ -98,25 +98,25 @@ NEXT: Final[Mapping[str, str]] = {
     "tensorrt_llm_pytorch": "run in an NGC image that has TensorRT-LLM 1.0 or later, or install that from NVIDIA's "
     "package index",
 }
-"""Toolchain -> what to do on a machine that cannot use it."""
+"""Toolchain -> installation hint."""
 
 
-def examine(seen: Survey, workspace: Path) -> tuple[MachineCheck, ...]:
-    """Every check of this machine, by group. Runs `mpirun --version` where there is one, nothing else."""
+def examine(survey: Survey, workspace: Path) -> tuple[MachineCheck, ...]:
+    """All checks of this machine, by group. The only program it runs is `mpirun --version`."""
     return (
-        *_host(seen.machine),
-        *_gpu(seen.graphics),
-        *_tensorrt_llm(seen.machine, seen.problems),
-        *_triton(seen.machine),
-        *_quantize(seen.machine),
+        *_host(survey.machine),
+        *_gpu(survey.graphics),
+        *_tensorrt_llm(survey.machine, survey.problems),
+        *_triton(survey.machine),
+        *_quantize(survey.machine),
         *_space(workspace),
-        *_limits(seen.machine),
+        *_limits(survey.machine),
         *_hubs(),
     )
 
 
 def examine_assumed(machine: Machine) -> tuple[MachineCheck, ...]:
-    """The checks that an assumed machine says anything about."""
+    """The checks that apply to an assumed machine."""
     devices = tuple(gpus.Device(gpu, gpu.uuid) for gpu in machine.gpus)
     return (
         *_gpu(gpus.Graphics(devices, devices, source="--assume")),
@@ -127,7 +127,7 @@ def examine_assumed(machine: Machine) -> tuple[MachineCheck, ...]:
 
 
 def judge(machine: Machine) -> tuple[Verdict, ...]:
-    """Every toolchain, the preferred first."""
+    """Verdicts on all toolchains, preferred first."""
     verdicts = []
     for name in toolchains.names():
         try:
@@ -145,7 +145,7 @@ _LOOKS: Final = {
     (CheckStatus.MISSING, False): ("✗", "X", "red"),
     (CheckStatus.MISSING, True): ("·", "-", "dim"),
 }
-"""Symbol, the same in ASCII, style; by status, and whether nobody needs what is missing."""
+"""Status and whether no toolchain needs the missing thing -> symbol, ASCII symbol, style."""
 TITLES: Final = {
     "host": "this host",
     "gpu": "GPUs",
@@ -162,14 +162,14 @@ _HINT_INDENT: Final = " " * 13 + "do: "
 
 @dataclass(frozen=True, slots=True)
 class MarkedLine:
-    """A line of text. `status` puts a mark before it; `grey` says that nobody needs what is missing."""
+    """A line of text. `status` adds a mark before it. `grey` means that no toolchain needs the missing thing."""
 
     text: str
     status: CheckStatus | None = None
     grey: bool = False
 
     def mark(self, *, ascii_only: bool) -> tuple[str, str]:
-        """What stands before the text, and its style."""
+        """The mark before the text, and its style."""
         if self.status is None:
             return "", ""
         symbol, plain, style = _LOOKS[self.status, self.grey]
@@ -178,13 +178,13 @@ class MarkedLine:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """All that `pipeline doctor` found."""
+    """All findings of `pipeline doctor`."""
 
     machine: Machine
     checks: tuple[MachineCheck, ...]
     verdicts: tuple[Verdict, ...]
     toolchain: str | None = None
-    """The one that was asked for."""
+    """The requested toolchain."""
 
     @property
     def assume(self) -> str:
@@ -193,12 +193,12 @@ class Examination:
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 where no toolchain can be used, or the one that was asked for cannot."""
-        asked = [verdict for verdict in self.verdicts if self.toolchain in {None, verdict.name}]
-        return 0 if any(verdict.missing is None for verdict in asked) else 3
+        """0, or 3 if no toolchain, or not the requested one, can be used."""
+        wanted = [verdict for verdict in self.verdicts if self.toolchain in {None, verdict.name}]
+        return 0 if any(verdict.missing is None for verdict in wanted) else 3
 
     def lines(self) -> Iterator[MarkedLine]:
-        """All of it for people, the verdict first."""
+        """All findings as text, the verdict first."""
         usable = [verdict for verdict in self.verdicts if verdict.missing is None]
         wanted = [each for each in self.verdicts if each.name == self.toolchain] or usable[:1] or self.verdicts
         names = {each.name for each in wanted}
@@ -207,7 +207,7 @@ class Examination:
         ]
         if wanted[0].missing is None:
             look = f"; see {', '.join(each.id for each in wrong)} below" if wrong else ""
-            yield MarkedLine(f"ready: pipeline run takes the toolchain {wanted[0].name}{look}")
+            yield MarkedLine(f"ready: pipeline run uses the toolchain {wanted[0].name}{look}")
         elif self.toolchain is not None:
             yield MarkedLine(f"not ready: the toolchain {self.toolchain} cannot be used on this machine")
         else:
@@ -234,12 +234,12 @@ class Examination:
         )
 
     def text(self, encoding: str | None) -> str:
-        """The same as plain text, in ASCII where `encoding` is not one of Unicode."""
+        """The findings as plain text, in ASCII if `encoding` is not a Unicode encoding."""
         ascii_only = "utf" not in (encoding or "").lower()
         return "\n".join(f"{line.mark(ascii_only=ascii_only)[0]}{line.text}" for line in self.lines())
 
     def to_json(self) -> dict[str, Json]:
-        """In the shape that docs/doctor.md has."""
+        """The JSON form, see docs/doctor.md."""
         about = {"sm": self.machine.sm, "identity": dict(probe.identity(self.machine)), "assume": self.assume}
         return {
             "schema": SCHEMA,
@@ -259,13 +259,13 @@ def _with_hint(text: str, hint: str | None, status: CheckStatus, grey: bool) -> 
 
 
 def run(workspace: Path, *, assumed: str | None = None, toolchain: str | None = None) -> Examination:
-    """Look at this machine, or at one that is described as `--assume` takes it. Raises UsageError."""
+    """Examine this machine, or an assumed machine in the syntax of `--assume`. Raises UsageError."""
     if assumed is not None:
         machine = assume.parse(assumed)
         checks = examine_assumed(machine)
     else:
-        seen = probe.survey()
-        machine, checks = seen.machine, examine(seen, workspace)
+        survey = probe.survey()
+        machine, checks = survey.machine, examine(survey, workspace)
     if toolchain is not None:
         toolchains.load(toolchain)
     return Examination(machine, checks, judge(machine), toolchain)
@@ -274,7 +274,7 @@ def run(workspace: Path, *, assumed: str | None = None, toolchain: str | None = 
 def _check(
     check_id: str, value: Json, detail: str, hint: str | None = None, status: CheckStatus = CheckStatus.WARNING
 ) -> MachineCheck:
-    """One thing looked at; without a hint all is well."""
+    """A check result. Without a hint, the status is OK."""
     return MachineCheck(check_id, status if hint else CheckStatus.OK, value, detail, hint)
 
 
@@ -295,12 +295,12 @@ def _host(machine: Machine) -> Iterator[MachineCheck]:
 
 
 def _packages() -> MachineCheck:
-    """Whether what the project itself needs is there, by its own metadata."""
+    """Check the project's own dependencies, from its metadata."""
     distribution = probe.distribution_of("trtllm-pipeline")
     if distribution is None:
         detail, hint = (
             "the project runs from a directory and is not installed",
-            f"{_SOURCE_INSTALL} installs it with all it needs",
+            f"install it with its dependencies: {_SOURCE_INSTALL}",
         )
         return _check("host.packages", None, detail, hint)
     needed = [text for text in distribution.requires or () if "extra ==" not in text]
@@ -309,24 +309,24 @@ def _packages() -> MachineCheck:
     if absent:
         hint = f"python3 -m pip install {' '.join(absent)}"
         return _missing("host.packages", f"not installed: {', '.join(absent)}", hint, [*absent])
-    return _check("host.packages", [], f"all {len(names)} packages that the project needs")
+    return _check("host.packages", [], f"all {len(names)} required packages")
 
 
 def _gpu(graphics: gpus.Graphics) -> Iterator[MachineCheck]:
     for problem in graphics.problems:
-        yield _check("gpu.problem", problem, problem, "nvidia-smi may tell more")
+        yield _check("gpu.problem", problem, problem, "run nvidia-smi for details")
     if graphics.driver:
         cuda = f", for CUDA up to {graphics.cuda}" if graphics.cuda else ""
         yield _check("gpu.driver", graphics.driver, f"{graphics.driver}{cuda}, reported by {graphics.source}")
     if not graphics.everything:
-        hint = "TensorRT-LLM needs one (in a container: docker run --gpus all); the embedded toolchain needs none"
+        hint = "TensorRT-LLM needs one (in a container: docker run --gpus all), the embedded toolchain does not"
         yield _missing("gpu.devices", "no NVIDIA GPU is visible", hint, 0)
         return
-    used, there = len(graphics.devices), len(graphics.everything)
+    used, total = len(graphics.devices), len(graphics.everything)
     yield _check(
         "gpu.devices",
         used,
-        f"{used}" if used == there else f"{used} of {there}, by {gpus.MASK_VARIABLE}",
+        f"{used}" if used == total else f"{used} of {total}, by {gpus.MASK_VARIABLE}",
         None if used else f"unset {gpus.MASK_VARIABLE}, or name a device that nvidia-smi -L lists",
         CheckStatus.MISSING,
     )
@@ -337,7 +337,7 @@ def _gpu(graphics: gpus.Graphics) -> Iterator[MachineCheck]:
         yield _check(
             "gpu.mixed",
             names,
-            f"different GPUs: {', '.join(map(str, names))}; plans are made for the weakest",
+            f"different GPUs: {', '.join(map(str, names))}; plans assume the weakest",
             f"{gpus.MASK_VARIABLE} with UUIDs leaves those of one kind (by index, CUDA counts the fastest first unless "
             "CUDA_DEVICE_ORDER=PCI_BUS_ID)",
         )
@@ -359,23 +359,28 @@ def _device(number: int, device: gpus.Device) -> MachineCheck:
 
 
 def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[MachineCheck]:
-    found = machine.tensorrt_llm
-    if found is None:
+    installation = machine.tensorrt_llm
+    if installation is None:
         yield _missing(
             "tensorrt_llm.release",
             problems.get("release", "TensorRT-LLM is not installed"),
-            "run in one of NVIDIA's images, or install its wheel from NVIDIA's package index (others have stubs only)",
+            "run in one of NVIDIA's images, or install the wheel from NVIDIA's package index (PyPI has only a stub)",
         )
     else:
-        yield _check("tensorrt_llm.release", found.release, f"{found.release}, under {found.python}")
-        yield _or_missing(
-            "tensorrt_llm.build",
-            found.build,
-            "no trtllm-build: only the PyTorch backend can be used",
-            "releases up to 1.2 have it; later ones load models directly and need no engine",
+        yield _check(
+            "tensorrt_llm.release", installation.release, f"{installation.release}, under {installation.python}"
         )
         yield _or_missing(
-            "tensorrt_llm.serve", found.serve, "no trtllm-serve", "releases from 0.15 have it; Triton serves without it"
+            "tensorrt_llm.build",
+            installation.build,
+            "no trtllm-build: only the PyTorch backend is available",
+            "releases up to 1.2 include it; later releases load models directly and need no engine",
+        )
+        yield _or_missing(
+            "tensorrt_llm.serve",
+            installation.serve,
+            "no trtllm-serve",
+            "releases since 0.15 include it; Triton works without it",
         )
         for part, what, variable, without in (
             ("examples", "example scripts", probe.EXAMPLES_VARIABLE, "quantizing and converting need Model Optimizer"),
@@ -383,32 +388,34 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Mac
         ):
             yield _or_missing(
                 f"tensorrt_llm.{part}",
-                getattr(found, part),
-                problems.get(part, f"no {what} of release {found.release}; {without}"),
+                getattr(installation, part),
+                problems.get(part, f"no {what} of release {installation.release}; {without}"),
                 f"set {variable} to the directory of the same release",
                 CheckStatus.WARNING if part in problems else CheckStatus.MISSING,
             )
     if machine.mpirun is None:
-        detail = "no mpirun, which starts engines on several GPUs"
+        detail = "no mpirun, needed for engines on several GPUs"
         yield _missing("tensorrt_llm.mpirun", detail, "apt-get install openmpi-bin")
     else:
-        told = "" if machine.assumed else _first_line(machine.mpirun, "--version")
-        yield _check("tensorrt_llm.mpirun", machine.mpirun, f"{machine.mpirun} {told}".rstrip())
+        version = "" if machine.assumed else _first_line(machine.mpirun, "--version")
+        yield _check("tensorrt_llm.mpirun", machine.mpirun, f"{machine.mpirun} {version}".rstrip())
 
 
 def _triton(machine: Machine) -> Iterator[MachineCheck]:
-    found = machine.triton
-    if found is None:
+    installation = machine.triton
+    if installation is None:
         hint = f"run in one of NVIDIA's Triton images, or {NEXT['embedded']}"
         yield _missing("triton.server", "no tritonserver", hint)
         return
-    yield _check("triton.server", found.version, f"{found.version or 'of unknown version'}: {found.path}")
-    names, python = ", ".join(found.backends) or "nothing", "python" in found.backends
+    yield _check(
+        "triton.server", installation.version, f"{installation.version or 'of unknown version'}: {installation.path}"
+    )
+    names, python = ", ".join(installation.backends) or "nothing", "python" in installation.backends
     yield _check(
         "triton.backends",
-        list(found.backends),
+        list(installation.backends),
         names if python else f"no Python backend, only: {names}",
-        None if python else "every toolchain has models in Python: use an image whose tag ends in py3",
+        None if python else "every toolchain needs the Python backend: use an image whose tag ends in py3",
     )
 
 
@@ -416,15 +423,15 @@ def _model_optimizer(machine: Machine) -> MachineCheck:
     return _or_missing(
         "quantize.model_optimizer",
         machine.model_optimizer,
-        "NVIDIA Model Optimizer is not installed; quantizing then needs TensorRT-LLM's example scripts",
-        f"install 'trtllm-pipeline[quantize]' into an environment and name its python with {probe.QUANTIZING_VARIABLE}",
+        "NVIDIA Model Optimizer is not installed; quantization then needs TensorRT-LLM's example scripts",
+        f"install 'trtllm-pipeline[quantize]' into an environment, and set {probe.QUANTIZING_VARIABLE} to its python",
     )
 
 
 def _quantize(machine: Machine) -> Iterator[MachineCheck]:
     yield _model_optimizer(machine)
     if machine.torch is None:
-        hint = "python3 -m pip install torch, which Model Optimizer calibrates with"
+        hint = "python3 -m pip install torch (Model Optimizer needs it for calibration)"
         yield _missing("quantize.torch", "torch is not installed", hint)
     else:
         cuda = probe.torch_cuda()
@@ -432,12 +439,12 @@ def _quantize(machine: Machine) -> Iterator[MachineCheck]:
             "quantize.torch",
             machine.torch,
             f"{machine.torch}, {f'for CUDA {cuda}' if cuda else 'without CUDA: calibration runs on CPUs'}",
-            "install a torch that is built for CUDA" if machine.gpus and cuda is None else None,
+            "install a torch build with CUDA" if machine.gpus and cuda is None else None,
         )
     yield _or_missing(
         "quantize.transformers",
         version_of("transformers"),
-        "transformers is not installed; it loads models to quantize",
+        "transformers is not installed; quantization needs it to load models",
         "python3 -m pip install transformers",
     )
 
@@ -450,7 +457,7 @@ def _space(workspace: Path) -> Iterator[MachineCheck]:
         hint = "Triton's Python backend and NCCL need it; mount a tmpfs there"
         yield _missing("space.shm", f"{_SHM}: {error}", hint)
         return
-    hint = "Triton's Python backend and NCCL pass data through it: docker run --shm-size=2g, or more"
+    hint = "Triton's Python backend and NCCL use it: docker run --shm-size=2g, or more"
     text = f"{_size(shm.free)} free of {_size(shm.total)} in {_SHM}"
     yield _check("space.shm", shm.free, text, hint if shm.free < _LEAST_SHM else None)
 
@@ -459,12 +466,12 @@ def _workspace(folder: Path) -> MachineCheck:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return _check("space.workspace", None, f"{folder}: {error}", "name another with --workspace")
+        return _check("space.workspace", None, f"{folder}: {error}", "name another directory with --workspace")
     where = f"{_size(free)} free in {folder}"
     if not os.access(folder, os.W_OK):
-        hint = "name another directory with --workspace, or change who may write there"
-        return _missing("space.workspace", f"{where}, which you may not write to", hint, free)
-    hint = "a 7B model takes about 50 GiB as model, checkpoint and engine: --workspace on a larger disk"
+        hint = "name another directory with --workspace, or change its permissions"
+        return _missing("space.workspace", f"{where}, not writable", hint, free)
+    hint = "a 7B model takes about 50 GiB as model, checkpoint and engine: choose a larger disk with --workspace"
     return _check("space.workspace", free, where, hint if free < _LEAST_DISK else None)
 
 
@@ -475,7 +482,7 @@ def _limits(machine: Machine) -> Iterator[MachineCheck]:
         "limits.memlock",
         None if unlimited else memlock,
         "unlimited locked memory" if unlimited else f"{_size(memlock)} of locked memory",
-        "several GPUs exchange data through locked memory: docker run --ulimit memlock=-1"
+        "data exchange between GPUs needs locked memory: docker run --ulimit memlock=-1"
         if machine.gpus and not unlimited
         else None,
     )
@@ -484,7 +491,7 @@ def _limits(machine: Machine) -> Iterator[MachineCheck]:
     yield _check(
         "limits.open_files",
         None if unlimited else files,
-        "any number of open files" if unlimited else f"{files} open files",
+        "unlimited open files" if unlimited else f"{files} open files",
         f"ulimit -n {_LEAST_OPEN_FILES}, or more for high concurrency"
         if files < _LEAST_OPEN_FILES and not unlimited
         else None,
@@ -504,7 +511,7 @@ def _hubs() -> Iterator[MachineCheck]:
 
 
 def _token(check_id: str, variables: tuple[str, ...], file: Path, how: str) -> MachineCheck:
-    """Whether there is a token; its value is never looked at."""
+    """Check whether a token exists, without reading its value."""
     named = next((name for name in variables if os.environ.get(name)), None)
     try:
         stored = file.stat().st_size > 0

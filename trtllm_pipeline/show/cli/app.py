@@ -1,7 +1,7 @@
-"""`pipeline`: a table of commands, of which only the one that was asked for is imported, and every expected error in words.
+"""`pipeline`: the table of commands, lazy import of the requested one, and messages for expected errors.
 
-Nothing heavy is imported here: `pipeline --help` costs little more than Typer. Annotations are no texts here, which Typer
-would evaluate for each of the commands that it only names.
+Nothing heavy is imported here: `pipeline --help` costs little more than Typer. Annotations are evaluated at definition.
+Typer would otherwise evaluate string annotations of every command that it lists.
 """
 
 import functools
@@ -46,28 +46,30 @@ STAGES: Final = {
     "adapter": "Fetch a LoRA adapter and verify it.",
     "draft": "Fetch the draft model of speculative decoding and verify it.",
     "quantize": "Quantize a model into a checkpoint.",
-    "convert": "Convert a model into a checkpoint, quantized if the precision needs it.",
+    "convert": "Convert a model into a checkpoint, quantized if the precision requires it.",
     "build": "Build an engine from a checkpoint.",
     "visual": "Build the vision encoder engine.",
-    "check": "Get one answer from an engine, without a server.",
+    "check": "Generate one response from an engine, without a server.",
     "repository": "Write a Triton model repository for an engine.",
-    "launch": "Start a server on a repository and keep it running.",
-    "smoke": "Check a running server's answers over every protocol.",
+    "launch": "Start a server for a repository and keep it running.",
+    "smoke": "Check the responses of a running server over every protocol.",
     "perf": "Measure the latency and throughput of a running server.",
     "accuracy": "Score the answers of a running server.",
-    "score": "Score the answers that perf timed.",
+    "score": "Score the answers recorded by perf.",
 }
 COMMANDS: Final = (
-    Command("run", "run:run", "Run everything in a matrix that is not done yet.", _RUNS),
-    Command("plan", "run:plan", "Show what would run and why, what cells share, and how long it takes.", _RUNS),
-    Command("status", "status:status", "Show the progress of each cell, or list the runs.", _RUNS),
-    Command("logs", "logs:logs", "Show the log of a cell's stage.", _RUNS),
-    Command("explain", "explain:explain", "Explain why a stage has to run, or what its result was made from.", _RUNS),
-    Command("resume", "run:resume", "Continue the latest run: the short form of run --resume.", _RUNS, hidden=True),
+    Command("run", "run:run", "Run every cell of a matrix that is not done yet.", _RUNS),
+    Command("plan", "run:plan", "Show what would run and why, shared stages, and expected times.", _RUNS),
+    Command("status", "status:status", "Show the progress of each cell, or list runs.", _RUNS),
+    Command("logs", "logs:logs", "Print the log of a stage.", _RUNS),
+    Command("explain", "explain:explain", "Explain why a stage has to run, and what its fingerprint contains.", _RUNS),
+    Command("resume", "run:resume", "Continue the latest run (short for run --resume).", _RUNS, hidden=True),
     Command("report", "report:report", "Show results: table, HTML page, JSON, CSV, Markdown, JUnit XML.", _RESULTS),
-    Command("compare", "compare:compare", "Show what got better or worse, and fail on regressions if asked.", _RESULTS),
-    Command("recommend", "recommend:recommend", "Recommend a configuration, and explain why not the others.", _RESULTS),
-    Command("search", "search:search", "Find the best cell of a large matrix without measuring all of it.", _RESULTS),
+    Command("compare", "compare:compare", "Compare runs or cells, and optionally fail on regressions.", _RESULTS),
+    Command(
+        "recommend", "recommend:recommend", "Recommend a configuration, and explain why others were excluded.", _RESULTS
+    ),
+    Command("search", "search:search", "Find the best cell of a large matrix without measuring every cell.", _RESULTS),
     Command("bench", "", "Measure any server, without a matrix.", _SERVERS),
     Command("bench load", "bench:load", "Measure the latency and throughput of any server by its URL."),
     Command("bench analyze", "bench:analyze", "Recompute all metrics from an event file."),
@@ -75,66 +77,64 @@ COMMANDS: Final = (
     Command("eval answers", "evaluate:answers", "Score the answers of any server."),
     Command("eval drift", "evaluate:drift", "Compare the answers of two servers or runs."),
     Command("eval lm-eval", "evaluate:lm_eval", "Run tasks of lm-eval against a server."),
-    Command("serve", "", "Start managed servers and a gateway, and list, follow and stop them.", _SERVERS),
-    Command("serve start", "serve:start", "Start a server and keep it running after this terminal is closed."),
-    Command("serve ps", "serve:ps", "List the servers that are kept: state, ports, GPUs."),
-    Command("serve status", "serve:status", "Show all about managed servers: endpoints, processes, why one ended."),
-    Command("serve logs", "serve:logs", "Print what a managed server wrote, and follow it."),
-    Command("serve stop", "serve:stop", "Stop servers; nothing of them is left running."),
+    Command("serve", "", "Start, list, follow and stop managed servers and a gateway.", _SERVERS),
+    Command("serve start", "serve:start", "Start a server that keeps running after this terminal closes."),
+    Command("serve ps", "serve:ps", "List managed servers: state, ports, GPUs."),
+    Command("serve status", "serve:status", "Show details of managed servers: endpoints, processes, exit reasons."),
+    Command("serve logs", "serve:logs", "Print and follow the log of a managed server."),
+    Command("serve stop", "serve:stop", "Stop servers and all of their processes."),
     Command("serve restart", "serve:restart", "Stop servers, and start them again on the same ports."),
-    Command("serve install", "serve:install", "Write a systemd unit that keeps a server over restarts of the machine."),
+    Command("serve install", "serve:install", "Write a systemd unit that starts a server at boot."),
     Command(
         "serve monitoring", "monitoring:monitoring", "Write files for Prometheus and Grafana: alerts, a dashboard."
     ),
-    Command("serve gateway", "gateway:gateway", "Offer running servers as OpenAI endpoints."),
-    Command("chat", "chat:chat", "Talk with a model in the terminal.", _SERVERS),
-    Command("export", "export:export", "Write files that serve a verified cell elsewhere.", _SERVERS),
-    Command("doctor", "doctor:doctor", "Show what this machine has and lacks, and which toolchains work.", _FILES),
+    Command("serve gateway", "gateway:gateway", "Serve OpenAI endpoints for running servers."),
+    Command("chat", "chat:chat", "Chat with a model in the terminal.", _SERVERS),
+    Command("export", "export:export", "Write deployment files for a verified cell.", _SERVERS),
+    Command("doctor", "doctor:doctor", "Check this machine, and show which toolchains it can use.", _FILES),
     Command("matrix", "", "Create, check and describe matrix files.", _FILES),
-    Command("matrix init", "matrix:init", "Write a commented matrix to start from."),
-    Command("matrix check", "matrix:check", "Check matrix files and the recipes they name."),
-    Command("matrix show", "matrix:show", "List the cells of a matrix, and why some can never work."),
-    Command("matrix list", "matrix:list_", "List the matrices that come with the project."),
+    Command("matrix init", "matrix:init", "Write a commented matrix file as a starting point."),
+    Command("matrix check", "matrix:check", "Check matrix files and their recipes."),
+    Command("matrix show", "matrix:show", "List the cells of a matrix, and the reasons for infeasible ones."),
+    Command("matrix list", "matrix:list_", "List the shipped matrices."),
     Command("matrix schema", "matrix:schema", "Print the JSON Schema of matrix or recipe files, for editors."),
     Command("models", "", "List and show model recipes, and check Triton model repositories.", _FILES),
     Command("models list", "recipes:list_", "List the recipes, one line each."),
-    Command("models show", "recipes:show", "Show everything known about one model."),
+    Command("models show", "recipes:show", "Show the recipe of one model."),
     Command("models lint", "lint_repository:lint", "Find faults in a Triton model repository."),
     Command("store", "", "List, verify, share and remove the results in a workspace.", _FILES),
     Command("store list", "store_commands:list_", "List the artifacts."),
-    Command("store du", "store_commands:du", "Show what takes the space, by stage, model and precision."),
+    Command("store du", "store_commands:du", "Show disk usage by stage, model and precision."),
     Command("store keep", "store_commands:keep", "Protect artifacts from prune and rm."),
-    Command(
-        "store prune", "store_commands:prune", "Remove what killed runs left behind, and unused artifacts if asked."
-    ),
+    Command("store prune", "store_commands:prune", "Remove leftovers of killed runs, and optionally unused artifacts."),
     Command("store rm", "store_commands:rm", "Remove the artifacts of cells, stages or runs."),
-    Command("store verify", "store_commands:verify", "Read every file again and compare it with the manifests."),
+    Command("store verify", "store_commands:verify", "Verify every file against the manifests."),
     Command("store repair", "store_commands:repair", "Rebuild the index from the manifests and the history."),
-    Command("store provenance", "provenance:provenance", "Show what artifacts were made from, sign it, check who did."),
+    Command("store provenance", "provenance:provenance", "Show, sign and verify the provenance of artifacts."),
     Command("store push", "remote:push", "Send artifacts to a remote store: S3, GCS, Azure, a directory."),
     Command("store pull", "remote:pull", "Fetch artifacts from a remote store, and verify them."),
-    Command("stage", "", "Run one stage, for cells of a matrix or on explicit files.", _RUNS, hidden=True),
+    Command("stage", "", "Run one stage for cells of a matrix or on explicit files.", _RUNS, hidden=True),
     *(Command(f"stage {name}", f"stage:{name}", text) for name, text in STAGES.items()),
-    Command("stage replay", "execute:execute", "Run the commands of one job.json again."),
+    Command("stage replay", "execute:execute", "Rerun the commands of one job.json."),
 )
 GROUPS: Final = frozenset(row.path for row in COMMANDS if not row.target)
 _ABOUT: Final = (
-    "From a matrix of models to measured Triton servers: download, quantize, build, serve, test, measure. An "
-    "interrupted run continues where it stopped.\n\nScripts run single stages: pipeline stage --help."
+    "Download, quantize, build, serve, test and measure models on Triton, from a matrix of configurations. An "
+    "interrupted run can be continued.\n\nScripts run single stages: pipeline stage --help."
 )
 _WIDEST: Final = 140
-"""Columns of the widest help; wider lines are hard to read."""
+"""Maximum width of help in columns. Wider lines are hard to read."""
 NO_TELEMETRY: Final = "TRTLLM_NO_USAGE_STATS"
-"""With 1, no process of TensorRT-LLM says anything of itself. A user's own word for it stays."""
+"""With 1, TensorRT-LLM processes send no telemetry. A value set by the user stays."""
 _ABSENT: Final = dict.fromkeys(("help", "install_completion", "show_completion"), False)
-"""Typer converts all that is no bool with pydantic, even the None of an option that is absent: 80 ms."""
+"""Typer converts every value except bool with pydantic, even the None of an absent option, which costs 80 ms."""
 
 
 def build(words: Collection[str] | None, *, rich: bool = False, complete: bool = False) -> typer.Typer:
-    """The application. Of its commands only those are imported whose whole name is in `words`; None means all.
+    """The application. Imports only the commands whose full name is in `words`, or all commands if `words` is None.
 
-    The others are known by name and help, which is all that `--help`, completion and suggestions need. A shell that
-    completes is offered hidden commands too.
+    Other commands have only a name and help. `--help`, completion and suggestions need no more. Shell completion also
+    offers hidden commands.
     """
 
     def new(text: str, callback: Callable[..., None]) -> typer.Typer:
@@ -158,7 +158,7 @@ def build(words: Collection[str] | None, *, rich: bool = False, complete: bool =
             continue
         typed = [word for word in row.path.split() if words is None or word in words]
         if group and not typed:
-            continue  # of a group that is not asked for, the name and the help are enough
+            continue  # other groups need only a name and help
         wanted = len(typed) == len(row.path.split())
         _register(groups[group[0]] if group else app, name, row, rich=rich, wanted=wanted, hidden=hidden)
     return app
@@ -174,7 +174,7 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
             settings["token_normalize_func"] = lambda word: aliases.get(word, word)
         text, _, examples = (inspect.getdoc(run) or "").partition("\nexamples:\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))  # rich keeps line breaks
-        # \b: lines stay as they are. Rich takes brackets for its markup.
+        # \b keeps line breaks. Rich would read brackets as markup.
         epilog = f"\b\nExamples:\n{examples}" if examples else ""
         if rich:
             text, epilog = text.replace("[", "\\["), epilog.replace("[", "\\[")
@@ -190,9 +190,9 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
 
 
 class _AsTyped(RuntimeParam):
-    """A value that is what it has to be already, None too: Typer would import pydantic to find that out, 65 ms.
+    """Passes through a value that already has the right type, or None. Typer would import pydantic to check it (65 ms).
 
-    Everything else is left to Typer, and so is what it says of a wrong value.
+    Typer handles everything else, including its messages about wrong values.
     """
 
     def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -207,7 +207,7 @@ class _AsTyped(RuntimeParam):
 
 
 def _convert_little(command: Any) -> None:
-    """Let the options of `command`, and of the commands below it, take what needs no conversion as it is."""
+    """Skip conversion for values that need none, in the options of `command` and its subcommands."""
     for param in command.params:
         wanted = getattr(param, "type_descriptor", None)
         if wanted is not None:
@@ -217,7 +217,7 @@ def _convert_little(command: Any) -> None:
 
 
 def _load(row: Command) -> Callable[..., Any]:
-    """The function of a command, with its output cleaned from when it starts."""
+    """The function of a command. Its output is sanitized from the start."""
     module_name, _, name = row.target.partition(":")
     from trtllm_pipeline.show.cli import command_signatures
 
@@ -240,7 +240,7 @@ def _not_imported() -> None:
 def _top(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of expected errors too.")] = False,  # noqa: ARG001  `main` reads it
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks for expected errors too.")] = False,  # noqa: ARG001  `main` reads it
 ) -> None:
     if version:
         typer.echo(f"trtllm-pipeline {__version__}")
@@ -257,13 +257,13 @@ def _help_alone(ctx: typer.Context) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    Returns the exit code: 0 done, 1 a stage failed, 2 the user has to mend or do something first, 3 nothing is feasible,
-    4 what was to be compared is not comparable, 130 interrupted.
+    Returns the exit code: 0 done, 1 a stage failed, 2 the user has to fix something first, 3 nothing is feasible,
+    4 the measurements are not comparable, 130 interrupted.
     """
     if argv is None:
         terminal.start()
     words = list(sys.argv[1:] if argv is None else argv)
-    # TensorRT-LLM's telemetry is on by default since candidates of 1.3. Whatever is started from here inherits this.
+    # TensorRT-LLM's telemetry is on by default since the release candidates of 1.3. Child processes inherit this setting.
     os.environ.setdefault(NO_TELEMETRY, "1")
     debug = bool(os.environ.get("PIPELINE_DEBUG"))
     try:
@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.commands = dict(sorted(command.commands.items(), key=lambda each: order.index(each[0])))
             _convert_little(command)
             if argv is None:
-                gc.freeze()  # what is imported stays
+                gc.freeze()  # imported modules stay cached
             if f"_{_program().replace('-', '_').upper()}_COMPLETE" in os.environ:
                 command.main([], prog_name=_program())  # ends
             with command.make_context(_program(), words) as ctx:
@@ -292,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)  # noqa: T201
         return 130
     except BrokenPipeError:
-        return 0  # whoever read our output has gone, `pipeline plan | head` for instance
+        return 0  # the reader of our output has exited, for example in `pipeline plan | head`
     except Exception as error:
         from trtllm_pipeline.show.cli.output import explain_error
 
@@ -303,13 +303,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     finally:
         if argv is None:
-            gc.freeze()  # the process ends: looking through a large plan once more took a tenth of the time
+            gc.freeze()  # the process ends: another collection over a large plan took a tenth of the time
 
 
 def _import_rich_help() -> None:
-    """Import what draws help on a terminal, without what it imports to draw Markdown and tracebacks: half of the time.
+    """Import Rich's help rendering without its Markdown and traceback modules, which takes half the time.
 
-    Nothing of ours is drawn so by Typer; who imports these modules later gets the real ones.
+    Typer uses neither for this program. Later imports of these modules get the real ones.
     """
     unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
     unused = {name: what for name, what in unused.items() if name not in sys.modules}
@@ -324,14 +324,14 @@ def _import_rich_help() -> None:
 
 
 _OF_ANY_SERVER: Final = {
-    "perf": "pipeline bench load -u HOST:PORT --model MODEL measures a server that runs",
-    "accuracy": "pipeline eval answers -u HOST:PORT --model MODEL --input-data FILE scores a server that runs",
+    "perf": "pipeline bench load -u HOST:PORT --model MODEL measures a running server",
+    "accuracy": "pipeline eval answers -u HOST:PORT --model MODEL --input-data FILE scores a running server",
 }
-"""A stage, which starts from a service of ours -> the command for any server."""
+"""Stage that needs a service of this project -> the command for any server."""
 
 
 def _mistake(error: typer.TyperException) -> Exception:
-    """What Typer says of a command line, as an error of ours."""
+    """Typer's error about a command line, as a UsageError."""
     from trtllm_pipeline.base import UsageError
 
     near = getattr(error, "possibilities", None)
@@ -344,7 +344,7 @@ def _mistake(error: typer.TyperException) -> Exception:
     if ctx is not None and getattr(error, "option_name", "") in {"-u", "--url"}:
         hint = _OF_ANY_SERVER.get(ctx.command.name or "", hint)
     if getattr(error, "option_name", "") == "-m" and any(param.name == "model" for param in params):
-        hint = "--model NAME; -m is the matrix, in other commands"  # other load clients call the model so
+        hint = "--model NAME (-m is --matrix in other commands)"  # the short option for the model in other load clients
     return UsageError(
         message[:1].lower() + message[1:] + (f"; did you mean {' or '.join(near)}?" if near else ""),
         hint=hint,
@@ -352,25 +352,25 @@ def _mistake(error: typer.TyperException) -> Exception:
 
 
 def _program() -> str:
-    """The name that was typed: completion is installed by name."""
+    """The program name as typed. Completion is installed by name."""
     typed = Path(sys.argv[0]).name
     return typed if typed == "trtllm-pipeline" else "pipeline"
 
 
 def _naming(words: Sequence[str]) -> Sequence[str]:
-    """The words that may name a command. `run --until build` does not import the stage `build`, and all toolchains with it."""
+    """The words that may name a command. `run --until build` must not import the stage `build` and with it all toolchains."""
     plain = [word for word in words if not word.startswith("-")]
     return plain[:2] if plain and plain[0] in GROUPS else plain[:1]
 
 
 def _completed(environment: Mapping[str, str]) -> list[str]:
-    """The words of the command line that a shell asks to complete."""
+    """The words of the command line that a shell completes."""
     return f"{environment.get('COMP_WORDS', '')} {environment.get('_TYPER_COMPLETE_ARGS', '')}".split()
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM interrupt as Ctrl-C does, unless something else has been arranged."""
+    """Let SIGTERM interrupt like Ctrl-C, unless another handler is installed."""
     free = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if not free:
         yield
@@ -383,13 +383,11 @@ def _terminable() -> Iterator[None]:
 
 
 def _check_text(words: Sequence[str]) -> None:
-    """Raise UsageError for a word that cannot stand in our files: bytes that are no UTF-8 come as halves of characters."""
+    """Raise UsageError for a word that cannot be written to a file. Bytes that are not UTF-8 arrive as surrogates."""
     for word in words:
         try:
             word.encode()
         except UnicodeEncodeError as error:
             from trtllm_pipeline.base import UsageError
 
-            raise UsageError(
-                f"{word}: is not UTF-8 text", hint="rename it, or give it by a link with another name"
-            ) from error
+            raise UsageError(f"{word}: is not UTF-8 text", hint="rename it, or use a link with another name") from error

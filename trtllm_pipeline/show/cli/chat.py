@@ -26,10 +26,10 @@ _MORE: Final = ". "
 _BLOCK: Final = '"""'
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _COMMANDS: Final = {
-    "/reset": "forget what was said",
-    "/system TEXT": "set the system prompt, and forget what was said; without TEXT show it",
-    "/exit": "end; so does Ctrl-D",
-    _BLOCK: "starts and ends a message of several lines",
+    "/reset": "clear the conversation",
+    "/system TEXT": "set the system prompt and clear the conversation; without TEXT, show it",
+    "/exit": "end the chat (also Ctrl-D)",
+    _BLOCK: "start and end a message of several lines",
 }
 
 
@@ -39,32 +39,34 @@ def chat(
         str | None,
         options.argument(
             "SERVER",
-            "A managed server's name; the URL of an OpenAI-compatible server; or a cell, which is served for as long as you talk "
+            "Name of a managed server, URL of an OpenAI-compatible server, or a cell, which is served during the chat "
             "(default: the only managed server).",
             complete=completion.servers_and_cells,
         ),
     ] = None,
     model: Annotated[
-        str | None, options.option("--model", "NAME", "Model to ask (default: the server's, if it has one).")
+        str | None, options.option("--model", "NAME", "Model name (default: the server's only model).")
     ] = None,
-    lora: Annotated[
-        str | None, options.option("--lora", "NAME", "LoRA adapter of the model (default: the model without one).")
-    ] = None,
+    lora: Annotated[str | None, options.option("--lora", "NAME", "LoRA adapter of the model (default: none).")] = None,
     system: Annotated[str | None, options.option("--system", "TEXT", "System prompt.")] = None,
     temperature: Annotated[
-        float | None, options.option("--temperature", "NUMBER", "0 is greedy (default: the server's).", min=0, max=2)
+        float | None,
+        options.option(
+            "--temperature", "NUMBER", "Sampling temperature; 0 is greedy (default: the server's).", min=0, max=2
+        ),
     ] = None,
     max_tokens: Annotated[
-        int | None, options.option("--max-tokens", "N", "Longest answer (default: what fits).", min=1)
+        int | None,
+        options.option("--max-tokens", "N", "Maximum number of output tokens (default: as many as fit).", min=1),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
     require_signed: options.RequireSigned = False,
     trusted_keys: options.TrustedKeys = None,
 ) -> None:
-    """Talk with a model in the terminal.
+    """Chat with a model in the terminal.
 
-    Ctrl-C stops an answer, Ctrl-D ends, /help shows the commands. Input from a pipe is read line by line, a message each.
-    A managed server that asks for a key gets one of its own; OPENAI_API_KEY is sent to all others.
+    Ctrl-C stops a response, Ctrl-D ends the chat, /help shows the commands. From a pipe, each line is one message.
+    A managed server that requires a key gets one from its own key file. Other servers get OPENAI_API_KEY.
 
     examples:
       pipeline chat
@@ -74,10 +76,10 @@ def chat(
       echo 'What is the capital of France?' | pipeline chat demo
     """
     given = {"temperature": temperature, "max_tokens": max_tokens}
-    asked = {name: value for name, value in given.items() if value is not None}
+    sampling = {name: value for name, value in given.items() if value is not None}
     policy = provenance.policy(trusted_keys, required=require_signed)
     with _server(ctx, what, workspace, policy) as (url, key):
-        talk = Conversation(url, _chosen(models(url, key), url, model, lora), api_key=key, options=asked)
+        talk = Conversation(url, _chosen(models(url, key), url, model, lora), api_key=key, options=sampling)
         talk.system = system
         _Terminal(talk).run()
 
@@ -86,7 +88,7 @@ def chat(
 def _server(
     ctx: typer.Context, what: str | None, workspace: str, policy: provenance.Policy
 ) -> Iterator[tuple[str, str | None]]:
-    """The URL of what is to be talked with, and the key for it. Raises UsageError, PlanError, StageError."""
+    """The server's URL and API key. Raises UsageError, PlanError, StageError."""
     if what is not None and _ADDRESS.match(what):
         yield what, os.environ.get(_KEY)
         return
@@ -101,11 +103,11 @@ def _server(
 
 
 def _key(server: KeptServer) -> str | None:
-    """A key that a managed server accepts: one of its file, as far as this user may read it."""
+    """A key that a managed server accepts, from its key file if this user may read it."""
     file = api_keys_file(server.folder)
     keys: list[str] = []
     with suppress(PipelineError, OSError):
-        # Else somebody's server could name a file of this user as its keys, and be sent what is in it.
+        # Otherwise another user's server could name a file of this user as its key file and receive its content.
         if file is not None and file.stat().st_uid == (server.folder / GATEWAY_CONFIG).stat().st_uid:
             keys = read_keys(file)
     return keys[0] if keys else os.environ.get(_KEY)
@@ -115,7 +117,7 @@ def _key(server: KeptServer) -> str | None:
 def _started(
     ctx: typer.Context, what: str, workspace: str, policy: provenance.Policy, known: Sequence[KeptServer]
 ) -> Iterator[KeptServer]:
-    """A server for a cell or directory, ended afterwards; or one that is kept for the same cell."""
+    """A managed server of the same cell, or a new server for the cell or directory, stopped afterwards."""
     from trtllm_pipeline.orchestrate import GatewayParams
     from trtllm_pipeline.serve import control
     from trtllm_pipeline.show.cli import stage_options
@@ -126,16 +128,21 @@ def _started(
     except UsageError as error:
         if "/" in what:
             raise
-        # It may be the name of a server, mistyped.
+        # It may be a mistyped server name.
         names = ", ".join(server.name for server in known) or "none"
-        raise UsageError(f"{error.message} (servers kept here: {names})", hint=error.hint) from error
+        raise UsageError(f"{error.message} (managed servers: {names})", hint=error.hint) from error
     for server in known:
-        there = server.endpoint()
-        if target.cell is not None and server.cell == target.cell and there is not None and there.openai is not None:
+        endpoint = server.endpoint()
+        if (
+            target.cell is not None
+            and server.cell == target.cell
+            and endpoint is not None
+            and endpoint.openai is not None
+        ):
             yield server
             return
     provenance.require_folders(target.folders, policy)
-    note(f"starting a server for {target.cell or what}; it ends with this conversation")
+    note(f"starting a server for {target.cell or what}; it stops with this chat")
     command = ("pipeline", *sys.argv[1:])
     limits = stage_options.read_class(GatewayParams, {}, target.gateway)
     wish = control.Wish(name=f"chat-{os.getpid()}", gateway=True, limits=limits, command=command)
@@ -153,8 +160,8 @@ def _only(known: dict[str, KeptServer], workspace: str) -> str:
     if ready:
         raise UsageError(f"{len(ready)} servers are ready: {', '.join(ready)}", hint=f"pipeline chat {ready[0]}")
     raise UsageError(
-        f"{workspace}: no server is ready here",
-        hint="pipeline chat CELL serves a cell; pipeline chat URL asks any server",
+        f"{workspace}: no server is ready",
+        hint="serve a cell with pipeline chat CELL, or use any server with pipeline chat URL",
     )
 
 
@@ -167,13 +174,13 @@ def _url(server: KeptServer) -> str:
         )
     if endpoint.openai is None:
         raise UsageError(
-            f"server {server.name} has no OpenAI endpoint", hint="pipeline serve start CELL --openai puts one in front"
+            f"server {server.name} has no OpenAI endpoint", hint="start one with pipeline serve start CELL --openai"
         )
     return endpoint.openai
 
 
 def _chosen(listed: Mapping[str, str | None], url: str, model: str | None, lora: str | None) -> str:
-    """The model to ask, or its adapter `lora`, of those that a server lists with what they are adapters of. Raises UsageError."""
+    """The name of the model, or of its adapter `lora`. `listed` maps the server's names to parent models. Raises UsageError."""
     bare = [name for name, parent in listed.items() if parent is None]
     if model is None and len(bare) == 1:
         model = bare[0]
@@ -181,7 +188,7 @@ def _chosen(listed: Mapping[str, str | None], url: str, model: str | None, lora:
         names = ", ".join(listed) or "none"
         raise UsageError(
             f"{url} has no model {model!r}; it has {names}" if model else f"{url} has the models {names}",
-            hint="--model NAME chooses one",
+            hint="choose one with --model NAME",
         )
     if lora is None:
         return model
@@ -189,13 +196,13 @@ def _chosen(listed: Mapping[str, str | None], url: str, model: str | None, lora:
     if lora not in adapters:
         raise UsageError(
             f"{url} lists no LoRA adapter {lora!r} of {model}; it lists {', '.join(adapters) or 'none'}",
-            hint="settings.lora.adapter of a matrix, or pipeline serve gateway --adapter, names them",
+            hint="set settings.lora.adapter in the matrix, or use pipeline serve gateway --adapter",
         )
     return adapters[lora]
 
 
 class _Terminal:
-    """Lines in, answers out."""
+    """Reads messages and prints responses."""
 
     def __init__(self, talk: Conversation) -> None:
         self._talk = talk
@@ -205,7 +212,7 @@ class _Terminal:
         self._column = 0
 
     def run(self) -> None:
-        """Until the end of the input, or /exit. Raises ServerError for input that is not typed."""
+        """Chat until the end of the input or /exit. Raises ServerError if the input is a pipe."""
         if self._typed:
             with suppress(ImportError):
                 import readline  # noqa: F401 - lines can be edited, and earlier ones fetched
@@ -224,7 +231,7 @@ class _Terminal:
                 explain_error(error)
 
     def _messages(self) -> Iterator[str]:
-        """What is typed, a line or a block each."""
+        """Yield messages: one line or one block each."""
         block: list[str] | None = None
         while True:
             try:
@@ -252,11 +259,11 @@ class _Terminal:
                 block = None
 
     def _line(self, prompt: str) -> str | None:
-        """The next line; None at the end."""
+        """The next line, or None at the end."""
         if not self._typed:
             line = sys.stdin.readline()
             return line.rstrip("\n") if line else None
-        if not sys.stdout.isatty():  # answers alone belong there
+        if not sys.stdout.isatty():  # stdout is only for responses
             sys.stderr.write(prompt)
             sys.stderr.flush()
             prompt = ""
@@ -267,13 +274,13 @@ class _Terminal:
             return None
 
     def _command(self, name: str, rest: str) -> bool:
-        """Follow a command; whether it ends the conversation."""
+        """Execute a command. Returns True if it ends the chat."""
         talk = self._talk
         if name in {"/exit", "/quit", "/bye"}:
             return True
         if name in {"/reset", "/clear"}:
             talk.reset()
-            note("forgotten")
+            note("conversation cleared")
         elif name == "/system":
             if rest:
                 talk.system = rest
@@ -281,7 +288,7 @@ class _Terminal:
             note(f"system prompt: {talk.system or 'none'}")
         else:
             if name not in {"/help", "/?"}:
-                note(f"there is no command {name}; a message that starts with / is written //...")
+                note(f"unknown command {name} (to send a message that starts with /, type //...)")
             width = max(map(len, _COMMANDS))
             note("\n".join(f"  {each:<{width}}  {text}" for each, text in _COMMANDS.items()))
         return False
@@ -290,7 +297,7 @@ class _Terminal:
         reply = self._talk.ask(message, self._show)
         self._end_line()
         if reply.finish_reason is None and not self._typed:
-            raise KeyboardInterrupt  # there is nobody to say something else
+            raise KeyboardInterrupt  # no user can continue a stopped chat from a pipe
         for call in reply.calls.values():
             note(f"tool call: {call}")
         if self._typed:
@@ -302,7 +309,7 @@ class _Terminal:
                 self._end_line()
             self._thinking = reasoning
             self._colour(_DIM if reasoning else _PLAIN)
-        # What a model thinks is not its answer: a pipe gets the answer alone.
+        # Reasoning is not part of the response. A pipe gets only the response.
         if not reasoning or self._typed:
             sys.stdout.write(piece)
             sys.stdout.flush()
@@ -327,16 +334,16 @@ def _split(message: str) -> tuple[str, str]:
 
 
 def _summary(reply: Reply) -> str:
-    """Below an answer: why it ended where that is not plain, and how fast it came."""
-    said: list[Any] = []
+    """Line below a response: an unusual finish reason, and the speed."""
+    parts: list[Any] = []
     if reply.finish_reason is None:
-        said.append("stopped")
+        parts.append("stopped")
     elif reply.finish_reason not in {"stop", "tool_calls"}:
-        said.append({"length": "cut off at its longest"}.get(reply.finish_reason, reply.finish_reason))
+        parts.append({"length": "cut off at the length limit"}.get(reply.finish_reason, reply.finish_reason))
     if reply.tokens is not None:
-        said.append(f"{reply.tokens} token{'' if reply.tokens == 1 else 's'}")
+        parts.append(f"{reply.tokens} token{'' if reply.tokens == 1 else 's'}")
     if reply.tokens_per_s is not None:
-        said.append(f"{reply.tokens_per_s:.1f} tokens/s")
+        parts.append(f"{reply.tokens_per_s:.1f} tokens/s")
     if reply.first_token_s is not None:
-        said.append(f"first after {reply.first_token_s * 1000:.0f} ms")
-    return f"[{', '.join(said) or 'no answer'}]"
+        parts.append(f"first after {reply.first_token_s * 1000:.0f} ms")
+    return f"[{', '.join(parts) or 'no response'}]"

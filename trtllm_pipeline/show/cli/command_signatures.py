@@ -14,9 +14,7 @@ from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.show.cli import completion, options
 
 MATRIX_WORD: Final = "matrix_word"
-_Matrix = Annotated[
-    str | None, options.argument("MATRIX", "The matrix, same as --matrix.", complete=completion.matrices)
-]
+_Matrix = Annotated[str | None, options.argument("MATRIX", "Matrix, same as --matrix.", complete=completion.matrices)]
 
 
 def complete(function: Callable[..., Any], path: str) -> Callable[..., Any]:
@@ -38,8 +36,8 @@ def complete(function: Callable[..., Any], path: str) -> Callable[..., Any]:
         values["matrix"] = option if word is None else word
         if required and values["matrix"] is None:
             raise UsageError(
-                f"pipeline {path}: the matrix is missing",
-                hint=f"pipeline {path} FILE; pipeline matrix init writes one to start from",
+                f"pipeline {path}: no matrix given",
+                hint=f"pipeline {path} FILE; create a matrix with pipeline matrix init",
             )
         return function(**values)
 

@@ -29,30 +29,32 @@ def compare(
         options.option(
             "--base",
             "VALUE",
-            "With --by: the value to compare with (default: the first that needs no build, or else the first).",
+            "With --by: the value to compare with (default: the first that needs no build, otherwise the first).",
         ),
     ] = None,
     metrics: Annotated[
         str | None,
-        options.option("--metrics", "NAME,...", "Such as ttft_p99,accuracy.contains (default: the main ones)."),
+        options.option(
+            "--metrics", "NAME,...", "Metrics to compare, e.g. ttft_p99,accuracy.contains (default: the main ones)."
+        ),
     ] = None,
     fail_on: Annotated[
         str | None,
         options.option(
             "--fail-on",
             "CONDITIONS",
-            "Exit with 1 if a metric rises (+) or falls (-) by more: ttft_p99:+10%,output_tps:-5%; a missing one fails "
+            "Exit with 1 if a metric rises (+) or falls (-) by more, e.g. ttft_p99:+10%,output_tps:-5%; a missing metric fails "
             "too.",
         ),
     ] = None,
     beyond_noise: Annotated[
-        bool, options.switch("--beyond-noise", "Let --fail-on ignore changes within noise, however large.")
+        bool, options.switch("--beyond-noise", "Let --fail-on ignore changes within noise.")
     ] = False,
     allow: options.Allow = "",
     cells: options.Cells = None,
     tokenizer: Annotated[
         Path | None,
-        options.option("--tokenizer", "PATH", "Counts the tokens of event files whose server did not."),
+        options.option("--tokenizer", "PATH", "Tokenizer for event files whose server did not count tokens."),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TableFormat = "table",
@@ -60,13 +62,13 @@ def compare(
 ) -> None:
     """Compare a run with a baseline, or the cells of one run with each other.
 
-    Differences of latency, throughput, accuracy, build time and size, with 95% intervals; what is beyond noise is marked.
-    RUN and BASELINE are a run (latest, latest~1 for the one before, its name or id), a report.json, or what a load
-    of any server left (its event file, perf.json, or their directory). Several separated by commas are repeats: measured in turn
-    (a,b,a,b), they are compared pair by pair.
+    Shows differences in latency, throughput, accuracy, build time and size with 95% intervals, and marks changes beyond
+    noise. RUN and BASELINE are each a run (latest, latest~1 for the one before, a name or an id), a report.json, or the
+    result of a load run (event file, perf.json or their directory). Values separated by commas are repeats. Repeats
+    measured alternately (a,b,a,b) are compared pair by pair.
 
-    Exit codes: 1 if a condition of --fail-on does not hold; 4 if cells are not comparable, because they were measured under
-    another load or on another system.
+    Exit codes: 1 if a condition of --fail-on is broken; 4 if cells are not comparable because the load or the system
+    differs.
 
     examples:
       pipeline compare latest latest~1
@@ -84,14 +86,14 @@ def compare(
             hint="pipeline compare latest latest~1, or pipeline compare --by precision --base fp16",
         )
     if base is not None and by is None:
-        raise UsageError("--base is the value that --by starts from", hint="add --by AXIS, or give a BASELINE")
+        raise UsageError("--base is only valid with --by", hint="add --by AXIS, or give a BASELINE")
     criteria, allowed = gate.Criteria.parse(metrics, fail_on), options.allowed(allow)
 
     def side(text: str) -> Side:
-        found = load_measured(text, options.store_at(workspace), tokenizer=tokenizer, allow=allowed)
-        for each in found.left_out:
+        measured = load_measured(text, options.store_at(workspace), tokenizer=tokenizer, allow=allowed)
+        for each in measured.left_out:
             note(f"note: {each}; left out")
-        return selected(found, cells or ())
+        return selected(measured, cells or ())
 
     judged = gate.judge(
         side(run),
@@ -111,7 +113,7 @@ def compare(
     else:
         write_output(output, text)
     if format == "csv" and judged.broken:
-        note(f"gate: {len(judged.broken)} broken; --format table or json says what")
+        note(f"gate: {len(judged.broken)} broken (list them with --format table or json)")
     if judged.refusal is not None:
         explain_error(judged.refusal)
     raise typer.Exit(judged.exit_code)

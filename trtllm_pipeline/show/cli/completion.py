@@ -1,6 +1,6 @@
-"""What a shell completes on TAB, beyond commands and options: cells, stages, runs, recipes, matrix files, toolchains.
+"""Shell completion beyond commands and options: cells, stages, runs, recipes, matrix files, toolchains.
 
-Each looks at files only, is quick, and has nothing to say rather than an error.
+Completers only read files and are quick. On an error they complete nothing.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ def toolchains() -> list[str]:
 
 
 def recipes() -> list[str]:
-    """Names of recipes, of the user and of the project."""
+    """Names of the user's and the project's recipes."""
     from trtllm_pipeline.orchestrate import list_recipes
 
     return list(list_recipes(Path()))
 
 
 def runs(ctx: typer.Context) -> list[tuple[str, str]]:
-    """Ids of the workspace's runs, the newest first, and the names that follow time."""
+    """Ids of the workspace's runs, newest first, and relative names such as latest."""
     store = _store(ctx)
     known = [] if store is None else store.index.runs()
     return [("latest", ""), *((run.id, Path(run.matrix).name) for run in known)] if known else []
 
 
 def cells(ctx: typer.Context) -> list[str]:
-    """Ids of the cells of the matrix that was typed, or of the latest run."""
+    """Ids of the cells of the matrix on the command line, or of the latest run."""
     from trtllm_pipeline.base import PipelineError
 
     try:
@@ -63,7 +63,7 @@ def cells(ctx: typer.Context) -> list[str]:
 
 
 def servers(ctx: typer.Context) -> list[tuple[str, str]]:
-    """Names of the servers that are kept in the workspace, and how they stand."""
+    """Names and states of the workspace's managed servers."""
     from trtllm_pipeline.serve import find
     from trtllm_pipeline.show.cli.options import WORKSPACE
 
@@ -75,20 +75,20 @@ def servers(ctx: typer.Context) -> list[tuple[str, str]]:
 
 
 def servers_and_cells(ctx: typer.Context) -> list[str | tuple[str, str]]:
-    """What can be talked with."""
+    """Targets of `pipeline chat`."""
     return [*servers(ctx), *cells(ctx)]
 
 
 def stages(ctx: typer.Context) -> list[str]:
-    """Names of stages: of the latest run, or of all toolchains."""
+    """Names of the stages of the latest run, or of all toolchains."""
     from trtllm_pipeline.base import PipelineError
     from trtllm_pipeline.tensorrt import catalog
 
     try:
-        found = [stage for outline in _outlines(ctx) for stage in outline.stages]
+        names = [stage for outline in _outlines(ctx) for stage in outline.stages]
     except (OSError, PipelineError):
-        found = []
-    return found or list(dict.fromkeys(stage.name for name in catalog.names() for stage in catalog.load(name).stages))
+        names = []
+    return names or list(dict.fromkeys(stage.name for name in catalog.names() for stage in catalog.load(name).stages))
 
 
 def _cells_of(params: dict[str, Any]) -> list[str]:
@@ -103,7 +103,7 @@ def _store(ctx: typer.Context) -> Store | None:
     from trtllm_pipeline.show.cli.options import WORKSPACE, store_at
 
     workspace = Path(ctx.params.get("workspace") or WORKSPACE)
-    # A key pressed in some directory must neither make a workspace there nor rebuild the index of one.
+    # Completion must neither create a workspace nor rebuild the index of one.
     return store_at(str(workspace)) if (workspace / INDEX).exists() else None
 
 

@@ -1,4 +1,4 @@
-"""`pipeline doctor`: what this machine has, what it lacks, and what to do about it."""
+"""`pipeline doctor`: checks of this machine, with fixes."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ def doctor(
         options.option(
             "--toolchain",
             "NAME",
-            "Judge this toolchain instead of the one that a run would use.",
+            "Check for this toolchain instead of the default one.",
             complete=options.completion.toolchains,
         ),
     ] = None,
     deep: Annotated[
         bool,
-        options.switch("--deep", "Prove it: take tiny models through every stage, and compare what is installed."),
+        options.switch(
+            "--deep", "Run tiny models through every stage, and compare the installed packages with the expected ones."
+        ),
     ] = False,
     family: Annotated[
         str | None,
         options.option(
             "--family",
             "NAME,...",
-            "With --deep: architectures by model_type, separated by commas, such as llama,mixtral,gemma2 (default: llama).",
+            "With --deep: architectures (model_type), separated by commas, e.g. llama,mixtral,gemma2 (default: llama).",
         ),
     ] = None,
     precision: Annotated[
@@ -42,18 +44,18 @@ def doctor(
         options.option(
             "--precision",
             "NAME,...",
-            "With --deep: precisions, separated by commas, or all (default: those that about ten minutes are enough for).",
+            "With --deep: precisions, separated by commas, or all (default: as many as fit in about ten minutes).",
         ),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Show what this machine has and lacks, what to do about it, and which toolchains it can use.
+    """Check this machine: problems and their fixes, and the toolchains it can use.
 
-    GPUs, TensorRT-LLM, Triton, disk space, limits, tokens. The exit code is 3 if no toolchain can be used.
-    With --deep a tiny model with random weights is converted, quantized, built, served and asked in every precision that
-    the machine can do, for about ten minutes. Nothing is downloaded. What was done before is not done again, and what was
-    left out comes the next time.
+    Checks GPUs, TensorRT-LLM, Triton, disk space, limits and tokens. The exit code is 3 if no toolchain can be used.
+    With --deep, a tiny model with random weights is converted, quantized, built, served and queried in every precision
+    that the machine supports, for about ten minutes. Nothing is downloaded. Completed cases are not repeated. The next
+    call continues with the remaining ones.
 
     examples:
       pipeline doctor
@@ -64,12 +66,12 @@ def doctor(
     if deep:
         raise typer.Exit(_deep(Path(workspace), assume, toolchain, family, precision, format))
     if family is not None or precision is not None:
-        raise UsageError("--family and --precision are for --deep", hint="pipeline doctor --deep")
+        raise UsageError("--family and --precision require --deep", hint="pipeline doctor --deep")
     from trtllm_pipeline.show import doctor_findings
 
-    found = doctor_findings.run(Path(workspace), assumed=assume, toolchain=toolchain)
-    emit_as(format, found, json=Examination.to_json, text=_coloured if sys.stdout.isatty() else _plain)
-    raise typer.Exit(found.exit_code)
+    examination = doctor_findings.run(Path(workspace), assumed=assume, toolchain=toolchain)
+    emit_as(format, examination, json=Examination.to_json, text=_coloured if sys.stdout.isatty() else _plain)
+    raise typer.Exit(examination.exit_code)
 
 
 def _deep(
@@ -81,27 +83,29 @@ def _deep(
     from trtllm_pipeline.show.proof.findings import DeepExamination
 
     if assume is not None:
-        raise UsageError("--deep examines this machine; nothing can run on an assumed one", hint="leave out --assume")
-    asked = {"families": family, "precisions": precision}
-    found = examination.examine(
+        raise UsageError("--deep runs on this machine and cannot be combined with --assume", hint="omit --assume")
+    selected = {"families": family, "precisions": precision}
+    deep = examination.examine(
         workspace,
         observer(sys.stderr),
         note,
         toolchain=toolchain,
-        **{name: tuple(part.strip() for part in text.split(",")) for name, text in asked.items() if text is not None},
+        **{
+            name: tuple(part.strip() for part in text.split(",")) for name, text in selected.items() if text is not None
+        },
     )
-    emit_as(form, found, json=DeepExamination.to_json, text=lambda found: on_terminal(found.blocks()))
+    emit_as(form, deep, json=DeepExamination.to_json, text=lambda deep: on_terminal(deep.blocks()))
     note(f"written to {workspace / examination.FOLDER / examination.RESULT}")
-    if found.interrupted:
-        note("interrupted; the same command continues")
-    return found.exit_code
+    if deep.interrupted:
+        note("interrupted; run the same command to continue")
+    return deep.exit_code
 
 
-def _plain(found: Examination) -> str:
-    return found.text(sys.stdout.encoding)
+def _plain(examination: Examination) -> str:
+    return examination.text(sys.stdout.encoding)
 
 
-def _coloured(found: Examination) -> Any:
+def _coloured(examination: Examination) -> Any:
     from rich.text import Text
 
     ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
@@ -109,6 +113,6 @@ def _coloured(found: Examination) -> Any:
         Text.assemble(line.mark(ascii_only=ascii_only), (line.text, "dim" if line.grey else ""))
         if line.status
         else Text(line.text, "" if number else "bold")
-        for number, line in enumerate(found.lines())
+        for number, line in enumerate(examination.lines())
     ]
     return Text("\n").join(texts)

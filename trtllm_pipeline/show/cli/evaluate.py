@@ -12,7 +12,7 @@ from trtllm_pipeline.show.cli.output import emit, emit_as, note
 from trtllm_pipeline.tensorrt import params
 
 Concurrency = Annotated[
-    int, options.option("--concurrency", "N", "Requests in flight.", min=1, max=params.MOST_IN_FLIGHT)
+    int, options.option("--concurrency", "N", "Number of requests in flight.", min=1, max=params.MOST_IN_FLIGHT)
 ]
 
 
@@ -32,32 +32,36 @@ def answers(
         options.option(
             "--metrics",
             "NAME,...",
-            "Metrics of rows that name none: names, or your own functions as MODULE:FUNCTION.",
+            "Metrics for rows without their own: names, or functions as MODULE:FUNCTION.",
         ),
     ] = "exact,contains",
     max_tokens: Annotated[
-        int, options.option("--max-tokens", "N", "Output tokens of an answer at most.", min=1, max=params.MOST_TOKENS)
+        int,
+        options.option(
+            "--max-tokens", "N", "Maximum number of output tokens of an answer.", min=1, max=params.MOST_TOKENS
+        ),
     ] = 32,
     concurrency: Concurrency = 4,
     min_score: Annotated[
-        float | None, options.option("--min-score", "NUMBER", "Fail if the first metric is below this.", min=0, max=1)
+        float | None,
+        options.option("--min-score", "NUMBER", "Fail if the first metric is below this value.", min=0, max=1),
     ] = None,
     tokenizer: Annotated[
         Path | None,
         options.option(
             "--tokenizer",
             "PATH",
-            "A model's directory; its chat template renders rows with messages, its tokens go into answers.jsonl.",
+            "Model directory. Its chat template renders rows with messages, and its token ids are written to answers.jsonl.",
         ),
     ] = None,
     output_dir: Annotated[str | None, _folder("answers.jsonl and accuracy.json")] = None,
     format: options.TableOrCsv = "table",
 ) -> None:
-    r"""Ask a running server questions and score its greedy answers.
+    r"""Send questions to a running server and score its greedy answers.
 
-    No matrix and no workspace are needed. As in a run, an OpenAI-compatible server gets the questions at /v1/completions. With
-    --endpoint-type chat, each is a user's message, and the server's chat template writes the prompt. The key for such a server
-    is read from OPENAI_API_KEY. The exit code is 1 if requests fail or the score is below --min-score.
+    Needs no matrix and no workspace. As in a run, an OpenAI-compatible server gets the questions at /v1/completions. With
+    --endpoint-type chat, each question is a user message, rendered by the server's chat template. The API key is read
+    from OPENAI_API_KEY. The exit code is 1 if requests fail or the score is below --min-score.
 
     examples:
       pipeline eval answers -u localhost:8001 --model ensemble --input-data questions.jsonl
@@ -73,13 +77,13 @@ def answers(
         protocol,
         model,
         endpoint=endpoint_type,
-        # Nobody times these answers, and every OpenAI-compatible server can send them whole.
+        # These answers are not timed, and every OpenAI-compatible server supports responses without streaming.
         streaming=protocol != "openai",
         timeout_s=options.positive("--request-timeout-s", request_timeout_s),
         max_tokens=max_tokens,
     )
     names = [name.strip() for name in metrics.split(",") if name.strip()]
-    found = score_url(
+    scores = score_url(
         target,
         data_file(input_data, Path()),
         names,
@@ -88,22 +92,22 @@ def answers(
         folder=None if output_dir is None else options.empty_folder(output_dir),
         url=url,
     )
-    emit_as(format, found, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
-    found.check_least(names[0], min_score)
+    emit_as(format, scores, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
+    scores.check_least(names[0], min_score)
 
 
 vars(answers)["aliases"] = options.TOKENIZER_NAMES
 
 
 def drift(
-    reference: Annotated[Path, options.argument("ANSWERS_A", "The answers.jsonl, or the directory it is in.")],
-    other: Annotated[Path, options.argument("ANSWERS_B", "The same of the other model.")],
+    reference: Annotated[Path, options.argument("ANSWERS_A", "An answers.jsonl, or its directory.")],
+    other: Annotated[Path, options.argument("ANSWERS_B", "The answers.jsonl of the other model, or its directory.")],
     format: options.TableOrCsv = "table",
 ) -> None:
     """Compare two sets of answers to the same questions.
 
-    Reports how many answers of B agree with those of A, where they diverge, and by how much the scores differ, with a paired
-    bootstrap interval. No server is needed.
+    Reports how many answers of B match those of A, where they diverge, and the difference in scores with a paired
+    bootstrap interval. Needs no server.
 
     examples:
       pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
@@ -111,24 +115,29 @@ def drift(
     from trtllm_pipeline.measure import DRIFT, MEAN_INTERVAL, drift
     from trtllm_pipeline.orchestrate import score_tables
 
-    found = drift.compare(drift.read(reference), drift.read(other))
-    told = {"schema": 1, **found.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
-    emit_as(format, told, csv=lambda _: score_tables.drift_csv(found), table=lambda _: score_tables.drift_text(found))
+    comparison = drift.compare(drift.read(reference), drift.read(other))
+    data = {"schema": 1, **comparison.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
+    emit_as(
+        format,
+        data,
+        csv=lambda _: score_tables.drift_csv(comparison),
+        table=lambda _: score_tables.drift_text(comparison),
+    )
 
 
 def lm_eval(
     url: options.Url,
     model: options.Model,
     tasks: Annotated[
-        str, options.option("--tasks", "NAME,...", "Tasks, separated by commas; lm_eval ls tasks lists them.")
+        str, options.option("--tasks", "NAME,...", "Tasks, separated by commas (lm_eval ls tasks lists them).")
     ],
     endpoint_type: Annotated[
         Literal["completions", "chat"],
-        options.option("--endpoint-type", "NAME", "OpenAI endpoint; tasks that rank choices need completions."),
+        options.option("--endpoint-type", "NAME", "OpenAI endpoint. Tasks that rank choices need completions."),
     ] = "completions",
     tokenizer: Annotated[
         str | None,
-        options.option("--tokenizer", "NAME", "Name or directory; none for no tokenizer (default: lm_eval's)."),
+        options.option("--tokenizer", "NAME", "Name or directory, or none for no tokenizer (default: lm_eval's)."),
     ] = None,
     num_fewshot: Annotated[
         int | None,
@@ -136,18 +145,20 @@ def lm_eval(
     ] = None,
     limit: Annotated[
         str | None,
-        options.option("--limit", "N", "Questions of each task, or a share of them; for a first try."),
+        options.option(
+            "--limit", "N", "Limit on the questions of each task, as a number or a fraction, for a first try."
+        ),
     ] = None,
     concurrency: Concurrency = 4,
     include_path: Annotated[str | None, options.option("--include-path", "DIR", "Directory of your own tasks.")] = None,
-    output_dir: Annotated[str | None, _folder("accuracy.json and what lm_eval writes")] = None,
-    dry_run: Annotated[bool, options.switch("--dry-run", "Print the command line of lm_eval and stop.")] = False,
+    output_dir: Annotated[str | None, _folder("accuracy.json and the files of lm_eval")] = None,
+    dry_run: Annotated[bool, options.switch("--dry-run", "Only print the command line of lm_eval.")] = False,
     format: options.TableOrCsv = "table",
 ) -> None:
     """Run standard tasks of lm-evaluation-harness against an OpenAI-compatible server.
 
-    It needs the extra [lm-eval] and a server such as trtllm-serve or vLLM: Triton itself, and so the embedded toolchain, has
-    no such endpoint. lm_eval fetches its data sets itself. The key is read from OPENAI_API_KEY.
+    Needs the extra [lm-eval] and a server such as trtllm-serve or vLLM. Triton, and therefore the embedded toolchain, has
+    no such endpoint. lm_eval downloads its own data sets. The API key is read from OPENAI_API_KEY.
 
     examples:
       pipeline eval lm-eval -u http://localhost:8000 --model Qwen/Qwen2.5-0.5B --tasks gsm8k --limit 50
@@ -172,8 +183,8 @@ def lm_eval(
         return
     with tempfile.TemporaryDirectory(prefix="pipeline-lm-eval-") as scratch:
         folder = None if output_dir is None else options.empty_folder(output_dir)
-        found = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
-    emit_as(format, found, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
+        scores = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
+    emit_as(format, scores, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
 
 
 vars(lm_eval)["aliases"] = options.TOKENIZER_NAMES

@@ -1,4 +1,4 @@
-"""`pipeline stage replay job.json`: run one attempt's commands again, by hand."""
+"""`pipeline stage replay job.json`: rerun the commands of one attempt."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ def execute(
         options.option(
             "--input",
             "NAME=PATH",
-            "Use this instead of the job's input NAME, e.g. service=FILE for a server of yours.",
+            "Replace the job's input NAME, e.g. service=FILE to use your own server.",
         ),
     ] = None,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Run the commands of a job file again, in a directory of your own. The store is only read.
+    """Rerun the commands of a job file in another directory. The store is only read.
 
-    Every attempt's directory and every artifact has one; pipeline logs says where they are.
+    Every attempt and every artifact has a job.json in its directory. pipeline logs prints the path.
 
     examples:
       pipeline stage replay .pipeline/store/build/FINGERPRINT/job.json --output-dir replay
     """
     given = {name: Path(path) for name, path in (options.pair("--input", text, "=") for text in inputs or ())}
-    read = read_job(Path(job))  # no directory is made for what is no job
+    read = read_job(Path(job))  # create no directory for a file that is not a job
     policy = provenance.policy()
     if policy.required:
         read_from = {**{name: Path(path) for name, path in read.inputs.items()}, **given}

@@ -1,4 +1,4 @@
-"""`pipeline explain`: why a cell's stages have to run, and what their fingerprints are made of."""
+"""`pipeline explain`: why a cell's stages have to run, and the content of their fingerprints."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from trtllm_pipeline.show.cli.output import emit_as
 
 def explain(
     ctx: typer.Context,
-    cell: Annotated[str, options.argument("CELL", "A cell's id, a pattern or part of it.", complete=completion.cells)],
+    cell: Annotated[str, options.argument("CELL", "Cell id, pattern or part of an id.", complete=completion.cells)],
     stage: Annotated[
         str | None,
         options.argument(
-            "STAGE", "Only this stage, with everything its fingerprint is made of.", complete=completion.stages
+            "STAGE", "Only this stage, with the full content of its fingerprint.", complete=completion.stages
         ),
     ] = None,
     matrix: options.MatrixOrLatest = None,
@@ -26,9 +26,9 @@ def explain(
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Say why each stage of a cell has to run, and what changed since the last result of the cell.
+    """Explain why each stage of a cell has to run, and what changed since the cell's last result.
 
-    An artifact that another state of the pipeline's code made is marked: its key does not depend on the code.
+    Artifacts created by another version of the pipeline's code are marked. The fingerprint does not include the code.
 
     examples:
       pipeline explain 'smollm2*/fp16/*' build

@@ -1,4 +1,4 @@
-"""`pipeline export`: one verified cell as files to deploy elsewhere."""
+"""`pipeline export`: deployment files of one verified cell."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def export(
     ctx: typer.Context,
     cell: Annotated[
         str,
-        options.argument("CELL", "A cell's id, a pattern or part of it.", complete=options.completion.cells),
+        options.argument("CELL", "Cell id, pattern or part of an id.", complete=options.completion.cells),
     ],
     to: Annotated[
         str,
         options.option(
             "--to",
             "TARGETS",
-            "What to write: bundle, compose, kubernetes, lws, kserve, hub; several with commas.",
+            "Targets, separated by commas: bundle, compose, kubernetes, lws, kserve, hub.",
         ),
     ],
     output_dir: Annotated[
         str,
         options.option(
-            "--output-dir", "DIR", "New or empty directory for the files; it gets a directory for each target."
+            "--output-dir", "DIR", "New or empty directory for the files, with a subdirectory for each target."
         ),
     ],
     matrix: options.MatrixOrLatest = None,
@@ -36,41 +36,42 @@ def export(
     workspace: options.Workspace = options.WORKSPACE,
     toolchain: options.Toolchain = None,
     name: Annotated[
-        str | None, options.option("--name", "NAME", "Name of everything that is made (default: from the cell's id).")
+        str | None, options.option("--name", "NAME", "Name of the created objects (default: from the cell's id).")
     ] = None,
     image: Annotated[
         str | None,
-        options.option("--image", "IMAGE", "Container image (default: NVIDIA's with the release of the engine)."),
+        options.option("--image", "IMAGE", "Container image (default: NVIDIA's image with the engine's release)."),
     ] = None,
     openai: Annotated[
-        bool, options.switch("--openai", "Put an OpenAI endpoint in front of Triton: chat, completions, metrics.")
+        bool, options.switch("--openai", "Add an OpenAI endpoint in front of Triton: chat, completions, metrics.")
     ] = False,
     require_keys: Annotated[
-        bool, options.switch("--require-keys", "In Kubernetes, the OpenAI endpoint requires API keys, from a Secret.")
+        bool, options.switch("--require-keys", "(Kubernetes) Require API keys, from a Secret, at the OpenAI endpoint.")
     ] = True,
     gpus_per_node: Annotated[
-        int, options.option("--gpus-per-node", "N", "GPUs of a node; more ranks than that take several.", min=1)
+        int, options.option("--gpus-per-node", "N", "GPUs per node. More ranks use several nodes.", min=1)
     ] = 8,
     storage_class: Annotated[
-        str | None, options.option("--storage-class", "NAME", "Storage class of the volume in Kubernetes.")
+        str | None, options.option("--storage-class", "NAME", "(Kubernetes) Storage class of the volume.")
     ] = None,
     repository: Annotated[
         str | None, options.option("--repository", "ORG/NAME", "Repository on the hub, for --to hub.")
     ] = None,
     upload: Annotated[
-        bool, options.switch("--upload", "Upload to the hub; without it --to hub only says what it would.")
+        bool, options.switch("--upload", "Upload to the hub. Without it, --to hub only lists the files.")
     ] = False,
     public: Annotated[
-        bool, options.switch("--public", "Make a repository that everyone sees; otherwise a new one is private.")
+        bool, options.switch("--public", "Create a public repository. By default a new repository is private.")
     ] = False,
     require_signed: options.RequireSigned = False,
     trusted_keys: options.TrustedKeys = None,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Write files that serve one verified cell elsewhere.
+    """Write the files that serve one verified cell elsewhere.
 
-    Its server was tested, none of its stages failed, and every byte is read again. The bundle is a directory with engine,
-    tokenizer, repository, start script, checksums and engine card, for any host. The other targets mount it.
+    The cell's server must have passed its tests and no stage may have failed. Every file is verified again. The bundle is
+    a directory with engine, tokenizer, repository, start script, checksums and engine card, for any host. The other
+    targets mount it.
 
     examples:
       pipeline export 'smollm2*/int8_wo/*/bs4' --to bundle,compose --output-dir exported
@@ -84,12 +85,12 @@ def export(
     if "hub" in targets:
         hub.check_repository(repository)
     elif upload or repository is not None:
-        raise UsageError("--upload and --repository are for a hub", hint="add --to hub")
+        raise UsageError("--upload and --repository require --to hub", hint="add --to hub")
     if not require_keys and not openai:
-        raise UsageError("--no-require-keys is for the OpenAI endpoint", hint="add --openai")
+        raise UsageError("--no-require-keys requires --openai", hint="add --openai")
     store = options.known_store(workspace)
     served = served_cell.served_cell(options.request_of_cell(ctx, store, matrix, cell, sets, toolchain), store)
-    folder = options.empty_folder(output_dir)  # before all bytes are read
+    folder = options.empty_folder(output_dir)  # before every file is read
     described = deployment.describe(
         served,
         deployment.check(served, store, provenance.policy(trusted_keys, required=require_signed)),
@@ -102,7 +103,7 @@ def export(
         storage_class=storage_class,
     )
     folders = export_targets(described, targets, folder)
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "schema": 1,
         "cell": str(served.cell.id),
         "name": described.name,
@@ -111,27 +112,27 @@ def export(
         "next_commands": next_steps(described, store, folders),
     }
     if "hub" in targets and repository is not None:
-        told["hub"] = hub.publish(
+        summary["hub"] = hub.publish(
             folders["bundle"], repository, message=f"{served.cell.id}", upload=upload, private=not public
         )
-    emit_as(format, told, text=lambda _: "\n".join(f"{target}\t{folder}" for target, folder in folders.items()))
+    emit_as(format, summary, text=lambda _: "\n".join(f"{target}\t{folder}" for target, folder in folders.items()))
     if format == "text":
-        _say(told["hub"], upload=upload)
-        for target, steps in told["next_commands"].items():
+        _say(summary["hub"], upload=upload)
+        for target, steps in summary["next_commands"].items():
             note("\n".join([f"next, for {target}:", *(f"  {step}" for step in steps)]))
 
 
 def _targets(text: str) -> list[str]:
     from trtllm_pipeline.serve import TARGETS
 
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [target for target in found if target not in TARGETS]
-    if unknown or not found:
+    targets = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [target for target in targets if target not in TARGETS]
+    if unknown or not targets:
         raise UsageError(
-            f"--to {text}: there is no target {unknown[0]!r}" if unknown else "--to: names no target",
-            hint=f"one or more of {', '.join(TARGETS)}",
+            f"--to {text}: unknown target {unknown[0]!r}" if unknown else "--to: no target given",
+            hint=f"expected one or more of {', '.join(TARGETS)}",
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(targets))
 
 
 def _say(hub: dict[str, Any] | None, *, upload: bool) -> None:
@@ -142,4 +143,4 @@ def _say(hub: dict[str, Any] | None, *, upload: bool) -> None:
         return
     for name, size_bytes in hub["files"].items():
         emit(f"{size_bytes:>15,}  {name}")
-    note(f"nothing was uploaded: --upload puts these {len(hub['files'])} files into {hub['repository']}")
+    note(f"nothing was uploaded: --upload uploads these {len(hub['files'])} files to {hub['repository']}")

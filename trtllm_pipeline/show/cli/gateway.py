@@ -1,4 +1,4 @@
-"""`pipeline serve gateway`: the OpenAI endpoint in front of running servers."""
+"""`pipeline serve gateway`: an OpenAI endpoint in front of running servers."""
 
 from __future__ import annotations
 
@@ -26,56 +26,67 @@ def _command(
         list[str] | None,
         options.argument(
             "NAME=SERVER...",
-            "What clients ask for, and its server: a service.json, grpc://HOST:PORT, http://HOST:PORT/v1.",
+            "Model name for clients, and its server: a service.json, grpc://HOST:PORT or http://HOST:PORT/v1.",
         ),
     ] = None,
-    config: Annotated[
-        str | None, _of("--config", "FILE", "Everything from this file; other options win over it.")
-    ] = None,
+    config: Annotated[str | None, _of("--config", "FILE", "Configuration file. Options override it.")] = None,
     model_folder: Annotated[
         list[str] | None,
         _of(
             "--model-folder",
             "NAME=DIR",
-            "Tokenizer, chat template and defaults of a model: an engine or model directory.",
+            "Engine or model directory with the model's tokenizer, chat template and defaults.",
         ),
     ] = None,
     server_model: Annotated[
         list[str] | None,
-        _of("--server-model", "NAME=MODEL", "Name of the model on its server (default: what the server says)."),
+        _of(
+            "--server-model",
+            "NAME=MODEL",
+            "Name of the model on its server (default: the name that the server reports).",
+        ),
     ] = None,
     dialect: Annotated[
         list[str] | None,
-        _of("--dialect", "NAME=FAMILY", "How a model writes tool calls and reasoning (default: auto)."),
+        _of("--dialect", "NAME=FAMILY", "Format of the model's tool calls and reasoning (default: auto)."),
     ] = None,
     max_seq_len: Annotated[
         list[str] | None,
-        _of("--max-seq-len", "NAME=N", "Tokens of prompt and answer together (default: the directory's)."),
+        _of(
+            "--max-seq-len",
+            "NAME=N",
+            "Maximum number of prompt and output tokens together (default: from the directory).",
+        ),
     ] = None,
     adapter: Annotated[
         list[str] | None,
         _of(
             "--adapter",
             "NAME:ADAPTER=DIR",
-            "A LoRA adapter that the model's server takes; clients ask for NAME:ADAPTER.",
+            "LoRA adapter for the model's server. Clients request NAME:ADAPTER.",
         ),
     ] = None,
     host: Annotated[
         str | None,
-        _of("--host", "ADDRESS", "Address to listen on; anything but loopback lets others in (default: 127.0.0.1)."),
+        _of(
+            "--host",
+            "ADDRESS",
+            "Address to listen on. Other machines can connect unless it is a loopback address (default: 127.0.0.1).",
+        ),
     ] = None,
     port: Annotated[
-        int | None, _of("--port", "PORT", "Port of the OpenAI endpoint (default: a free one).", min=0, max=65535)
+        int | None, _of("--port", "PORT", "Port of the OpenAI endpoint (default: any free port).", min=0, max=65535)
     ] = None,
     api_keys: Annotated[
-        str | None, _of("--api-keys", "FILE", "A key on each line; requests need one of them (default: none needed).")
+        str | None,
+        _of("--api-keys", "FILE", "File with one API key per line. Requests need one of them (default: no keys)."),
     ] = None,
     format: options.TextOrJson = "text",
     **typed: Any,
 ) -> None:
-    """Offer running servers as OpenAI endpoints: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
+    """Serve OpenAI endpoints for running servers: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics.
 
-    It runs until Ctrl-C. A server that is started again is found again. docs/reference/gateway.md says more.
+    Runs until Ctrl-C, and reconnects to restarted servers. See docs/reference/gateway.md.
 
     examples:
       pipeline serve gateway smollm2=service.json --model-folder smollm2=engine --port 9000
@@ -83,8 +94,8 @@ def _command(
       pipeline serve gateway llama=service.json --model-folder llama=model --adapter llama:sql=adapters/sql
       pipeline serve gateway --config gateway-config.json
     """
-    found, folder = _base(config)
-    served = {model.name: model for model in found.models} if found else {}
+    options_of_model, folder = _base(config)
+    served = {model.name: model for model in options_of_model.models} if options_of_model else {}
     served |= {name: _model(name, server) for name, server in _pairs("NAME=SERVER", models).items()}
     changes: Mapping[str, tuple[str, list[str] | None, Callable[[str], Any]]] = {
         "model_folder": ("--model-folder", model_folder, partial(_folder, "--model-folder")),
@@ -96,8 +107,8 @@ def _command(
         for name, value in _pairs(f"{flag} NAME=VALUE", given).items():
             if name not in served:
                 raise UsageError(
-                    f"{flag} {name}: no such model",
-                    hint=f"NAME=SERVER gives it a server; there is {', '.join(served) or 'none'}",
+                    f"{flag} {name}: unknown model",
+                    hint=f"add NAME=SERVER for it; models: {', '.join(served) or 'none'}",
                 )
             served[name] = replace(served[name], **{field: read(value)})
     for name, path in _pairs("--adapter NAME:ADAPTER=DIR", adapter).items():
@@ -105,38 +116,39 @@ def _command(
         if not sign or model not in served or not own:
             raise UsageError(
                 f"--adapter {name}: expected NAME:ADAPTER=DIR",
-                hint=f"NAME is one of {', '.join(served) or 'none'}, ADAPTER what clients add to it",
+                hint=f"NAME is a model ({', '.join(served) or 'none'}), ADAPTER the name that clients append",
             )
         known = {**served[model].adapters, own: _folder("--adapter", path)}
         served[model] = replace(served[model], adapters=known)
     if not served:
         raise UsageError(
-            "which server?", hint="pipeline serve gateway NAME=service.json; pipeline stage launch starts one"
+            "no server given",
+            hint="pipeline serve gateway NAME=service.json; start a server with pipeline stage launch",
         )
-    defaults = to_json(found.params) if found else {}
-    asked = GatewayConfig(
+    defaults = to_json(options_of_model.params) if options_of_model else {}
+    gateway = GatewayConfig(
         models=tuple(served.values()),
-        host=host or (found.host if found else _HOST),
-        port=port if port is not None else found.port if found else 0,
-        api_keys_file=Path(api_keys) if api_keys else found.api_keys_file if found else None,
+        host=host or (options_of_model.host if options_of_model else _HOST),
+        port=port if port is not None else options_of_model.port if options_of_model else 0,
+        api_keys_file=Path(api_keys) if api_keys else options_of_model.api_keys_file if options_of_model else None,
         params=stage_options.read_class(
             GatewayParams, {name: value for name, value in typed.items() if value is not None}, defaults
         ),
     )
-    _run(asked, folder, format)
+    _run(gateway, folder, format)
 
 
 def _run(config: GatewayConfig, folder: Path | None, form: Literal["text", "json"]) -> None:
-    def announce(told: Mapping[str, Any]) -> None:
+    def announce(endpoints: Mapping[str, Any]) -> None:
         if form == "json":
-            emit(json.dumps(told))
+            emit(json.dumps(endpoints))
         else:
-            emit(str(told["url"]))
-            name = told["models"][0]
+            emit(str(endpoints["url"]))
+            name = endpoints["models"][0]
             body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Who are you?"}]})
             note(
-                f"ready: {', '.join(told['models'])}; Ctrl-C stops it. For instance:\n"
-                f"  curl -s {told['url']}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+                f"ready: {', '.join(endpoints['models'])}; stop with Ctrl-C. Example:\n"
+                f"  curl -s {endpoints['url']}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
             )
 
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as scratch:
@@ -151,16 +163,16 @@ def _base(config: str | None) -> tuple[GatewayConfig | None, Path | None]:
 
 
 def _pairs(form: str, given: Sequence[str] | None) -> dict[str, str]:
-    """NAME=VALUE texts by name; `form` is how they are typed. Raises UsageError."""
-    found: dict[str, str] = {}
+    """Values of NAME=VALUE texts by name. `form` is the expected syntax. Raises UsageError."""
+    values: dict[str, str] = {}
     for text in given or ():
         name, sign, value = text.partition("=")
         if not (name and sign and value):
             raise UsageError(f"{text!r}: expected {form}")
-        if name in found:
-            raise UsageError(f"{text!r}: {name} is there twice")
-        found[name] = value
-    return found
+        if name in values:
+            raise UsageError(f"{text!r}: {name} is given twice")
+        values[name] = value
+    return values
 
 
 def _model(name: str, server: str) -> OfferedModel:
@@ -169,21 +181,21 @@ def _model(name: str, server: str) -> OfferedModel:
     path = Path(server)
     if not path.is_file():
         raise UsageError(
-            f"{name}={server}: there is no such file",
-            hint="pipeline stage launch --format json > service.json writes one; grpc://HOST:PORT is a Triton's address",
+            f"{name}={server}: no such file",
+            hint="create it with pipeline stage launch --format json > service.json, or give a Triton address: grpc://HOST:PORT",
         )
     return OfferedModel(name=name, service=path.absolute(), dialect=AUTO)
 
 
 def _folder(option: str, given: str) -> Path:
-    found = options.folder(option, Path(given))
-    assert found is not None
-    return found.absolute()
+    folder = options.folder(option, Path(given))
+    assert folder is not None
+    return folder.absolute()
 
 
 def _whole(given: str) -> int:
     if not given.isdecimal() or not int(given):
-        raise UsageError(f"--max-seq-len {given}: is no positive whole number")
+        raise UsageError(f"--max-seq-len {given}: expected a positive whole number")
     return int(given)
 
 

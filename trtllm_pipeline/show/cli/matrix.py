@@ -1,4 +1,4 @@
-"""`pipeline matrix`: start, check, show and describe matrix files."""
+"""`pipeline matrix`: create, check, show and describe matrix files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def init(
     file: Annotated[Path, options.argument("FILE", "File to write.")] = Path("matrix.yaml"),
     shipped: Annotated[
         str | None,
-        options.option("--from", "NAME", "Start from a shipped matrix; pipeline matrix list shows them."),
+        options.option("--from", "NAME", "Shipped matrix to start from, listed by pipeline matrix list."),
     ] = None,
     force: Annotated[bool, options.switch("--force", "Overwrite an existing file.")] = False,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Write a commented matrix to start from.
+    """Write a commented matrix file as a starting point.
 
     examples:
       pipeline matrix init my-matrix.yaml
@@ -36,14 +36,14 @@ def init(
 def check(
     files: Annotated[
         list[str],
-        options.argument("FILE", "Matrix files, or names of shipped ones.", complete=options.completion.matrices),
+        options.argument("FILE", "Matrix files, or names of shipped matrices.", complete=options.completion.matrices),
     ],
     sets: options.Sets = None,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Check matrix files and the recipes they name.
+    """Check matrix files and their recipes.
 
-    All faults are reported at once. The exit code is 2 if there are any.
+    Reports all faults at once. The exit code is 2 if there are any.
 
     examples:
       pipeline matrix check my-matrix.yaml
@@ -51,16 +51,16 @@ def check(
     """
     from trtllm_pipeline.orchestrate import check_matrix
 
-    found = [check_matrix(file, sets or ()) for file in files]
+    checks = [check_matrix(file, sets or ()) for file in files]
     if format == "json":
-        emit_json({"schema": 1, "files": [each.to_json() for each in found]})
+        emit_json({"schema": 1, "files": [each.to_json() for each in checks]})
     else:
-        for each in found:
+        for each in checks:
             if each.error is not None:
                 note(each.error.message)
             else:
                 emit(f"{each.file}: {each.cells} {'cell' if each.cells == 1 else 'cells'}")
-    raise typer.Exit(0 if all(each.error is None for each in found) else 2)
+    raise typer.Exit(0 if all(each.error is None for each in checks) else 2)
 
 
 def show(
@@ -71,14 +71,14 @@ def show(
         options.option(
             "--toolchain",
             "NAME",
-            "Toolchain of cells whose matrix names none (default: it stays open).",
+            "Toolchain for cells whose matrix names none (default: undecided).",
             complete=options.completion.toolchains,
         ),
     ] = None,
     sets: options.Sets = None,
     format: options.TextOrJson = "text",
 ) -> None:
-    """List the cells of a matrix, and why some can never work.
+    """List the cells of a matrix, and the reasons for infeasible ones.
 
     examples:
       pipeline matrix show quickstart
@@ -86,33 +86,33 @@ def show(
     """
     from trtllm_pipeline.orchestrate import axes, expand, find_matrix, load_matrix, select
 
-    found = select(
+    selected = select(
         expand(load_matrix(find_matrix(matrix), sets or ()), default_toolchain=toolchain or "auto"), cells or ()
     )
-    told = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in found]
-    lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in found)
-    emit_as(format, {"schema": 1, "cells": told}, text=lambda _: "\n".join(lines))
+    rows = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in selected]
+    lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in selected)
+    emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: "\n".join(lines))
 
 
 def list_(format: options.TextOrJson = "text") -> None:
-    """List the matrices that come with the project: names to give to --matrix, and one line each.
+    """List the shipped matrices: names for --matrix, with one line each.
 
     examples:
       pipeline matrix list
     """
     from trtllm_pipeline.orchestrate import list_matrices, summary
 
-    found = {name: (path, summary(path)) for name, path in list_matrices().items()}
-    rows = [{"name": name, "summary": text, "file": str(path)} for name, (path, text) in found.items()]
+    shipped = {name: (path, summary(path)) for name, path in list_matrices().items()}
+    rows = [{"name": name, "summary": text, "file": str(path)} for name, (path, text) in shipped.items()]
     emit_as(
         format,
         {"schema": 1, "matrices": rows},
-        text=lambda _: aligned({name: text for name, (_, text) in found.items()}),
+        text=lambda _: aligned({name: text for name, (_, text) in shipped.items()}),
     )
 
 
 def schema(
-    kind: Annotated[Literal["matrix", "recipe"], options.option("--kind", None, "Kind of file.")] = "matrix",
+    kind: Annotated[Literal["matrix", "recipe"], options.option("--kind", None, "File type.")] = "matrix",
 ) -> None:
     """Print the JSON Schema of matrix or recipe files, for editors.
 

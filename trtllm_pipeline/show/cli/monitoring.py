@@ -1,4 +1,4 @@
-"""`pipeline serve monitoring`: files with which Prometheus and Grafana watch the managed servers."""
+"""`pipeline serve monitoring`: Prometheus and Grafana files for the managed servers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trtllm_pipeline.show.cli.output import emit, note
 def monitoring(
     output_dir: Annotated[str, options.option("--output-dir", "DIR", "New or empty directory for the files.")],
     prometheus_url: Annotated[
-        str, options.option("--prometheus-url", "URL", "Where Grafana will find Prometheus.")
+        str, options.option("--prometheus-url", "URL", "Prometheus URL for Grafana.")
     ] = "http://127.0.0.1:9090",
     ttft_p99_s: Annotated[
         float,
-        options.duration("--ttft-p99-s", "Alert when the 99th percentile of the time to first token is over this."),
+        options.duration("--ttft-p99-s", "Alert if the 99th percentile of the time to first token exceeds this."),
     ] = 2.0,
     workspace: options.Workspace = options.WORKSPACE,
 ) -> None:
-    """Write what Prometheus and Grafana need to watch the managed servers: targets, alert rules, a dashboard.
+    """Write Prometheus and Grafana files for the managed servers: targets, alert rules, a dashboard.
 
-    The targets follow the servers as they come and go; the files are written once for a workspace.
+    The targets update as servers start and stop. Write the files once per workspace.
 
     examples:
       pipeline serve monitoring --output-dir monitoring

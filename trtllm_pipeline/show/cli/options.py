@@ -1,4 +1,4 @@
-"""Options that several commands share: one spelling and one help for each, as annotated types of Typer commands."""
+"""Options shared by several commands, as annotated Typer types with one spelling and one help text each."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _POSITIVE: Final[Mapping[Any, str]] = {int: "a positive whole number", float: "a
 
 
 def option(flags: str, metavar: str | None, text: str, *, complete: Any = None, **more: Any) -> Any:
-    """An option by its flags ("-u --url"), what stands for its value, and its help, which is a sentence."""
+    """A Typer option from its flags ("-u --url"), metavar and help text."""
     return typer.Option(*flags.split(), metavar=metavar, help=text, autocompletion=complete, **more)
 
 
 def switch(flags: str, text: str, **more: Any) -> Any:
-    """An option that is on or off: `--verbose` and `--no-verbose`."""
+    """A Boolean option: `--verbose` and `--no-verbose`."""
     return option(f"{flags}/--no-{flags.rpartition('--')[2]}", None, text, **more)
 
 
@@ -42,15 +42,15 @@ _DURATION: Final = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?) ?(ms|s|m|h|d)?")
 
 
 def seconds(text: str | float) -> float:
-    """The seconds of a duration such as 300ms, 5s, 2m, 1h or 30d; a number alone is seconds. Raises ValueError."""
-    found = _DURATION.fullmatch(str(text).strip())
-    if found is None:
+    """Parse a duration such as 300ms, 5s, 2m, 1h or 30d into seconds. A plain number is in seconds. Raises ValueError."""
+    match = _DURATION.fullmatch(str(text).strip())
+    if match is None:
         raise ValueError(f"{text!r} is not a duration such as 300ms, 5s, 2m or 1h")
-    return float(found[1]) * _UNITS_S[found[2] or "s"]
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 def duration(flags: str, text: str, **more: Any) -> Any:
-    """An option for a duration, in seconds for the command."""
+    """An option for a duration. The command gets seconds."""
 
     def read(typed: str | float) -> float:
         try:
@@ -62,23 +62,23 @@ def duration(flags: str, text: str, **more: Any) -> Any:
 
 
 TOKENIZER_NAMES: Final = {"tokenizer-path": "tokenizer"}
-"""What other tools call the option."""
+"""Option name -> its name in other tools."""
 
 
 def argument(metavar: str, text: str, *, complete: Any = None) -> Any:
-    """A word without a flag."""
+    """A positional argument."""
     return typer.Argument(metavar=metavar, help=text, autocompletion=complete)
 
 
 def _named(folder: str) -> str:
-    """A workspace that is named: the empty text, as of a variable that is not set, would be the current directory."""
+    """Reject an empty workspace name, for example from an unset variable. It would mean the current directory."""
     if not folder:
-        raise UsageError("--workspace: is empty", hint=f"name a directory, or leave it out for {WORKSPACE}")
+        raise UsageError("--workspace is empty", hint=f"name a directory, or omit the option to use {WORKSPACE}")
     return folder
 
 
 def _matrix(default: str) -> Any:
-    text = f"Matrix file, or the name of a shipped one ({default})."
+    text = f"Matrix file, or name of a shipped matrix ({default})."
     return option("-m --matrix", "FILE", text, complete=completion.matrices)
 
 
@@ -87,20 +87,20 @@ Workspace = Annotated[
     option(
         "-w --workspace",
         "DIR",
-        "The workspace: directory of all results.",
+        "Workspace directory with all results.",
         envvar="PIPELINE_WORKSPACE",
         callback=_named,
     ),
 ]
-Matrix = Annotated[str, _matrix("pipeline matrix list")]
-OptionalMatrix = Annotated[str | None, _matrix("pipeline matrix list")]
-MatrixOrLatest = Annotated[str | None, _matrix("default: that of the latest run")]
+Matrix = Annotated[str, _matrix("listed by pipeline matrix list")]
+OptionalMatrix = Annotated[str | None, _matrix("listed by pipeline matrix list")]
+MatrixOrLatest = Annotated[str | None, _matrix("default: the latest run's matrix")]
 Cells = Annotated[
     list[str] | None,
     option(
         "--cells",
         "PATTERN",
-        "Only cells that match, e.g. 'qwen2*/fp8'; '!PATTERN' excludes cells; can be given several times.",
+        "Only matching cells, e.g. 'qwen2*/fp8'. '!PATTERN' excludes cells. Repeatable.",
         complete=completion.cells,
     ),
 ]
@@ -109,7 +109,7 @@ Sets = Annotated[
     option(
         "--set",
         "KEY=VALUE",
-        "Change a setting, an axis or a recipe, e.g. settings.perf.max_tokens=64; can be given several times.",
+        "Change a setting, an axis or a recipe, e.g. settings.perf.max_tokens=64. Repeatable.",
     ),
 ]
 Toolchain = Annotated[
@@ -117,7 +117,7 @@ Toolchain = Annotated[
     option(
         "--toolchain",
         "NAME",
-        "Toolchain of cells whose matrix names none (default: the first that this machine has).",
+        "Toolchain for cells whose matrix names none (default: the first available on this machine).",
         complete=completion.toolchains,
         envvar="PIPELINE_TOOLCHAIN",
     ),
@@ -135,7 +135,7 @@ Run = Annotated[
     option(
         "--run",
         "RUN",
-        "Only this run: latest, latest~1, its name, id or the beginning of its id.",
+        "Only this run: latest, latest~1, a name, an id or an id prefix.",
         complete=completion.runs,
     ),
 ]
@@ -143,17 +143,17 @@ MeasuredRun = Annotated[
     str,
     argument(
         "RUN",
-        "A run (latest, latest~1, a name, an id or its beginning), a report.json, or the result of a load run.",
+        "A run (latest, latest~1, a name, an id or an id prefix), a report.json, or the result of a load run.",
         complete=completion.runs,
     ),
 ]
-Server = Annotated[str, argument("NAME", "A managed server (pipeline serve ps).", complete=completion.servers)]
+Server = Annotated[str, argument("NAME", "Managed server, listed by pipeline serve ps.", complete=completion.servers)]
 Allow = Annotated[
     str,
     option(
         "--allow",
         "NAME,...",
-        "Compare even if these differ: workload, system, or single fields such as driver,protocol.",
+        "Compare even if these conditions differ: workload, system, or single fields such as driver,protocol.",
     ),
 ]
 Slo = Annotated[
@@ -161,7 +161,7 @@ Slo = Annotated[
     option(
         "--slo",
         "OBJECTIVES",
-        "Such as ttft_p99=300ms; several with commas; a rate such as output_tps=100 is a minimum.",
+        "Objectives, separated by commas, e.g. ttft_p99=300ms. A rate such as output_tps=100 is a minimum.",
     ),
 ]
 MinAccuracy = Annotated[
@@ -169,7 +169,7 @@ MinAccuracy = Annotated[
     option(
         "--min-accuracy",
         "MINIMUM",
-        "Least score: -1% (of the unquantized cell's score), 0.6, or contains:-1% for a score that is not the first.",
+        "Minimum score: -1% (relative to the unquantized cell), 0.6, or contains:-1% for a score other than the first.",
     ),
 ]
 Objective = Annotated[
@@ -177,35 +177,39 @@ Objective = Annotated[
     option(
         "--objective",
         None,
-        "What counts: throughput (most output tokens a second per GPU), latency (shortest median e2e) or size "
+        "Goal: throughput (most output tokens per second per GPU), latency (shortest median e2e) or size "
         "(smallest engine).",
     ),
 ]
 Executor = Annotated[
     Literal["local", "ray", "slurm"] | None,
-    option("--executor", None, "Where stages run: on this machine, or on a cluster (default: local)."),
+    option("--executor", None, "Run stages on this machine or on a cluster (default: local)."),
 ]
 RayAddress = Annotated[
     str | None,
-    option("--ray-address", "HOST:PORT", "The Ray cluster (default: RAY_ADDRESS, or the one on this machine)."),
+    option(
+        "--ray-address",
+        "HOST:PORT",
+        "Address of the Ray cluster (default: RAY_ADDRESS, or the cluster on this machine).",
+    ),
 ]
 Progress = Annotated[
     Literal["auto", "live", "plain", "json", "quiet"],
     option(
         "--progress",
         None,
-        "On stderr: a live picture, plain lines, JSON lines, or failures only; auto is live on a terminal.",
+        "Progress on stderr: live display, plain lines, JSON lines, or failures only (quiet). auto is live on a terminal.",
         envvar="PIPELINE_PROGRESS",
     ),
 ]
-Output = Annotated[str | None, option("-o --output", "FILE", "Write there instead of to stdout.")]
-Url = Annotated[str, option("-u --url", "URL", "Where the server is: HOST:PORT or http(s)://...")]
-Model = Annotated[str, option("--model", "NAME", "Model to ask.")]
+Output = Annotated[str | None, option("-o --output", "FILE", "Write to this file instead of stdout.")]
+Url = Annotated[str, option("-u --url", "URL", "Server address: HOST:PORT or http(s)://...")]
+Model = Annotated[str, option("--model", "NAME", "Model name.")]
 RequireSigned = Annotated[
     bool,
     switch(
         "--require-signed",
-        "Refuse artifacts whose statement no trusted key has signed.",
+        "Reject artifacts without a statement signed by a trusted key.",
         envvar="PIPELINE_REQUIRE_SIGNED",
     ),
 ]
@@ -214,27 +218,27 @@ TrustedKeys = Annotated[
     option(
         "--trusted-keys",
         "DIR",
-        "Directory of the public keys (*.pem, *.pub) whose signatures are trusted.",
+        "Directory of trusted public keys (*.pem, *.pub).",
         envvar="PIPELINE_TRUSTED_KEYS",
     ),
 ]
-"""With RequireSigned, what `provenance.policy` takes."""
+"""With RequireSigned, the arguments of `provenance.policy`."""
 AllowOtherGpu = Annotated[
     bool,
-    switch("--allow-other-gpu", "Also pull engines that were made on another GPU of the same compute capability."),
+    switch("--allow-other-gpu", "Also pull engines built on another GPU of the same compute capability."),
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pulling:
-    """What is pulled instead of being made."""
+    """Options for pulling artifacts instead of creating them."""
 
     remote: Annotated[
         str | None,
         option(
             "--remote",
             "URL",
-            "Pull what this remote store has instead of making it (default: remote of the matrix).",
+            "Pull artifacts from this remote store instead of creating them (default: the matrix's remote).",
             envvar="PIPELINE_REMOTE",
         ),
     ] = None
@@ -243,14 +247,14 @@ class Pulling:
     trusted_keys: TrustedKeys = None
 
     def of(self, request: Request) -> Request:
-        """`request` with what is said here; what is not stays as it is. Raises UsageError."""
+        """`request` with these options applied. Options not given leave it unchanged. Raises UsageError."""
         remote = self.remote
         if remote and "://" not in remote:
             remote = str(Path(remote).absolute())
         elif remote and urlsplit(remote).password:
             raise UsageError(
-                "--remote: the password in it would be kept in the workspace",
-                hint="put it where the URL's package looks for it: variables, ~/.netrc, a configuration file",
+                "--remote: the password in the URL would be stored in the workspace",
+                hint="put the password into a variable, ~/.netrc or a configuration file that the URL's package reads",
             )
         keys = None if self.trusted_keys is None else str(self.trusted_keys.absolute())
         return replace(
@@ -263,7 +267,7 @@ class Pulling:
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as a command whose parameters that are a dataclass are typed as one option for each field."""
+    """`function` as a command. Each field of a dataclass parameter becomes an option."""
     signature = inspect.signature(function, eval_str=True)
     groups: dict[str, Any] = {
         name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
@@ -287,7 +291,7 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
 Until = Annotated[
     str | None, option("--until", "STAGE", "Stop after this stage, e.g. build.", complete=completion.stages)
 ]
-Verbose = Annotated[bool, switch("-v --verbose", "Show everything: all rows, notes and definitions.")]
+Verbose = Annotated[bool, switch("-v --verbose", "Show all rows, notes and definitions.")]
 _FORMAT = option("--format", None, "Output format.")
 TextOrJson = Annotated[Literal["text", "json"], _FORMAT]
 TableOrCsv = Annotated[Literal["table", "json", "csv"], _FORMAT]
@@ -299,16 +303,14 @@ _of_server: Final = partial(option, rich_help_panel=SERVER_PANEL)
 
 Protocol = Annotated[
     Literal["grpc", "http", "openai"],
-    _of_server(
-        "-i --protocol", "NAME", "Protocol: grpc or http of Triton, or openai for any OpenAI-compatible server."
-    ),
+    _of_server("-i --protocol", "NAME", "Protocol: grpc or http (Triton), or openai for any OpenAI-compatible server."),
 ]
 EndpointType = Annotated[
     Literal["chat", "completions"],
-    _of_server("--endpoint-type", "NAME", "Endpoint of OpenAI: chat or completions."),
+    _of_server("--endpoint-type", "NAME", "OpenAI endpoint: chat or completions."),
 ]
 RequestTimeout = Annotated[
-    float, duration("--request-timeout-s", "Timeout of one request, such as 90s or 5m.", rich_help_panel=SERVER_PANEL)
+    float, duration("--request-timeout-s", "Timeout of one request, e.g. 90s or 5m.", rich_help_panel=SERVER_PANEL)
 ]
 
 
@@ -326,7 +328,7 @@ def request(
     toolchain: str | None,
     assume: str | None,
 ) -> Request:
-    """What the options ask for. Raises UsageError for a matrix that is neither a file nor the name of a shipped one."""
+    """The request that the options specify. Raises UsageError if the matrix is neither a file nor a shipped name."""
     from trtllm_pipeline.orchestrate import find_matrix
 
     return Request(find_matrix(matrix), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
@@ -342,21 +344,21 @@ def request_or_latest(
     toolchain: str | None,
     assume: str | None,
 ) -> Request:
-    """What the options ask for; without a matrix, what the workspace's latest run was asked for, with these changes."""
+    """The request that the options specify. Without a matrix, they change the request of the workspace's latest run."""
     if matrix is not None:
         return request(matrix, cells, sets, until, toolchain, assume)
     if store is None:
-        raise UsageError("--matrix FILE is missing", hint="pipeline matrix init writes one to start from")
+        raise UsageError("--matrix FILE is missing", hint="create a matrix with pipeline matrix init")
     from trtllm_pipeline.orchestrate import served_cell
 
     latest = served_cell.latest_request(store)
-    if latest.toolchain is not None:  # the environment says what to take where nobody said anything
+    if latest.toolchain is not None:  # an environment variable does not override the latest run's toolchain
         toolchain = typed(ctx, "toolchain", toolchain)
     return latest.changed(Request(Path(), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume))
 
 
 def typed(ctx: typer.Context, name: str, value: str | None) -> str | None:
-    """The value of an option, None where the environment gave it."""
+    """The value of an option, or None if it comes from the environment."""
     source = ctx.get_parameter_source(name)
     return None if source is not None and source.name == "ENVIRONMENT" else value
 
@@ -369,36 +371,36 @@ def request_of_cell(
     sets: Sequence[str] | None,
     toolchain: str | None,
 ) -> Request:
-    """What selects a cell to serve: one of a matrix, or else of the workspace's latest run. Raises UsageError."""
+    """The request for one cell to serve, from a matrix or from the workspace's latest run. Raises UsageError."""
     return request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
 
 
 def pair(option: str, text: str, sign: str) -> tuple[str, str]:
-    """The two sides of NAME=VALUE. Raises UsageError."""
-    name, found, value = text.partition(sign)
-    if not found or not name or not value:
+    """Split NAME=VALUE. Raises UsageError."""
+    name, separator, value = text.partition(sign)
+    if not separator or not name or not value:
         raise UsageError(f"{option} {text}: expected NAME{sign}VALUE")
     return name, value
 
 
 def typed_again(workspace: str) -> str:
-    """The option that names the workspace in a command to be typed next; nothing where it is the default."""
+    """The workspace option for a suggested command, empty for the default workspace."""
     return "" if workspace == WORKSPACE else f" -w {shlex.quote(workspace)}"
 
 
 def store_at(workspace: str) -> Store | None:
-    """The workspace, or None when there is none yet; looking never makes one."""
+    """The workspace, or None if it does not exist yet. Never creates it."""
     folder = Path(workspace)
     return Store(folder) if is_workspace(folder) else None
 
 
 def known_store(workspace: str) -> Store:
-    """The workspace. Raises UsageError when there is none yet."""
+    """The workspace. Raises UsageError if it does not exist yet."""
     store = store_at(workspace)
     if store is None:
         raise UsageError(
-            f"{workspace}: there is no workspace",
-            hint="pipeline run --matrix FILE makes one; or give --workspace DIR",
+            f"{workspace}: no such workspace",
+            hint="create one with pipeline run FILE, or give --workspace DIR",
         )
     return store
 
@@ -407,45 +409,46 @@ def allowed(text: str) -> frozenset[str]:
     """The names of `--allow`. Raises UsageError."""
     from trtllm_pipeline.measure import GROUPS, NAMES
 
-    found = frozenset(name.strip() for name in text.split(",") if name.strip())
-    unknown = sorted(found - NAMES - set(GROUPS))
+    names = frozenset(name.strip() for name in text.split(",") if name.strip())
+    unknown = sorted(names - NAMES - set(GROUPS))
     if unknown:
         raise UsageError(
-            f"--allow: there is no {unknown[0]!r}", hint=f"{', '.join(GROUPS)}, or of them: {', '.join(sorted(NAMES))}"
+            f"--allow: unknown condition {unknown[0]!r}",
+            hint=f"groups: {', '.join(GROUPS)}; fields: {', '.join(sorted(NAMES))}",
         )
-    return found
+    return names
 
 
 def empty_folder(given: str) -> Path:
-    """The directory that `--output-dir` names, made where it is missing. Raises UsageError when it cannot be filled."""
-    if not given:  # as of a variable that is not set: it would be the current directory
-        raise UsageError("--output-dir: is empty", hint="name a new directory")
+    """The directory of `--output-dir`, created if it is missing. Raises UsageError if it cannot be filled."""
+    if not given:  # for example from an unset variable; it would mean the current directory
+        raise UsageError("--output-dir is empty", hint="name a new directory")
     folder = Path(given).absolute()
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UsageError(
-                f"--output-dir {folder}: is not an empty directory", hint="name a new one; nothing is overwritten"
+                f"--output-dir {folder}: not an empty directory", hint="name a new one; nothing is overwritten"
             )
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UsageError(
-            f"--output-dir {folder}: cannot be written: {error.strerror}", hint="name a directory that you may write"
+            f"--output-dir {folder}: cannot be written: {error.strerror}", hint="name a directory that you can write to"
         ) from error
     return folder
 
 
 def positive(option: str, value: float) -> float:
-    """`value`, if it is a positive number. Raises UsageError."""
+    """`value`, checked to be a positive number. Raises UsageError."""
     if not 0 < value < math.inf:
         raise UsageError(f"{option}: expected a positive number, got {value:g}")
     return value
 
 
 def numbers(option: str, text: str | None, kind: Callable[[str], N], most: N) -> tuple[N, ...]:
-    """`1,4` as positive numbers up to `most`, empty for None. Raises UsageError."""
-    found: list[N] = []
+    """Parse `1,4` into positive numbers up to `most`, empty for None. Raises UsageError."""
+    levels: list[N] = []
     for part in [] if text is None else text.split(","):
         try:
             value = kind(part if "_" not in part and "+" not in part else "0")
@@ -456,14 +459,14 @@ def numbers(option: str, text: str | None, kind: Callable[[str], N], most: N) ->
                 f"{option}: expected {_POSITIVE[kind]} up to {most:.0f}, got {part.strip()!r}",
                 hint=f"levels are separated by commas: {option} 1,4",
             )
-        if value in found:
-            raise UsageError(f"{option} {text}: has a value twice", hint="--repeats measures every level again")
-        found.append(value)
-    return tuple(found)
+        if value in levels:
+            raise UsageError(f"{option} {text}: duplicate value", hint="--repeats measures every level again")
+        levels.append(value)
+    return tuple(levels)
 
 
 def counts(option: str, text: str | None, most: int) -> tuple[int, ...]:
-    """As `numbers`, and FIRST:LAST[:STEP] as the numbers from FIRST to LAST. Raises UsageError."""
+    """Like `numbers`, and expands FIRST:LAST[:STEP]. Raises UsageError."""
     parts = []
     for part in [] if text is None else text.split(","):
         if ":" not in part:
@@ -482,21 +485,21 @@ def counts(option: str, text: str | None, most: int) -> tuple[int, ...]:
 
 
 def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:
-    """NAME and VALUE of an option that is given several times, a value as JSON where it is any. Raises UsageError."""
+    """Names and values of a repeatable option. Values are decoded as JSON if possible. Raises UsageError."""
     from trtllm_pipeline.base import decode
 
-    found = {}
+    values = {}
     for text in texts or ():
         name, value = pair(option, text, sign)
         try:
-            found[name] = decode(value)
+            values[name] = decode(value)
         except ValueError:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def folder(option: str, path: Path | None) -> Path | None:
-    """`path`, if it is a directory or None. Raises UsageError."""
+    """`path`, checked to be a directory or None. Raises UsageError."""
     if path is not None and not path.is_dir():
-        raise UsageError(f"{option} {path}: there is no such directory")
+        raise UsageError(f"{option} {path}: no such directory")
     return path

@@ -1,4 +1,4 @@
-"""What the command line prints: stdout is data, stderr is progress, warnings and errors."""
+"""Output of the command line: data on stdout; progress, warnings and errors on stderr."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ T = TypeVar("T")
 
 
 def emit(text: str) -> None:
-    """Data, to stdout."""
+    """Print data to stdout."""
     print(text)  # noqa: T201
 
 
 def emit_rendered(text: str) -> None:
-    """What `rendered` made, to stdout, with its colors."""
+    """Print output of `rendered` to stdout, with its colors."""
     print(text, end="", file=terminal.raw(sys.stdout))
 
 
 def emit_json(value: Any) -> None:
-    """Data as JSON, to stdout."""
+    """Print data as JSON to stdout."""
     emit(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def emit_as(format: str, found: T, **writers: Callable[[T], Any]) -> None:
+def emit_as(format: str, data: T, **writers: Callable[[T], Any]) -> None:
     """`found` in the format that --format names, by its writer: a text, or what rich draws. JSON without one is itself."""
-    shown = writers[format](found) if format in writers else found
+    shown = writers[format](data) if format in writers else data
     if format == "json":
         emit_json(shown)
     elif isinstance(shown, str):
@@ -51,12 +51,12 @@ def emit_as(format: str, found: T, **writers: Callable[[T], Any]) -> None:
 
 
 def note(text: str) -> None:
-    """A line for people, to stderr."""
+    """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def print_log(path: Path, lines: int | None, goes_on: Callable[[], bool]) -> None:
-    """A log, or its last `lines`, to stdout; and what comes for as long as it `goes_on`."""
+    """Print a log, or its last `lines`, to stdout, and follow it while it `goes_on`."""
     text = ""
     for text in map(terminal.clean, follow(path, goes_on)):
         if lines is not None:
@@ -68,10 +68,10 @@ def print_log(path: Path, lines: int | None, goes_on: Callable[[], bool]) -> Non
 
 
 def write_output(path: str, text: str) -> None:
-    """The file that `--output` names: whoever reads it meanwhile sees the old one or the new one. Raises UsageError."""
+    """Replace the file of `--output` atomically. Raises UsageError."""
     target = Path(path)
     try:
-        # A pipe, a device and a link stay what they are.
+        # Pipes, devices and links are written in place.
         if target.is_symlink() or (target.exists() and not target.is_file()):
             target.write_text(text, encoding="utf-8", newline="")
         else:
@@ -79,13 +79,13 @@ def write_output(path: str, text: str) -> None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"--output {path}: cannot be written: {why}", hint="--output FILE writes it elsewhere"
+            f"--output {path}: cannot be written: {why}", hint="write elsewhere with --output FILE"
         ) from error
     note(f"written to {path}")
 
 
 def rendered(content: Any) -> str:
-    """Rich content as text, colored where stdout is a terminal, without spaces at the ends of lines."""
+    """Rich content as text without trailing spaces, colored if stdout is a terminal."""
     import shutil
 
     tty = sys.stdout.isatty()
@@ -97,9 +97,9 @@ def rendered(content: Any) -> str:
 
 
 def explain_error(error: Exception) -> int | None:
-    """Say what went wrong and return the exit code; None for what is a bug of ours and needs its traceback.
+    """Print an error message and return the exit code, or None for a bug in this program, which needs a traceback.
 
-    What the user has to do first, about the request or about the workspace, is 2: trying again as it is cannot help.
+    The code is 2 if the user has to change the request or the workspace first, because a plain retry cannot help.
     """
     if isinstance(error, PipelineError):
         note(f"error: {error.message}")
@@ -115,16 +115,16 @@ def explain_error(error: Exception) -> int | None:
 
 
 def _explain_system(error: OSError) -> int | None:
-    """As `explain_error`, for what the system refuses."""
+    """Like `explain_error`, for errors of the operating system."""
     try:
         where = str(Path(str(error.filename or ".")).absolute())
     except FileNotFoundError:
         note("error: the current directory was removed")
-        note("  try: cd to a directory that is there")
+        note("  try: cd to an existing directory")
         return 2
-    told = disk.no_room(error, Path(where))
-    if told is not None:
-        note(f"error: {told}, while {error.filename or 'a file'} was written")
+    full_disk = disk.no_room(error, Path(where))
+    if full_disk is not None:
+        note(f"error: {full_disk}, while {error.filename or 'a file'} was written")
         note(f"  try: {disk.hint(error)}")
         return 1
     if isinstance(error, PermissionError):
@@ -142,4 +142,4 @@ _SURROUNDINGS: Final = frozenset(
         *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
     }
 )
-"""What the system says of a name, a disk or a machine, and never of a mistake of ours."""
+"""Errors that the system reports about a name, a disk or a machine, and that no bug of this program causes."""

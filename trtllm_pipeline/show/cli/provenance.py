@@ -1,4 +1,4 @@
-"""`pipeline store provenance`: what artifacts were made from, and who signed that."""
+"""`pipeline store provenance`: the provenance of artifacts, and its signatures."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ def provenance(
         str | None,
         options.argument(
             "ARTIFACT|STAGE|CELL",
-            "An artifact, by its id or the beginning of its fingerprint, or those of a stage or cell (default: all).",
+            "Artifact id, fingerprint prefix, stage or cell (default: all artifacts).",
             complete=completion.cells,
         ),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
     sign: Annotated[
         Path | None,
-        options.option("--sign", "KEY", "Sign with this private key, a PEM file of Ed25519 or ECDSA P-256."),
+        options.option("--sign", "KEY", "Sign with this private key (PEM file, Ed25519 or ECDSA P-256)."),
     ] = None,
     attach: Annotated[
-        Path | None, options.option("--attach", "FILE", "Keep this envelope, signed elsewhere, with the artifact.")
+        Path | None, options.option("--attach", "FILE", "Attach this envelope, signed elsewhere, to the artifact.")
     ] = None,
-    anonymous: Annotated[bool, options.switch("--anonymous", "Leave out who made it, and on which host.")] = False,
+    anonymous: Annotated[bool, options.switch("--anonymous", "Omit user and host from the statement.")] = False,
     require_signed: options.RequireSigned = False,
     trusted_keys: options.TrustedKeys = None,
     format: Annotated[
         Literal["text", "json", "statement", "envelope", "sigstore"], options.option("--format", None, "Output format.")
     ] = "text",
 ) -> None:
-    """Show what artifacts were made from, by which commands and versions, where and when, and who signed that.
+    """Show the provenance of artifacts (inputs, commands, versions, host, time) and its signatures.
 
-    `statement` prints in-toto statements, `envelope` signed ones, and `sigstore` Sigstore bundles around these, a line for
-    each. The passphrase of an encrypted key is asked for, or taken from PIPELINE_SIGNING_PASSPHRASE. The exit code is 1
-    if anything is wrong.
+    `statement` prints in-toto statements, `envelope` signed statements, and `sigstore` Sigstore bundles, one per line.
+    The passphrase of an encrypted key is read from PIPELINE_SIGNING_PASSPHRASE or prompted for. The exit code is 1 if
+    verification fails.
 
     examples:
       pipeline store provenance 'smollm2*/int8_wo/*/bs4'
@@ -60,7 +60,7 @@ def provenance(
     if attach is not None:
         if len(folders) != 1:
             raise UsageError(
-                f"--attach: {len(folders)} artifacts are meant", hint="name one, such as build-4a46c422fbf3"
+                f"--attach: {len(folders)} artifacts are selected", hint="name one artifact, e.g. build-4a46c422fbf3"
             )
         library.attach(store, folders[0], library.read_file(attach))
     if sign is not None:
@@ -70,18 +70,18 @@ def provenance(
         note(f"signed {count(new, 'statement')} with key {key.keyid}{before}")
         if trusted_keys is None:
             policy = library.Policy((replace(key.public, name=sign.name),))
-    found = [library.Described.of(folder, policy, anonymous=anonymous) for folder in folders]
+    described = [library.Described.of(folder, policy, anonymous=anonymous) for folder in folders]
     if format == "json":
-        emit_json({"schema": 1, "artifacts": [each.to_json() for each in found]})
+        emit_json({"schema": 1, "artifacts": [each.to_json() for each in described]})
     elif format == "text":
-        emit("\n\n".join(each.text() for each in found))
+        emit("\n\n".join(each.text() for each in described))
     elif format == "statement":
         for folder in folders:
             emit(library.statement_line(folder, anonymous=anonymous))
     else:
         for envelope in map(library.envelope_of, folders):
             emit(envelope.text() if format == "envelope" else "\n".join(envelope.bundles()))
-    findings = [finding for each in found for finding in each.looked.findings]
+    findings = [finding for each in described for finding in each.looked.findings]
     for finding in findings:
         note(str(finding))
     raise typer.Exit(1 if findings else 0)
@@ -90,5 +90,7 @@ def provenance(
 def _passphrase() -> str:
     given = os.environ.get(PASSPHRASE)
     if given is None and not sys.stdin.isatty():
-        raise UsageError("the key is encrypted, and nobody can be asked for its passphrase", hint=f"set {PASSPHRASE}")
+        raise UsageError(
+            "the key is encrypted, and there is no terminal to prompt for its passphrase", hint=f"set {PASSPHRASE}"
+        )
     return given if given is not None else str(typer.prompt("passphrase of the key", hide_input=True, err=True))

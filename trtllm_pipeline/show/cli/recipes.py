@@ -1,4 +1,4 @@
-"""`pipeline models`: what is known of the models."""
+"""`pipeline models`: recipes of models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trtllm_pipeline.show.cli.output import emit_as
 
 
 def list_(format: options.TextOrJson = "text") -> None:
-    """List the recipes: your own in recipes/ of this directory, and those that come with the project.
+    """List the recipes: your own in ./recipes, and the shipped ones.
 
     examples:
       pipeline models list
@@ -20,15 +20,15 @@ def list_(format: options.TextOrJson = "text") -> None:
 
     recipes = [load_recipe(path) for path in list_recipes(Path()).values()]
     keys = {"name", "summary", "family", "license"}
-    told = {"schema": 1, "recipes": [recipe.model_dump(mode="json", include=keys) for recipe in recipes]}
-    emit_as(format, told, text=lambda _: aligned({recipe.name: recipe.summary for recipe in recipes}))
+    data = {"schema": 1, "recipes": [recipe.model_dump(mode="json", include=keys) for recipe in recipes]}
+    emit_as(format, data, text=lambda _: aligned({recipe.name: recipe.summary for recipe in recipes}))
 
 
 def show(
     name: Annotated[str, options.argument("NAME", "Name of a recipe.", complete=options.completion.recipes)],
     format: options.TextOrJson = "text",
 ) -> None:
-    """Show everything known about one model.
+    """Show the recipe of one model.
 
     examples:
       pipeline models show smollm2-135m-instruct
@@ -38,5 +38,5 @@ def show(
 
     path = find_recipe(name, Path())
     recipe = load_recipe(path)
-    told = {"schema": 1, "file": str(path), **recipe.model_dump(mode="json")}
-    emit_as(format, told, text=lambda _: f"# {path}\n{path.read_text(encoding='utf-8-sig').rstrip()}")
+    data = {"schema": 1, "file": str(path), **recipe.model_dump(mode="json")}
+    emit_as(format, data, text=lambda _: f"# {path}\n{path.read_text(encoding='utf-8-sig').rstrip()}")

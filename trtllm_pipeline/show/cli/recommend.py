@@ -1,4 +1,4 @@
-"""`pipeline recommend`: the cheapest configuration that meets the objectives, and why not the others."""
+"""`pipeline recommend`: the cheapest configuration that meets the objectives, and the reasons against others."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ def recommend(
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Recommend the cheapest configuration that meets the objectives, and say why not the others.
+    """Recommend the cheapest configuration that meets the objectives, and explain why others were excluded.
 
     Without --min-accuracy, cells that are significantly (95%) less accurate than the unquantized one are excluded, as on
-    the HTML page.
-    Cells of other models, lengths or prompts, or measured on another system, are not compared: each group has a
-    recommendation of its own. The exit code is 3 if no configuration meets the objectives.
+    the HTML page. Cells are compared only within a group with the same model, lengths, prompts and system. Each group has
+    its own recommendation. The exit code is 3 if no configuration meets the objectives.
 
     examples:
       pipeline recommend --slo ttft_p99=300ms,tpot_p99=40ms --min-accuracy -1%
@@ -38,6 +37,6 @@ def recommend(
     measured = load_measured(run, options.store_at(workspace), allow=allowed)
     for each in measured.left_out:
         note(f"note: {each}; left out")
-    found = library.advise(measured, cells or (), slos, least, objective, allowed)
-    emit_as(format, found, json=library.Recommendation.to_json, text=library.to_table)
-    raise typer.Exit(found.exit_code)
+    recommendation = library.advise(measured, cells or (), slos, least, objective, allowed)
+    emit_as(format, recommendation, json=library.Recommendation.to_json, text=library.to_table)
+    raise typer.Exit(recommendation.exit_code)

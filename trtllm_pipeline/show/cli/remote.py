@@ -1,4 +1,4 @@
-"""`pipeline store push` and `pipeline store pull`: artifacts to and from a remote store."""
+"""`pipeline store push` and `pipeline store pull`: transfer artifacts to and from a remote store."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Url = Annotated[
     str,
     options.argument(
         "URL",
-        "Where: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER, https://HOST/FOLDER (pull only), or a directory.",
+        "Remote store: s3://BUCKET/DIR, gs://BUCKET/DIR, az://CONTAINER/DIR, https://HOST/DIR (pull only), or a directory.",
     ),
 ]
 Names = Annotated[
     list[str] | None,
     options.argument(
         "[ARTIFACT|STAGE|CELL]...",
-        "Artifacts, by id or the beginning of the fingerprint, or those of a stage or cell (default: all).",
+        "Artifact ids, fingerprint prefixes, stages or cells (default: all artifacts).",
         complete=completion.cells,
     ),
 ]
-Jobs = Annotated[int, options.option("--jobs", "N", "Files that are transferred at once.", min=1, max=128)]
-DryRun = Annotated[bool, options.switch("--dry-run", "Only list what would be transferred, with sizes.")]
+Jobs = Annotated[int, options.option("--jobs", "N", "Number of concurrent file transfers.", min=1, max=128)]
+DryRun = Annotated[bool, options.switch("--dry-run", "Only list artifacts and sizes, without transferring.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactSelection:
-    """The artifacts that are meant, as options say it."""
+    """Options that select artifacts."""
 
     names: Names = None
     run: options.Run = None
@@ -51,15 +51,13 @@ class ArtifactSelection:
     toolchain: options.Toolchain = None
 
     def request(self) -> Request | None:
-        """The plan that names them; None where none does. Raises UsageError."""
+        """The plan that selects them, or None without one. Raises UsageError."""
         if self.matrix is not None:
             if self.run is not None:
-                raise UsageError("--run and --matrix are two selections", hint="give one of them")
+                raise UsageError("--run and --matrix cannot be combined", hint="give only one")
             return options.request(self.matrix, self.cells, self.sets, self.until, self.toolchain, None)
         if self.cells or self.sets or self.until:
-            raise UsageError(
-                "--cells, --set and --until select from a matrix", hint="add --matrix FILE, or name the CELL"
-            )
+            raise UsageError("--cells, --set and --until require --matrix", hint="add --matrix FILE, or name the CELL")
         return None
 
 
@@ -68,16 +66,16 @@ def push(
     url: Url,
     selection: ArtifactSelection,
     verify: Annotated[
-        bool, options.switch("--verify", "Also read what is there already, and send it again where it is damaged.")
+        bool, options.switch("--verify", "Also verify artifacts that are already there, and resend damaged ones.")
     ] = False,
     jobs: Jobs = 8,
     dry_run: DryRun = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Send artifacts to a remote store, from which other machines pull them instead of making them.
+    """Send artifacts to a remote store, so that other machines can pull instead of creating them.
 
-    Artifacts that are there already are not sent again. Model repositories are left out: they have absolute paths. The
+    Artifacts that are already there are skipped. So are model repositories, because they contain absolute paths. The
     exit code is 1 if an artifact cannot be sent.
 
     examples:
@@ -88,18 +86,18 @@ def push(
     from trtllm_pipeline.orchestrate import remote_store
 
     store = options.known_store(workspace)
-    with closing(remote_store.Remote(url, jobs=jobs, thorough=verify)) as there:
-        there.check_writable()
+    with closing(remote_store.Remote(url, jobs=jobs, thorough=verify)) as target:
+        target.check_writable()
         known = [
             remote_store.ArtifactKey(each.stage, each.fingerprint)
             for each in store.index.all_artifacts()
             if each.folder.is_dir()
         ]
         chosen = _chosen(store, known, selection, selection.request())
-        found = remote_store.compare_to_push(store, there, chosen)
-        pending = _begin(found, f"push to {there.url}")
-        done = {} if dry_run else _each(remote_store.push(store, there, pending, _progress(pending)))
-        _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pushed")
+        comparison = remote_store.compare_to_push(store, target, chosen)
+        pending = _begin(comparison, f"push to {target.url}")
+        done = {} if dry_run else _each(remote_store.push(store, target, pending, _progress(pending)))
+        _end(target.url, [done.get(each.fingerprint, each) for each in comparison], format, "pushed")
 
 
 @options.grouped
@@ -114,12 +112,11 @@ def pull(
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Fetch artifacts from a remote store into the workspace, so that a run does not make them.
+    """Fetch artifacts from a remote store into the workspace, so that a run need not create them.
 
-    With --matrix, those that its cells need on this machine: fingerprints say for which release and compute capability an
-    engine is. One that was made on another GPU than this machine has is refused. Every file is compared with its digest, and
-    signed statements are checked. Artifacts that fail are refused and named, and the exit code is 1. An interrupted pull
-    starts the artifacts anew that had not arrived.
+    With --matrix, fetches the artifacts that its cells need on this machine's release and compute capability. An engine
+    built on a different GPU model is rejected. Digests of all files and signed statements are verified. Rejected
+    artifacts are listed, and the exit code is then 1. After an interrupt, the next pull restarts incomplete artifacts.
 
     examples:
       pipeline store pull s3://engines/nightly --matrix my.yaml
@@ -131,59 +128,59 @@ def pull(
 
     policy = provenance.policy(trusted_keys, required=require_signed)
     request = selection.request()
-    with closing(remote_store.Remote(url, jobs=jobs)) as there:
-        known = None if request is not None or selection.run is not None else there.places()
+    with closing(remote_store.Remote(url, jobs=jobs)) as source:
+        known = None if request is not None or selection.run is not None else source.places()
         store = Store(Path(workspace))
         store.check_writable()
         chosen = _chosen(store, known, selection, request)
         gpus = () if allow_other_gpu else {gpu.name for gpu in this_machine().gpus}
-        found = remote_store.compare_to_pull(store, there, chosen, gpus)
-        pending = _begin(found, f"pull from {there.url}", absent=len(chosen) - len(found))
+        comparison = remote_store.compare_to_pull(store, source, chosen, gpus)
+        pending = _begin(comparison, f"pull from {source.url}", absent=len(chosen) - len(comparison))
         done: dict[str, ArtifactTransfer] = {}
         if not dry_run:
             remote_store.check_room(store, pending)
-            judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been read
-            done = _each(remote_store.pull(store, there, pending, judge, _progress(pending)))
-        _end(there.url, [done.get(each.fingerprint, each) for each in found], format, "pulled")
+            judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been verified
+            done = _each(remote_store.pull(store, source, pending, judge, _progress(pending)))
+        _end(source.url, [done.get(each.fingerprint, each) for each in comparison], format, "pulled")
 
 
 def _chosen(
     store: Store, known: Sequence[ArtifactKey] | None, selection: ArtifactSelection, request: Request | None
 ) -> list[ArtifactKey]:
-    """The artifacts that are meant, of those `known`; None is whatever the run or the matrix names."""
+    """The selected artifacts out of `known`. None means those of the run or the matrix."""
     from trtllm_pipeline.orchestrate import BOUND, ArtifactKey, find_named, find_run, read_run
 
-    asked: Iterable[ArtifactKey] | None = None
+    selected: Iterable[ArtifactKey] | None = None
     if request is not None:
         from trtllm_pipeline.orchestrate import plan_of
 
         runs = plan_of(request, store).stage_runs.values()
-        asked = [
+        selected = [
             ArtifactKey(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE
         ]
     elif selection.run is not None:
         planned = read_run(find_run(store, selection.run)).stage_runs.values()
-        asked = [ArtifactKey(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
-    if asked is not None:
-        there = set(asked if known is None else known)
-        known = [place for place in asked if place in there]
+        selected = [ArtifactKey(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
+    if selected is not None:
+        names = set(selected if known is None else known)
+        known = [place for place in selected if place in names]
     assert known is not None
-    found = [place for name in selection.names or (None,) for place in find_named(store, known, name)]
+    matches = [place for name in selection.names or (None,) for place in find_named(store, known, name)]
     if selection.names and BOUND.intersection(selection.names):
         raise UsageError(
-            "model repositories have absolute paths of their workspace", hint="a run writes them in a second"
+            "model repositories contain absolute paths of their workspace", hint="a run generates them within a second"
         )
-    return [place for place in dict.fromkeys(found) if place.stage not in BOUND]
+    return [place for place in dict.fromkeys(matches) if place.stage not in BOUND]
 
 
-def _begin(found: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> list[ArtifactTransfer]:
-    """Say what is to be done; returns it."""
-    pending = [each for each in found if each.state == "pending"]
-    there = sum(each.state == "present" for each in found)
-    told = [f"{count(len(pending), 'artifact')} to {what}, {size(sum(each.transfer_bytes for each in pending))}"]
-    told += [f"{there} there already"] if there else []
-    told += [f"{absent} not there"] if absent else []
-    note("; ".join(told))
+def _begin(artifacts: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> list[ArtifactTransfer]:
+    """Print the work to do, and return it."""
+    pending = [each for each in artifacts if each.state == "pending"]
+    present = sum(each.state == "present" for each in artifacts)
+    parts = [f"{count(len(pending), 'artifact')} to {what}, {size(sum(each.transfer_bytes for each in pending))}"]
+    parts += [f"{present} already there"] if present else []
+    parts += [f"{absent} missing"] if absent else []
+    note("; ".join(parts))
     return pending
 
 
@@ -194,22 +191,22 @@ def _progress(pending: Sequence[ArtifactTransfer]) -> Progress:
 
 
 def _each(transfers: Iterable[ArtifactTransfer]) -> dict[str, ArtifactTransfer]:
-    """Say of each what became of it; returns them by fingerprint."""
-    found: dict[str, ArtifactTransfer] = {}
+    """Print the outcome of each artifact. Returns them by fingerprint."""
+    results: dict[str, ArtifactTransfer] = {}
     for each in transfers:
-        found[each.fingerprint] = each
+        results[each.fingerprint] = each
         if each.state == "busy":
-            note(f"{each.id}: another process works on it; left to that")
-    return found
+            note(f"{each.id}: skipped, another process is working on it")
+    return results
 
 
-def _end(url: str, found: Sequence[ArtifactTransfer], format: str, done: str) -> None:
-    words = {"done": done, "pending": f"to be {done}", "present": "there already"}
+def _end(url: str, results: Sequence[ArtifactTransfer], format: str, done: str) -> None:
+    words = {"done": done, "pending": f"to be {done}", "present": "already there"}
     artifacts: list[Json] = []
     lines = []
-    for each in found:
+    for each in results:
         if each.state == "refused":
-            note(f"{each.stage} {each.fingerprint}: refused: {each.message}")
+            note(f"{each.stage} {each.fingerprint}: rejected: {each.message}")
         label = "" if each.sealed is None else each.sealed.label
         lines.append(
             f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  "
@@ -227,4 +224,4 @@ def _end(url: str, found: Sequence[ArtifactTransfer], format: str, done: str) ->
             }
         )
     emit_as(format, {"schema": 1, "url": url, "artifacts": artifacts}, text=lambda _: "\n".join(lines))
-    raise typer.Exit(1 if any(each.state == "refused" for each in found) else 0)
+    raise typer.Exit(1 if any(each.state == "refused" for each in results) else 0)

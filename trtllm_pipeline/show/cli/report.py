@@ -1,4 +1,4 @@
-"""`pipeline report`: results as a table, a page of HTML, and in the formats of other programs."""
+"""`pipeline report`: results as a table, as an HTML page, and in formats of other programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def report(
         options.option(
             "--format",
             None,
-            "Format of the report; junit has a test case for each stage run.",
+            "Format of the report. junit has a test case per stage run.",
         ),
     ] = "table",
     output: Annotated[
@@ -27,22 +27,20 @@ def report(
         options.option(
             "-o --output",
             "FILE",
-            "Write there instead of to stdout, which is -; HTML goes to report.html in the directory of the run.",
+            "Output file; - is stdout (default: stdout; for html, report.html in the run's directory).",
         ),
     ] = None,
     slo: Annotated[
         str | None,
-        options.option(
-            "--slo", "OBJECTIVES", "Limits that the HTML page starts with, such as ttft_p99=300ms,tpot_p99=40ms."
-        ),
+        options.option("--slo", "OBJECTIVES", "Initial limits of the HTML page, e.g. ttft_p99=300ms,tpot_p99=40ms."),
     ] = None,
     verbose: options.Verbose = False,
 ) -> None:
-    """Show the results, one row for each cell: status, build time, size, latency, throughput, accuracy, and failures.
+    """Show the results with one row per cell: status, build time, size, latency, throughput, accuracy, and failures.
 
-    It needs no matrix. The cells are all of the latest run's matrix, each as the newest run left it; of a run that has not
-    ended it shows what is there so far. The HTML page is one file that needs no network: which configuration to take,
-    plots, and each cell's commands, logs and provenance.
+    Needs no matrix. Shows all cells of the latest run's matrix, each with its newest result. A run in progress shows the
+    results so far. The HTML page is one file that needs no network. It shows the recommended configuration, plots, and
+    each cell's commands, logs and provenance.
 
     examples:
       pipeline report
@@ -55,13 +53,13 @@ def report(
     from trtllm_pipeline.show.report.results import page_limits, read_results, write_results
 
     if slo is not None and format != "html":
-        raise UsageError("--slo sets the limits that an HTML page starts with", hint="add --format html")
+        raise UsageError("--slo sets the initial limits of the HTML page", hint="add --format html")
     limits = {} if slo is None else page_limits(slo)
     store = options.known_store(workspace)
     results = read_results(store, run)
     if not results.finished:
-        how = "is still running" if goes_on(results.runs.newest) else "has not ended by itself"
-        note(f"run {results.runs.newest.name} {how}: this is what is there now")
+        how = "is still running" if goes_on(results.runs.newest) else "did not finish"
+        note(f"run {results.runs.newest.name} {how}: these are the results so far")
     in_run = output is None and format == "html"
     if in_run:
         output = str(results.runs.newest / "report.html")

@@ -1,4 +1,4 @@
-"""`pipeline run`, `pipeline resume` and `pipeline plan`: all that a matrix asks for, done or shown."""
+"""`pipeline run`, `pipeline resume` and `pipeline plan`: execute or preview a matrix."""
 
 from __future__ import annotations
 
@@ -27,20 +27,16 @@ def run(
     assume: options.Assume = None,
     executor: options.Executor = None,
     ray_address: options.RayAddress = None,
-    resume: Annotated[
-        bool, options.switch("--resume", "Continue what the latest run of this workspace was asked for.")
+    resume: Annotated[bool, options.switch("--resume", "Continue the latest run of this workspace.")] = False,
+    dry_run: Annotated[bool, options.switch("--dry-run", "Only show the plan, like pipeline plan.")] = False,
+    fail_fast: Annotated[
+        bool, options.switch("--fail-fast", "Start no further stages after the first failure.")
     ] = False,
-    dry_run: Annotated[
-        bool, options.switch("--dry-run", "Only show what would be done, as pipeline plan does.")
-    ] = False,
-    fail_fast: Annotated[bool, options.switch("--fail-fast", "Start nothing new after the first failure.")] = False,
-    retry_infeasible: Annotated[
-        bool, options.switch("--retry-infeasible", "Retry what was found never to work.")
-    ] = False,
-    refresh: Annotated[bool, options.switch("--refresh", "Ask the hubs again which revision a branch is at.")] = False,
+    retry_infeasible: Annotated[bool, options.switch("--retry-infeasible", "Retry infeasible cells.")] = False,
+    refresh: Annotated[bool, options.switch("--refresh", "Resolve branches to revisions again.")] = False,
     name: Annotated[
         str | None,
-        options.option("--name", "NAME", "What the run is called in later commands, such as nightly-1234."),
+        options.option("--name", "NAME", "Name of the run for later commands, e.g. nightly-1234."),
     ] = None,
     progress: options.Progress = "auto",
     format: options.TableFormat = "table",
@@ -48,9 +44,9 @@ def run(
     pulling: options.Pulling,
     verbose: options.Verbose = False,
 ) -> int:
-    """Run everything in a matrix that is not done yet, and show the results.
+    """Run every cell of a matrix that is not done yet, and show the results.
 
-    You can interrupt it at any time: what is finished stays finished. pipeline resume is short for pipeline run --resume.
+    You can interrupt it at any time. Completed stages stay. pipeline resume is short for pipeline run --resume.
 
     examples:
       pipeline run matrices/quickstart.yaml
@@ -66,37 +62,37 @@ def run(
         options.known_store(workspace)
     elif matrix is None:
         raise UsageError(
-            "pipeline run: the matrix is missing",
-            hint="pipeline run FILE, or pipeline run --resume; pipeline matrix init writes one to start from",
+            "pipeline run: no matrix given",
+            hint="pipeline run FILE, or pipeline run --resume; create a matrix with pipeline matrix init",
         )
-    # Looking at a workspace never makes one: that is left to a request that can be understood.
+    # Only a valid request creates a workspace.
     called = None if name is None else check_name(name)
-    found = options.store_at(workspace)
-    request = pulling.of(options.request_or_latest(ctx, found, matrix, cells, sets, until, toolchain, assume))
+    workspace_store = options.store_at(workspace)
+    request = pulling.of(options.request_or_latest(ctx, workspace_store, matrix, cells, sets, until, toolchain, assume))
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
-        return _show_plan(request, found, Path(workspace), format, verbose=verbose)
-    if found is None:
+        return _show_plan(request, workspace_store, Path(workspace), format, verbose=verbose)
+    if workspace_store is None:
         load(request)
-    store = found or Store(Path(workspace))
+    store = workspace_store or Store(Path(workspace))
     if retry_infeasible:
         store.index.forget_infeasible()
     if refresh:
         store.index.forget_pins()
-    seen = observer(sys.stderr, mode=progress)
-    result = flow.run(request, store, seen, command=tuple(sys.argv), keep_going=not fail_fast, name=called)
+    progress_observer = observer(sys.stderr, mode=progress)
+    result = flow.run(request, store, progress_observer, command=tuple(sys.argv), keep_going=not fail_fast, name=called)
     print_report(
         result.rows,
         format,
         run_id=result.run_id,
         matrix=str(request.matrix),
         workspace=store.workspace,
-        told=seen.told if terminal.same_place(sys.stdout, sys.stderr) else (),
+        reported=progress_observer.reported if terminal.same_place(sys.stdout, sys.stderr) else (),
         verbose=verbose,
         forecast=result.forecast,
     )
     if result.untried:
-        note(f"--fail-fast: not tried again as settings.retry allows: {count(result.untried, 'cell')}")
+        note(f"--fail-fast: {count(result.untried, 'cell')} not retried despite settings.retry")
     if result.outcome.interrupted:
         note(f"interrupted; to continue: {_resume(workspace)}")
     elif result.outcome.exit_code:
@@ -108,7 +104,7 @@ def run(
 
 
 def resume(**values: Any) -> int:
-    """Continue what the latest run of this workspace was asked for.
+    """Continue the latest run of this workspace.
 
     examples:
       pipeline resume
@@ -133,23 +129,21 @@ def plan(
     compare: Annotated[
         str | None,
         options.option(
-            "--compare", "MACHINE", "Only show what is different from the plan for MACHINE, as --assume takes one."
+            "--compare", "MACHINE", "Only show differences from the plan for MACHINE (same syntax as --assume)."
         ),
     ] = None,
     fit: Annotated[
         bool,
-        options.switch(
-            "--fit", "Only propose, for cells that need more memory than there is, the smallest change that fits."
-        ),
+        options.switch("--fit", "Only propose the smallest change that fits, for cells that need too much memory."),
     ] = False,
     *,
     pulling: options.Pulling,
     verbose: options.Verbose = False,
     format: Annotated[Literal["text", "json", "markdown"], options.option("--format", None, "Output format.")] = "text",
 ) -> int:
-    """Show what run would do: what is shared between cells, what has to run and why, how long it takes, and what it needs.
+    """Show what run would do: shared stages, stages to run and why, expected times, and resources.
 
-    With --compare it shows what another machine or release changes: cells, stages, command lines.
+    With --compare, shows what changes on another machine or release: cells, stages, command lines.
 
     examples:
       pipeline plan matrices/quickstart.yaml
@@ -162,7 +156,7 @@ def plan(
     store = options.store_at(workspace)
     if fit:
         if compare is not None:
-            raise UsageError("--fit and --compare are two different questions", hint="ask them one after the other")
+            raise UsageError("--fit and --compare cannot be combined", hint="run two commands")
         return _show_fit(request, store, format)
     if compare is None:
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
@@ -180,36 +174,36 @@ def plan(
 
 
 def _show_fit(request: Request, store: Store | None, format: str) -> int:
-    """Print what would make cells fit. The exit code is 3 where something does not fit and nothing would make it."""
+    """Print changes that make cells fit. The exit code is 3 if some cells fit with no change."""
     from trtllm_pipeline.base import as_markdown, on_terminal
     from trtllm_pipeline.orchestrate import Fits, fits_of
 
-    found = fits_of(request, store)
+    outcome = fits_of(request, store)
     emit_as(
         format,
-        found,
+        outcome,
         json=Fits.to_json,
         text=lambda fits: on_terminal(fits.blocks()),
         markdown=lambda fits: as_markdown(fits.blocks()),
     )
-    return 3 if not found.cells or any(each.proposal is None and not each.works for each in found.fits) else 0
+    return 3 if not outcome.cells or any(each.proposal is None and not each.works for each in outcome.fits) else 0
 
 
 @uncollected()
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
-    """Print the plan for a request. Raises PlanError, after it is printed, when no cell can work."""
+    """Print the plan of a request. Then raises PlanError if no cell is feasible."""
     from trtllm_pipeline.orchestrate import plan_json
     from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
 
-    found, seen = flow.outlook(request, store, workspace)
+    fits, outlook = flow.outlook(request, store, workspace)
     if format == "json":
-        for line in plan_json(found, store, seen):
+        for line in plan_json(fits, store, outlook):
             emit(line)
     elif format == "markdown":
-        emit(plan_markdown(found, seen, f"Plan of {request.matrix.name}"))
+        emit(plan_markdown(fits, outlook, f"Plan of {request.matrix.name}"))
     else:
-        emit(plan_text(found, seen, verbose=verbose))
-    check_feasible(found)
+        emit(plan_text(fits, outlook, verbose=verbose))
+    check_feasible(fits)
     return 0
 
 

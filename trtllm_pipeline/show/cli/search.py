@@ -1,4 +1,4 @@
-"""`pipeline search`: the best cell of a large matrix without measuring all of it."""
+"""`pipeline search`: find the best cell of a large matrix without measuring every cell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def search(
     objective: options.Objective = "throughput",
     budget: Annotated[
         int,
-        options.option("--budget", "CELLS", "Most cells that are measured, those that were measured before included."),
+        options.option("--budget", "CELLS", "Maximum number of measured cells, including cells measured before."),
     ] = 20,
     cells: options.Cells = None,
     sets: options.Sets = None,
@@ -31,18 +31,18 @@ def search(
     workspace: options.Workspace = options.WORKSPACE,
     executor: options.Executor = None,
     ray_address: options.RayAddress = None,
-    dry_run: Annotated[bool, options.switch("--dry-run", "Only show which cell would be next, and why.")] = False,
+    dry_run: Annotated[bool, options.switch("--dry-run", "Only show the next cell, and why it was chosen.")] = False,
     progress: options.Progress = "auto",
     format: options.TextOrJson = "text",
     *,
     pulling: options.Pulling,
 ) -> None:
-    """Find the best cell of a large matrix without measuring all of it.
+    """Find the best cell of a large matrix without measuring every cell.
 
-    Each step runs one cell as pipeline run --cells does, and says why this one. What was measured before counts, by whatever
-    run, so the same command continues after an interrupt, and with a larger --budget. Cells of other models, lengths or
-    prompts are searched in turn: each workload has a recommendation of its own.
-    Exit codes: 3 if no cell that was tried meets the objectives; 1 if the search could not continue.
+    Each step runs one cell like pipeline run --cells and reports why it was chosen. Earlier measurements of any run count,
+    so the same command continues after an interrupt or with a larger --budget. Each workload (model, lengths and prompts)
+    is searched separately and gets its own recommendation.
+    Exit codes: 3 if no measured cell meets the objectives; 1 if the search could not continue.
 
     examples:
       pipeline search my.yaml --slo ttft_p99=300ms,tpot_p99=40ms --budget 20
@@ -65,15 +65,15 @@ def search(
     request = pulling.of(options.request(matrix, cells, sets, None, toolchain, None))
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
     if dry_run:
-        store = options.store_at(workspace)  # looking never makes one
-        seen = driver.ended(driver.look(request, store, goals), store, goals, budget, "nothing was run (--dry-run)")
-        found = replace(seen, exit_code=0)
+        store = options.store_at(workspace)  # a dry run never creates one
+        ended = driver.ended(driver.look(request, store, goals), store, goals, budget, "dry run")
+        outcome = replace(ended, exit_code=0)
     else:
         store = Store(Path(workspace))
-        told = note if progress in {"auto", "live", "plain"} else lambda _: None
+        announce = note if progress in {"auto", "live", "plain"} else lambda _: None
         shown = observer(sys.stderr, mode=progress)
-        found = driver.search(request, store, shown, goals, budget, command=tuple(sys.argv), told=told)
-    emit_as(format, found, json=driver.Search.to_json, text=lambda each: on_terminal(each.blocks()))
-    if found.exit_code == 130:
-        note("interrupted; the same command continues")
-    raise typer.Exit(found.exit_code)
+        outcome = driver.search(request, store, shown, goals, budget, command=tuple(sys.argv), announce=announce)
+    emit_as(format, outcome, json=driver.Search.to_json, text=lambda each: on_terminal(each.blocks()))
+    if outcome.exit_code == 130:
+        note("interrupted; run the same command to continue")
+    raise typer.Exit(outcome.exit_code)

@@ -1,6 +1,6 @@
 """`pipeline stage download|convert|build|...`: one stage, for cells of a matrix or for explicit files.
 
-`__getattr__` makes the command of a stage; its options follow from the tables of the toolchains (`stage_options`).
+`__getattr__` creates the command of a stage. Its options are derived from the toolchains' tables (`stage_options`).
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ def __getattr__(name: str) -> Callable[..., int]:
     lines = (*_EXAMPLES[name], f"{name} {matrix}")
     command.__doc__ = (
         f"{stage_options.capital(stages[0].summary)}.\n\n"
-        "With --matrix: for the selected cells, after all earlier stages, in the workspace. Without: on the files you "
-        "name; nothing else is read or written.\n\nexamples:\n"
-        + "\n".join(f"  pipeline stage {line}" for line in lines)
+        "With --matrix, runs for the selected cells in the workspace, after all earlier stages. Without --matrix, uses only "
+        "the given files.\n\nexamples:\n" + "\n".join(f"  pipeline stage {line}" for line in lines)
     )
     return command
 
@@ -71,37 +70,37 @@ def _run(name: str, typed: dict[str, Any]) -> int:
     if typed.get("matrix") is not None:
         return _for_cells(stage, typed)
     if only := [option for each, option in (("cells", "--cells"), ("sets", "--set")) if each in typed]:
-        raise UsageError(f"{' and '.join(only)} need a matrix", hint="give --matrix FILE as well")
+        raise UsageError(f"{' and '.join(only)} need a matrix", hint="add --matrix FILE")
     values = stage_options.values(stage, typed)
     settled: dict[str, Any] = {"source": {}} if name in FETCHING else {}
     _refuse(
         name,
         _wrong_paths(stage, typed) + stage_options.wrong(stage, {**settled, **values}),
-        "; or give a matrix: --matrix FILE --cells ID",
+        ", or use a matrix: --matrix FILE --cells ID",
     )
     if name in FETCHING:
-        options.empty_folder(typed["output_dir"])  # before a hub is asked
+        options.empty_folder(typed["output_dir"])  # before a hub request
         values |= _download(name, typed.get("model"), offline=values.get("offline", False))
     try:
-        asked = load(stage.params, values)
+        params = load(stage.params, values)
     except ValueError as error:
         raise UsageError(
-            f"pipeline stage {name}: {error}", hint=f"pipeline stage {name} --help lists all options"
+            f"pipeline stage {name}: {error}", hint=f"list all options with pipeline stage {name} --help"
         ) from error
-    return _by_hand(stage, typed, asked)
+    return _by_hand(stage, typed, params)
 
 
 def _refuse(name: str, wrong: list[str], or_else: str = "") -> None:
     """Raise UsageError if anything is wrong."""
     if wrong:
-        hint = f"pipeline stage {name} --help lists all options{or_else}"
+        hint = f"list all options with pipeline stage {name} --help{or_else}"
         raise UsageError(f"pipeline stage {name}: " + "\n  ".join(wrong), hint=hint)
 
 
 def _stage(name: str, toolchain: str | None) -> Stage:
-    """The stage of the toolchain that is named, or else of the first that has it.
+    """The stage of the named toolchain, or of the first toolchain that has it.
 
-    Those this machine can use come first, then the embedded one, which any machine can have.
+    Toolchains usable on this machine come first, then the embedded one, which any machine can install.
     """
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
@@ -113,7 +112,7 @@ def _stage(name: str, toolchain: str | None) -> Stage:
         for stage in each.stages:
             if stage.name == name:
                 return stage
-    raise UsageError(f"no toolchain of this release has a stage {name!r}")
+    raise UsageError(f"no toolchain has a stage {name!r}")
 
 
 def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
@@ -124,7 +123,7 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     shared = {name for name, _, _ in SHARED}
     if more := [name for name in typed if name not in shared and not (service and not name.startswith("in_"))]:
         raise UsageError(
-            f"{flag_of(more[0])} is for a stage on explicit files, without --matrix",
+            f"{flag_of(more[0])} cannot be combined with --matrix",
             hint=stage_options.instead(stage, more[0]),
         )
     until = None if service else stage.name
@@ -141,19 +140,20 @@ def _for_cells(stage: Stage, typed: dict[str, Any]) -> int:
     if service:
         return _serve_cell(stage, typed, values, plan, store)
     folders = {
-        cell.id: str(store.folder(until, found.fingerprint) / "out")
+        cell.id: str(store.folder(until, located.fingerprint) / "out")
         for cell in plan.feasible
-        for found in (plan.stage_runs[run] for run in plan.by_cell[cell.id])
-        if found.stage.name == until
+        for located in (plan.stage_runs[run] for run in plan.by_cell[cell.id])
+        if located.stage.name == until
     }
-    told = {"schema": 1, "stage": stage.name, "cells": folders}
-    emit_as(typed["format"], told, text=lambda _: "\n".join(f"{cell}\t{folder}" for cell, folder in folders.items()))
+    data = {"schema": 1, "stage": stage.name, "cells": folders}
+    emit_as(typed["format"], data, text=lambda _: "\n".join(f"{cell}\t{folder}" for cell, folder in folders.items()))
     return 0
 
 
 def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tuple[Stage, dict[str, Any], str | None]:
-    """The service's stage by the toolchain of the one cell that is selected, what was typed for it, and the last stage that it
-    is started from. Raises UsageError.
+    """The service stage of the selected cell's toolchain, its typed options, and the last stage that it depends on.
+
+    Raises UsageError.
     """
     from trtllm_pipeline.orchestrate import selection
 
@@ -163,10 +163,10 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
     if len(able) > 1:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
         raise UsageError(
-            f"{len(able)} cells are selected, a server is launched for one", hint=f"--cells ID; one of {ids}"
+            f"{len(able)} cells are selected, but launch starts one server", hint=f"--cells ID, one of {ids}"
         )
     if not able:
-        return stage, {}, None  # which is refused with the reasons
+        return stage, {}, None  # reported later, with the reasons
     toolchain = toolchains.load(able[0].toolchain)
     stage = toolchain.stage(stage.name)
     read = {upstream for place in stage.inputs for upstream in stage.upstream(place)}
@@ -177,27 +177,29 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
 
 
 def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], plan: Plan, store: Store) -> int:
-    """Serve the plan's one cell by hand: with what its stages left and the matrix's settings, and `values` over them."""
+    """Serve the plan's only cell from its artifacts, with the matrix's settings overridden by `values`."""
     (cell,) = plan.feasible
     made = {plan.stage_runs[run].stage.name: plan.stage_runs[run] for run in plan.by_cell[cell.id]}
     for place in stage.inputs:
-        found = next((made[upstream] for upstream in stage.upstream(place) if upstream in made), None)
+        upstream_artifact = next((made[upstream] for upstream in stage.upstream(place) if upstream in made), None)
         if place == toolchains.DRAFTER:
-            found = next((plan.stage_runs[run.inputs[place]] for run in made.values() if place in run.inputs), None)
-        if found is None:
-            continue  # one that this cell does not have
-        typed[f"in_{place}"] = str(store.folder(found.stage.name, found.fingerprint) / "out")
+            upstream_artifact = next(
+                (plan.stage_runs[run.inputs[place]] for run in made.values() if place in run.inputs), None
+            )
+        if upstream_artifact is None:
+            continue  # this cell has no such option
+        typed[f"in_{place}"] = str(store.folder(upstream_artifact.stage.name, upstream_artifact.fingerprint) / "out")
     of_matrix = replace(stage.read(cell), restarts=stage.params().restarts)
     return _by_hand(stage, typed, replace(of_matrix, **values))
 
 
 def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
-    """The source of a model as people name it, its revision resolved, for the stage `name`."""
+    """Parse a model source for the stage `name` and resolve its revision."""
     from trtllm_pipeline.models import MODEL, local_folder, resolve
     from trtllm_pipeline.orchestrate import sources_of
 
     if model is None:
-        raise UsageError(f"pipeline stage {name}: which model?", hint=f"pipeline stage {_EXAMPLES[name][0]}")
+        raise UsageError(f"pipeline stage {name}: no model given", hint=f"pipeline stage {_EXAMPLES[name][0]}")
     sources, form = sources_of(model, Path()), name if name in companions.NAMES else None
     source = resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
     kind, *_ = source
@@ -206,8 +208,8 @@ def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     return {"source": source, "folder": None if folder is None else str(folder), "form": form}
 
 
-def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
-    """Run for a person: say where the results are, or keep a service until Ctrl-C. The program's own log is for stderr."""
+def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
+    """Run one stage interactively: print the result paths, or keep a service until Ctrl-C. Logs go to stderr."""
     if stage.scope is not Scope.ARTIFACT:
         allow_open_files()
     service, stdout = stage.scope is Scope.SERVICE, sys.stdout
@@ -221,7 +223,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
             note(f"ready; Ctrl-C stops it. For instance:\n  {_example(endpoints)}")
 
     with by_hand.scratch(stage.name) as scratch:
-        context = _context(stage, typed, asked, scratch)
+        context = _context(stage, typed, params, scratch)
         if policy.required:
             provenance.require_folders(context.inputs.values(), policy)
         with by_hand.when_ready(context, announce) if service else nullcontext(), redirect_stdout(sys.stderr):
@@ -242,7 +244,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], asked: Any) -> int:
 
 
 def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
-    """What is missing of the inputs and files of a stage, or cannot be read."""
+    """Problems with the inputs and files of a stage: missing or unreadable."""
     from trtllm_pipeline.base import check
 
     inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
@@ -250,14 +252,14 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
         f"{flag(name)} is required" for name, path in inputs.items() if path is None and name not in stage.optional
     ]
     wrong += [
-        f"{flag(name)} is required: the file, or builtin:NAME, that {of} was given"
+        f"{flag(name)} is required: the same file or builtin:NAME as for {of}"
         for (each, name), of in OF_ANOTHER.items()
         if each == stage.name and f"file_{name}" not in typed
     ]
     for name, path in (*inputs.items(), *_files(stage, typed).items()):
         if path and name in inputs and name != "service":
-            there = os.path.exists(path)
-            wrong += [] if there else [f"{flag(name)}: {path} does not exist"]
+            exists = os.path.exists(path)
+            wrong += [] if exists else [f"{flag(name)}: {path} does not exist"]
         elif path:
             try:
                 check(Path(path))
@@ -268,11 +270,11 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def _context(stage: Stage, typed: Mapping[str, Any], asked: Any, scratch: Path) -> StageContext[Any]:
-    """What the stage's program is given."""
+def _context(stage: Stage, typed: Mapping[str, Any], params: Any, scratch: Path) -> StageContext[Any]:
+    """The context for the stage's program."""
     output = typed.get("output_dir")
     return StageContext(
-        params=asked,
+        params=params,
         inputs={name: Path(typed[f"in_{name}"]).absolute() for name in stage.inputs if f"in_{name}" in typed},
         files={name: Path(path).absolute() for name, path in _files(stage, typed).items()},
         out=scratch / "out" if output is None else options.empty_folder(output),
@@ -281,12 +283,12 @@ def _context(stage: Stage, typed: Mapping[str, Any], asked: Any, scratch: Path) 
 
 
 def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
-    found = {name: _file(stage, name, typed.get(f"file_{name}")) for name in stage.file_names}
-    return {name: path for name, path in found.items() if path is not None}
+    files = {name: _file(stage, name, typed.get(f"file_{name}")) for name in stage.file_names}
+    return {name: path for name, path in files.items() if path is not None}
 
 
 def _file(stage: Stage, name: str, given: str | None) -> str | None:
-    """Path of a file: what was typed, a `builtin:NAME`, or else what a matrix would take."""
+    """Path of a file: as typed, a `builtin:NAME`, or the default of a matrix."""
     from trtllm_pipeline.models import data_file
     from trtllm_pipeline.orchestrate import Settings
 
@@ -301,7 +303,7 @@ def _endpoints(service: Mapping[str, str]) -> str:
 
 
 def _example(service: Mapping[str, str]) -> str:
-    """A command line that asks the service."""
+    """A command line that queries the service."""
     if service["kind"] == "openai":
         body = {"model": service["model"], "prompt": "The capital of France is", "max_tokens": 8}
         return (

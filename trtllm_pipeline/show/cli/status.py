@@ -21,21 +21,19 @@ def status(
     matrix: options.MatrixOrLatest = None,
     sets: options.Sets = None,
     toolchain: options.Toolchain = None,
-    watch: Annotated[
-        bool, options.switch("--watch", "Show it again and again, until nothing runs any more or Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, options.switch("--watch", "Refresh until all stages have ended or Ctrl-C.")] = False,
     runs: Annotated[
-        bool, options.switch("--runs", "List the runs instead, the newest first: start, matrix, cells done and failed.")
+        bool, options.switch("--runs", "List runs instead, newest first: start, matrix, cells done and failed.")
     ] = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Show the progress of each cell, what is running in any invocation, the time left, and why something failed.
+    """Show the progress of each cell, running stages of all invocations, the time left, and causes of failures.
 
-    The cells are all of the latest run's matrix, including those that this run left out.
+    Shows all cells of the latest run's matrix, including cells that the run left out.
 
-    With --watch a terminal shows a picture that fits it; a pipe gets a line for each stage run whose status changes, with
-    --format json as an object.
+    With --watch, a terminal shows a live display. A pipe gets a line (or with --format json an object) for each stage run
+    whose status changes.
 
     examples:
       pipeline status
@@ -52,7 +50,10 @@ def status(
     if runs:
         given = {"--run": run, "MATRIX": matrix, "--cells": cells, "--set": sets, "--watch": watch or None}
         if only := next((flag for flag, value in given.items() if value is not None), None):
-            raise UsageError(f"--runs lists all runs of the workspace, without {only}", hint="pipeline status --runs")
+            raise UsageError(
+                f"--runs lists all runs of the workspace and cannot be combined with {only}",
+                hint="pipeline status --runs",
+            )
         return _list_runs(workspace, format)
     if run is not None and matrix is not None:
         raise UsageError("give --run or --matrix, not both")
@@ -61,7 +62,7 @@ def status(
 
     def look() -> MatrixStatus:
         if plan is not None:
-            return status_of(store, outline(plan), "as the matrix stands now")
+            return status_of(store, outline(plan), "the current matrix")
         newest = newest_cells(store, run)
         left = max(filter(None, map(read, newest.folders)), default=None)
         going = any(map(goes_on, newest.folders))
@@ -71,8 +72,8 @@ def status(
 
     if watch:
         return keep_showing(look, terminal.raw(sys.stdout), as_json=format == "json")
-    found = look()
-    return emit_json(to_json(found)) if format == "json" else emit_rendered(to_text(found))
+    state = look()
+    return emit_json(to_json(state)) if format == "json" else emit_rendered(to_text(state))
 
 
 def _took(folder: Path) -> Took | None:
@@ -86,5 +87,5 @@ def _took(folder: Path) -> Took | None:
 def _list_runs(workspace: str, format: str) -> None:
     from trtllm_pipeline.orchestrate import runs_json, to_text
 
-    found = runs_json(options.known_store(workspace))
-    emit_json(found) if format == "json" else emit(to_text(found))
+    listed = runs_json(options.known_store(workspace))
+    emit_json(listed) if format == "json" else emit(to_text(listed))

@@ -23,7 +23,7 @@ Names = Annotated[
     list[str] | None,
     options.argument(
         "[ARTIFACT|STAGE|CELL]...",
-        "Artifacts, by id or the beginning of the fingerprint, or those of a stage or cell.",
+        "Artifact ids, fingerprint prefixes, stages or cells.",
         complete=completion.cells,
     ),
 ]
@@ -34,11 +34,11 @@ _DAY_S = 86400
 
 @dataclass(frozen=True, kw_only=True)
 class Needed:
-    """The options that select needed artifacts, so that the rest is unused."""
+    """Options that select needed artifacts. All others are unused."""
 
     unused_for: Annotated[
         float | None,
-        options.duration("--unused-for", "Remove artifacts that no run made or used for this long, such as 30d."),
+        options.duration("--unused-for", "Remove artifacts that no run created or used for this long, e.g. 30d."),
     ] = None
     keep_latest: Annotated[
         int, options.option("--keep-latest", "N", "Keep artifacts used by the last N runs.", min=0)
@@ -48,7 +48,7 @@ class Needed:
         options.option(
             "--keep-run",
             "RUN",
-            "Keep artifacts used by this run, by its name or id; can be given several times.",
+            "Keep artifacts used by this run (name or id). Repeatable.",
             complete=completion.runs,
         ),
     ] = None
@@ -57,13 +57,13 @@ class Needed:
         options.option(
             "--keep-matrix",
             "FILE",
-            "Keep artifacts that this matrix needs on this machine; can be given several times.",
+            "Keep artifacts that this matrix needs on this machine. Repeatable.",
             complete=completion.matrices,
         ),
     ] = None
 
     def roots(self, store: Store) -> unused.Roots:
-        """The same, with the matrices planned. Raises UsageError, MatrixError."""
+        """The retention rules of these options, with the matrices planned. Raises UsageError, MatrixError."""
         from trtllm_pipeline.orchestrate import unused
 
         matrices = {}
@@ -77,7 +77,7 @@ class Needed:
 
 
 def list_(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
-    """List the artifacts of a workspace: stage, fingerprint, size, seconds it took, label.
+    """List the artifacts of a workspace: stage, fingerprint, size, duration, label.
 
     examples:
       pipeline store list
@@ -85,7 +85,7 @@ def list_(workspace: options.Workspace = options.WORKSPACE, format: options.Text
     store = options.known_store(workspace)
     rows = store.index.all_artifacts()
     shown = ("stage", "fingerprint", "label", "size_bytes", "duration_s")
-    found = [
+    records = [
         {name: getattr(row, name) for name in shown} | {"folder": str(store.folder(row.stage, row.fingerprint))}
         for row in rows
     ]
@@ -93,7 +93,7 @@ def list_(workspace: options.Workspace = options.WORKSPACE, format: options.Text
         f"{row.stage:<11} {row.fingerprint} {row.size_bytes / 1e6:>10.1f} MB {row.duration_s:>8.1f} s  {row.label}"
         for row in rows
     )
-    emit_as(format, {"schema": 1, "artifacts": found}, text=lambda _: "\n".join(lines))
+    emit_as(format, {"schema": 1, "artifacts": records}, text=lambda _: "\n".join(lines))
 
 
 def verify(
@@ -102,9 +102,9 @@ def verify(
     trusted_keys: options.TrustedKeys = None,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Read every file again and compare it with the manifests, and with signed statements where there are any.
+    """Read every file again and compare it with the manifests and any signed statements.
 
-    Damaged artifacts are moved to WORKSPACE/damaged, and made again by the next run. The exit code is 1 if anything is wrong.
+    Damaged artifacts are moved to WORKSPACE/damaged. The next run recreates them. The exit code is 1 if anything is wrong.
 
     examples:
       pipeline store verify --workspace .pipeline
@@ -113,13 +113,13 @@ def verify(
     from trtllm_pipeline.orchestrate import provenance
 
     policy = provenance.policy(trusted_keys, required=require_signed)
-    judge = partial(provenance.check, policy=policy, contents=False)  # they have just been read
+    judge = partial(provenance.check, policy=policy, contents=False)  # they have just been verified
     checked = damaged = 0
     findings: list[Json] = []
     for of_one in options.known_store(workspace).verify(judge):
         checked += 1
         damaged += any(each.kind is Kind.DAMAGED for each, _ in of_one)
-        findings += _told(of_one)
+        findings += _report(of_one)
     _show({"checked": checked, "damaged": damaged}, findings, format)
     raise typer.Exit(1 if findings else 0)
 
@@ -127,29 +127,29 @@ def verify(
 def repair(workspace: options.Workspace = options.WORKSPACE, format: options.TextOrJson = "text") -> None:
     """Rebuild the index from the manifests and the history.
 
-    It also removes what servers compiled, sets aside what no manifest lists, and restores file modes.
+    Also removes caches compiled by servers, sets aside files that no manifest lists, and restores file modes.
 
     examples:
       pipeline store repair
     """
     count, lost, done = options.known_store(workspace).repair()
     note(f"the index was rebuilt from the manifests and the history, {lost}")
-    _show({"artifacts": count}, [*_told(done)], format)
+    _show({"artifacts": count}, [*_report(done)], format)
 
 
 @options.grouped
 def prune(
     needed: Needed,
     dry_run: Annotated[
-        bool, options.switch("--dry-run", "Only list what would be removed, and what stays and why.")
+        bool, options.switch("--dry-run", "Only list the artifacts to remove, and the artifacts to keep with reasons.")
     ] = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Remove what killed runs left behind, and artifacts that nobody needs any more, if you say what is needed.
+    """Remove leftovers of killed runs. With options that select needed artifacts, also remove unused artifacts.
 
-    What the latest run asked for always stays, what a managed server serves, and what store keep names, each with all that it was made
-    from. Reports of runs stay too. What was removed is made again when a run asks for it.
+    The artifacts of the latest run, of managed servers and of store keep always stay, with all of their inputs. So do the
+    reports of runs. A run recreates a removed artifact when it needs it.
 
     examples:
       pipeline store prune --dry-run
@@ -161,10 +161,10 @@ def prune(
 
     store = options.known_store(workspace)
     roots = needed.roots(store)
-    found = unused.sort_out(store, roots)
+    sorted_out = unused.sort_out(store, roots)
     attempts, stale = store.left(), store.stale()
     takes = {folder: folder_bytes(folder) for folder in (*attempts, *stale)}
-    removed: Sequence[Artifact] = found.unused
+    removed: Sequence[Artifact] = sorted_out.unused
     if not dry_run:
         attempts = store.sweep()
         store.remove_stale(stale)
@@ -172,7 +172,7 @@ def prune(
     left_bytes = sum(takes.get(folder, 0) for folder in (*attempts, *stale))
     freed = sum(each.size_bytes for each in removed)
     kept: dict[str, list[int]] = {}
-    for each, why in found.needed:
+    for each, why in sorted_out.needed:
         kept.setdefault(why, []).append(each.size_bytes)
     data = {
         "schema": 1,
@@ -181,16 +181,16 @@ def prune(
         "left_bytes": left_bytes,
         "artifacts": [_entry(each) for each in removed],
         "freed_bytes": freed,
-        "kept": [{**_entry(each), "why": why} for each, why in found.needed],
+        "kept": [{**_entry(each), "why": why} for each, why in sorted_out.needed],
     }
     lines = [*map(_line, removed)]
     parts = [f"{count(len(removed), 'unused artifact')} with {size(freed)}"] if roots.any else []
-    parts += [f"{count(len(attempts), 'attempt')} that killed runs left"]
+    parts += [f"{count(len(attempts), 'attempt')} of killed runs"]
     parts += [f"{count(len(stale), 'partial transfer')}"] if stale else []
     parts[-1] += f" with {size(left_bytes)}" if left_bytes else ""
     lines += [f"{'would be removed' if dry_run else 'removed'}: {', '.join(parts)}"]
     if dry_run:
-        lines += [f"stays: {count(len(of), 'artifact')} with {size(sum(of))}: {why}" for why, of in kept.items()]
+        lines += [f"kept: {count(len(of), 'artifact')} with {size(sum(of))}: {why}" for why, of in kept.items()]
     emit_as(format, data, text=lambda _: "\n".join(lines))
 
 
@@ -202,17 +202,17 @@ def rm(
     names: Names = None,
     run: options.Run = None,
     dry_run: Annotated[
-        bool, options.switch("--dry-run", "Only list what would be removed, and what stays and why.")
+        bool, options.switch("--dry-run", "Only list the artifacts to remove, and the artifacts to keep with reasons.")
     ] = False,
-    yes: Annotated[bool, options.switch("--yes", "Remove without asking.")] = False,
+    yes: Annotated[bool, options.switch("--yes", "Skip the confirmation prompt.")] = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
     """Remove the artifacts of cells, of stages or of a run. The next run that needs one creates it again.
 
-    Artifacts that other cells share stay, unless they are named by id or stage. So do artifacts that store keep protects
-    and those that a managed server uses, with everything they were made from. With --run alone, artifacts of other runs
-    stay, and the run itself is removed. A name together with --run selects from the artifacts of that run.
+    Artifacts shared with other cells stay, unless they are named by id or stage. So do artifacts protected by store keep
+    or used by a managed server, with all of their inputs. With --run alone, artifacts of other runs stay, and the run
+    itself is removed. A name together with --run selects from the artifacts of that run.
 
     examples:
       pipeline store rm 'qwen2*/fp8/*' --dry-run
@@ -224,14 +224,16 @@ def rm(
 
     if not names and run is None:
         raise UsageError(
-            "pipeline store rm: nothing is named", hint="name cells, stages or artifacts, or give --run RUN"
+            "pipeline store rm: nothing selected", hint="name cells, stages or artifacts, or give --run RUN"
         )
     store = options.known_store(workspace)
-    found = removal.choose(store, names or (), run)
-    total = f"{count(len(found.removed), 'artifact')} with {size(sum(each.size_bytes for each in found.removed))}"
-    what = total if found.run is None else f"{total} and run {found.run.name}"
-    removed: Sequence[Artifact] = found.removed
-    if not dry_run and (removed or found.run is not None):
+    selection = removal.choose(store, names or (), run)
+    total = (
+        f"{count(len(selection.removed), 'artifact')} with {size(sum(each.size_bytes for each in selection.removed))}"
+    )
+    what = total if selection.run is None else f"{total} and run {selection.run.name}"
+    removed: Sequence[Artifact] = selection.removed
+    if not dry_run and (removed or selection.run is not None):
         if not yes:
             _confirm(f"remove {what}?")
         removed = removal.remove(store, names or (), run)
@@ -239,18 +241,18 @@ def rm(
         "schema": 1,
         "artifacts": [_entry(each) for each in removed],
         "freed_bytes": sum(each.size_bytes for each in removed),
-        "run": None if found.run is None else found.run.name,
-        "kept": [{**_entry(each), "why": why} for each, why in found.kept],
+        "run": None if selection.run is None else selection.run.name,
+        "kept": [{**_entry(each), "why": why} for each, why in selection.kept],
     }
     lines = [*map(_line, removed), f"{'would be removed' if dry_run else 'removed'}: {what}"]
-    lines += [f"stays: {each.stage} {each.fingerprint}: {why}" for each, why in found.kept]
+    lines += [f"kept: {each.stage} {each.fingerprint}: {why}" for each, why in selection.kept]
     emit_as(format, data, text=lambda _: "\n".join(lines))
 
 
 def _confirm(question: str) -> None:
-    """Ask on a terminal. Raises UsageError if there is none, Abort if the answer is no."""
+    """Prompt for confirmation on a terminal. Raises UsageError without a terminal, Abort on "no"."""
     if not sys.stdin.isatty():
-        raise UsageError(question, hint="--yes removes without asking; --dry-run lists what would be removed")
+        raise UsageError(question, hint="skip the prompt with --yes, or list the artifacts with --dry-run")
     typer.confirm(question, abort=True, err=True)
 
 
@@ -261,11 +263,11 @@ def _line(each: Artifact) -> str:
 def keep(
     names: Names = None,
     run: options.Run = None,
-    forget: Annotated[bool, options.switch("--forget", "Keep them no longer.")] = False,
+    forget: Annotated[bool, options.switch("--forget", "Stop protecting them.")] = False,
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Keep artifacts, with all that they were made from, so that store prune and store rm leave them. Without names, list what is kept.
+    """Protect artifacts and their inputs from store prune and store rm. Without names, list protected artifacts.
 
     examples:
       pipeline store keep build-4a46c422fbf3
@@ -276,25 +278,27 @@ def keep(
 
     store = options.known_store(workspace)
     kept = unused.kept(store)
-    asked = None if run is None else {each.fingerprint for each in read_run(find_run(store, run)).stage_runs.values()}
+    of_run = None if run is None else {each.fingerprint for each in read_run(find_run(store, run)).stage_runs.values()}
     if names or run is not None:
         meant = {each.fingerprint: each.stage for name in names or (None,) for each in find_artifacts(store, name)}
-        meant = {each: stage for each, stage in meant.items() if asked is None or each in asked}
+        meant = {each: stage for each, stage in meant.items() if of_run is None or each in of_run}
         kept = {each: stage for each, stage in kept.items() if each not in meant} if forget else {**kept, **meant}
         unused.keep(store, kept)
     elif forget:
-        raise UsageError("--forget: what is kept no longer?", hint="name artifacts, a stage or a cell, or a --run")
-    there = store.index.artifacts(kept)
-    lines = [_line(there[each]) if each in there else f"{stage:<11} {each}  not there" for each, stage in kept.items()]
+        raise UsageError("--forget: nothing selected", hint="name artifacts, a stage or a cell, or give --run RUN")
+    artifacts = store.index.artifacts(kept)
+    lines = [
+        _line(artifacts[each]) if each in artifacts else f"{stage:<11} {each}  missing" for each, stage in kept.items()
+    ]
     data = {"schema": 1, "artifacts": [{"stage": stage, "fingerprint": each} for each, stage in kept.items()]}
-    emit_as(format, data, text=lambda _: "\n".join(lines) or "nothing is kept for good")
+    emit_as(format, data, text=lambda _: "\n".join(lines) or "no artifacts are protected")
 
 
 def du(
     workspace: options.Workspace = options.WORKSPACE,
     format: options.TextOrJson = "text",
 ) -> None:
-    """Show what takes the space of a workspace: artifacts by stage, model and precision, and what lies beside them.
+    """Show the disk usage of a workspace: artifacts by stage, model and precision, and other files.
 
     examples:
       pipeline store du
@@ -302,18 +306,18 @@ def du(
     from trtllm_pipeline.base import on_terminal
     from trtllm_pipeline.orchestrate import disk_use
 
-    found = disk_use(options.known_store(workspace))
-    emit_as(format, found.to_json(), text=lambda _: on_terminal(found.blocks()))
+    usage = disk_use(options.known_store(workspace))
+    emit_as(format, usage.to_json(), text=lambda _: on_terminal(usage.blocks()))
 
 
-def _told(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
-    """The findings as JSON; each is a line on stderr as well."""
+def _report(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
+    """Print the findings as JSON, and each one as a line on stderr."""
     for each, done in findings:
         note(f"{each}; {done}")
         yield {**asdict(each), "done": done}
 
 
 def _show(counts: dict[str, Json], findings: list[Json] | None, format: str) -> None:
-    told = {**counts, "findings": len(findings)} if findings else counts
+    totals = {**counts, "findings": len(findings)} if findings else counts
     data = {"schema": 1, **counts, **({} if findings is None else {"findings": findings})}
-    emit_as(format, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in told.items()))
+    emit_as(format, data, text=lambda _: ", ".join(f"{count} {name}" for name, count in totals.items()))

@@ -1,11 +1,11 @@
-"""Observers of a run: progress on stderr, for people and for programs.
+"""Observers of a run: progress on stderr for humans and programs.
 
-    live     a grid of cells x stages that is redrawn; failures are printed above it and stay
+    live     a redrawn grid of cells x stages, with failures printed permanently above it
     plain    one line per event, for logs and pipes
     quiet    failures only
-    json     one JSON object per line, for programs; `lines.JsonObserver` lists the events
+    json     one JSON object per line, for programs (events: see `lines.JsonObserver`)
 
-What they all know about the run is in `tracker.Tracker`.
+All observers share the state in `tracker.Tracker`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Mode = Literal["auto", "live", "plain", "json", "quiet"]
 
 
 def observer(stream: TextIO, *, mode: Mode = "auto") -> QuietObserver | LiveObserver:
-    """The observer for `mode`. "auto" is live when `stream` is a terminal that can redraw and CI is not set."""
+    """The observer for `mode`. "auto" is live if `stream` is a terminal that can redraw and CI is not set."""
     if mode == "auto":
         dumb = os.environ.get("TERM", "") in {"", "dumb", "unknown"} or bool(os.environ.get("CI"))
         mode = "live" if stream.isatty() and not dumb else "plain"

@@ -1,4 +1,4 @@
-"""How far each cell is, what runs right now, and what failed: `pipeline status`, as text and as JSON."""
+"""Progress of each cell, running stages, and failures: `pipeline status` as text and JSON."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _MAX_CELLS: Final = 200
-"""That a picture shows."""
+"""Maximum number of cells in the grid."""
 _BESIDE_CELLS: Final = 6
-"""Lines that a picture of all cells leaves for its title, its heads, the legend and what runs."""
+"""Lines reserved for title, headers, legend and running stages."""
 DONE: Final = (StageStatus.UP_TO_DATE, StageStatus.SKIPPED)
 _TOLD: Final = (StageStatus.RUNNING, StageStatus.FAILED)
 
 
 class Took(NamedTuple):
-    """What was expected of a run beside what it took."""
+    """Expected and actual time of a run."""
 
     line: str
     forecast: dict[str, Json]
-    """As in its report."""
+    """The JSON of the run's report."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixStatus:
-    """How far the cells of a matrix are."""
+    """Progress of the cells of a matrix."""
 
     title: str
-    """What the cells are of, for people."""
+    """Display name of the cells' source."""
     run: str | None
-    """The newest run they are of; None where they are of a matrix as it stands."""
+    """The newest run of the cells, or None for the current matrix."""
     outline: Outline
     cells: Sequence[OutlineCell]
     states: Mapping[StageRunId, StageState]
-    """Of what is there without the artifacts."""
+    """State of attempts without artifacts."""
     artifacts_dir: Path
-    """Where these are."""
+    """Locations of these attempts."""
     left: tuple[float, bool] | None = None
-    """Seconds until the end of a run that continues, as it expects them itself, and whether they are known."""
+    """Time left of an active run by its own estimate, in seconds, and whether it is reliable."""
     goes_on: bool = False
-    """Whether a run of them does, also one that waits for other processes."""
+    """True if a run of these cells is active, including one that waits for other processes."""
     took: Took | None = None
-    """Of the newest run, where it has ended."""
+    """Forecast check of the newest run, if it has ended."""
 
 
 def status_of(
@@ -66,7 +66,7 @@ def status_of(
     goes_on: bool = False,
     took: Took | None = None,
 ) -> MatrixStatus:
-    """How far the cells of `outline` are that fit the patterns `cells`. Raises UsageError where none does."""
+    """Progress of the cells of `outline` that match `cells`. Raises UsageError if none does."""
     shown: Sequence[OutlineCell] = outline.cells
     if cells:
         from trtllm_pipeline.orchestrate import select
@@ -77,12 +77,12 @@ def status_of(
 
 
 def to_json(status: MatrixStatus) -> dict[str, Json]:
-    """The status as JSON values, see docs/formats.md."""
+    """The status in JSON, see docs/formats.md."""
 
     def stage(run_id: StageRunId) -> dict[str, Json]:
         state, run = status.states[run_id], status.outline.stage_runs[run_id]
-        there = state.status is StageStatus.UP_TO_DATE
-        log = status.artifacts_dir / run.stage / run.fingerprint / LOG if there else state.log
+        up_to_date = state.status is StageStatus.UP_TO_DATE
+        log = status.artifacts_dir / run.stage / run.fingerprint / LOG if up_to_date else state.log
         return {
             "stage": run.stage,
             "id": run_id,
@@ -111,10 +111,10 @@ def to_json(status: MatrixStatus) -> dict[str, Json]:
 
 
 def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
-    """The picture of cells x stages, then what runs, what failed and what can never work.
+    """The grid of cells x stages, then running stages, failures and infeasible cells.
 
-    With a `height` in lines, no more than that: where not all cells fit, a line for each stage, and below it what runs
-    before what failed.
+    `height` limits the number of lines. If not all cells fit, there is one line per stage, followed by running stages and
+    failures.
     """
     from trtllm_pipeline.base import shared_parts, shorten, without
     from trtllm_pipeline.show.progress.views import grid, infeasible, legend, retries, styled, time_left
@@ -138,23 +138,23 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
         drawn = _counted(
             status.outline.stages, feasible, parts, runs, states, height, width=width, ascii_only=ascii_only
         )
-        shown, rest = (states[run].status for run in runs), ""  # each is in a line of its stage
+        shown, rest = (states[run].status for run in runs), ""  # included in the lines of the stages
     drawn += legend(shown, width=width, ascii_only=ascii_only)
     titles = [status.title, *([f"all cells: {' '.join(parts)}"] if parts else ())]
     if len(together := ", ".join(titles)) <= width:
         titles = [together]
     below = [rest] if rest else []
-    told = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
-    if status.goes_on and not any(state.status is StageStatus.RUNNING for _, state in told):
+    mentioned = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
+    if status.goes_on and not any(state.status is StageStatus.RUNNING for _, state in mentioned):
         below += [
-            "the run continues, but nothing runs now: if it waits for another process, it says for which where it was started"
+            "the run is active, but no stage is running; if it waits for another process, its own terminal shows which one"
         ]
-    below += [line for run, state in told for line in _events(run, state)]
+    below += [line for run, state in mentioned for line in _events(run, state)]
     for more in (retries(status.cells), infeasible(status.cells, set(), whole=True)):
         below += ["", *more] if more else []
     if height is None:
         below[:0] = [time_left(*status.left)] if status.left else _wrapped(status.took, width)
-    else:  # nothing but one line each, what runs first
+    else:  # one line each, running stages first
         below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))
         below = [shorten(line, width - 1) for line in below]
     lines = (*map(clean, titles), *styled(drawn, sys.stdout), *map(clean, below))
@@ -180,7 +180,7 @@ def _counted(
     width: int,
     ascii_only: bool,
 ) -> list[Text]:
-    """A line for each stage, then one for each group of cells, where there are groups that fit."""
+    """One line per stage, then one per group of cells if groups fit."""
     from trtllm_pipeline.base import groups, without
     from trtllm_pipeline.show.progress.views import GROUPS, grid, group_line, stage_line
 
@@ -204,27 +204,27 @@ def _counted(
 
 
 def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState]) -> tuple[Sequence[OutlineCell], str]:
-    """The cells that the picture shows, and what there is to say of the rest: of very many only those that are not done."""
+    """The cells that the grid shows, and a summary of the others. Very large matrices show only unfinished cells."""
     if len(cells) <= _MAX_CELLS:
         return cells, ""
     done = {run for run, state in states.items() if state.status in DONE}
     left = [cell for cell in cells if not done.issuperset(cell.stage_runs)]
     listed = left[:_MAX_CELLS]
     lines = [f"{count(len(cells) - len(left), 'cell')} done"] if len(left) < len(cells) else []
-    lines += [f"{count(len(left) - len(listed), 'cell')} more to do or failed"] if len(left) > len(listed) else []
-    return listed, f"and {', '.join(lines)}: --cells PATTERN or --format json shows them" if lines else ""
+    lines += [f"{count(len(left) - len(listed), 'cell')} more unfinished or failed"] if len(left) > len(listed) else []
+    return listed, f"and {', '.join(lines)} (show them with --cells PATTERN or --format json)" if lines else ""
 
 
 def _events(run: OutlineRun, state: StageState) -> list[str]:
-    """What runs or failed, in words, after an empty line."""
+    """Running stages or failures as text, after an empty line."""
     from trtllm_pipeline.base import duration
     from trtllm_pipeline.orchestrate import running_s
-    from trtllm_pipeline.show.progress.views import told
+    from trtllm_pipeline.show.progress.views import progress_text
 
     who = f"{run.stage}, {run.cells[0]}" + (f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else "")
     if state.status is StageStatus.RUNNING:
         seconds = running_s(state)
-        details = filter(None, (None if seconds is None else duration(seconds), told(state.progress)))
+        details = filter(None, (None if seconds is None else duration(seconds), progress_text(state.progress)))
         return ["", ": ".join(filter(None, (f"running: {who}", ", ".join(details))))]
     lines = ["", f"failed{in_brackets(state.failure)}: {who}", f"  {state.message}"]
     return [*lines, *(f"  {line}" for line in state.details)]

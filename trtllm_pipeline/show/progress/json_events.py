@@ -1,4 +1,4 @@
-"""Lines of JSON about a run: what `pipeline run --progress json` and `pipeline status --watch --format json` have in common."""
+"""JSON lines about a run, shared by `pipeline run --progress json` and `pipeline status --watch --format json`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from trtllm_pipeline.base import CellId, Json, StageRunId
 
 SCHEMA: Final = 2
-"""In 1 each line about a stage run had all its cells: ten thousand ids a second, of a download that as many share."""
+"""In version 1 each line about a stage run listed all its cells: ten thousand ids per second for a shared download."""
 
 
 def event(name: str, **fields: Json) -> str:
@@ -19,15 +19,15 @@ def event(name: str, **fields: Json) -> str:
 
 
 class StageRuns:
-    """How stage runs are named: the first time with their cells."""
+    """Names stage runs, the first time with their cells."""
 
     def __init__(self) -> None:
-        self._told: set[StageRunId] = set()
+        self._named: set[StageRunId] = set()
 
     def named(self, run: StageRunId, stage: str, cells: Sequence[CellId]) -> dict[str, Json]:
-        """The fields of one."""
-        first = run not in self._told
-        self._told.add(run)
+        """The fields of a stage run."""
+        first = run not in self._named
+        self._named.add(run)
         return {"stage_run": run, "stage": stage, **({"cells": list(cells)} if first else {})}
 
 

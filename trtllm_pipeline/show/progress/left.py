@@ -1,9 +1,9 @@
 """The time left of a run, for other processes: `left.json` in the run's directory, held as long as the run continues.
 
-    told = TimeLeft(directory)     the run: told.say(seconds, complete), again and again; told.close()
-    read(directory)                whoever looks: seconds, and whether they are known; None where the run does not continue
+    file = TimeLeft(directory)     the run: file.write(seconds, complete) repeatedly, then file.close()
+    read(directory)                other processes: seconds and whether they are reliable, or None if the run is not active
 
-It is the run's own estimate: nobody else knows what it has learnt, and which nodes there are.
+The estimate comes from the run, because only the run has learned its durations and knows the nodes.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from trtllm_pipeline.orchestrate import claims
 
 NAME: Final = "left.json"
 _WIDTH: Final = 100
-"""Bytes, always the same: it is written over what was there, since a lock is on a file and not on a name."""
+"""Fixed size in bytes. The file is overwritten in place, because the lock belongs to the file and not to its name."""
 
 
 class TimeLeft:
-    """The file of a run that continues. A run that was killed holds it no more; one that ends removes it."""
+    """The file of an active run. A killed run no longer holds its lock. A finished run removes it."""
 
     def __init__(self, folder: Path) -> None:
         self._claim = claims.take(folder / NAME)
 
-    def say(self, seconds: float, complete: bool) -> None:
-        """What is expected now. Raises OSError."""
+    def write(self, seconds: float, complete: bool) -> None:
+        """Write the current estimate. Raises OSError."""
         if self._claim is not None:
-            told = {"schema": 1, "time_s": round(time.time(), 3), "left_s": round(seconds, 3), "complete": complete}
-            os.pwrite(self._claim.fd, f"{json.dumps(told):<{_WIDTH}}\n".encode(), 0)
+            estimate = {"schema": 1, "time_s": round(time.time(), 3), "left_s": round(seconds, 3), "complete": complete}
+            os.pwrite(self._claim.fd, f"{json.dumps(estimate):<{_WIDTH}}\n".encode(), 0)
 
     def close(self) -> None:
-        """The run is over."""
+        """Remove the file at the end of the run."""
         if self._claim is not None:
             self._claim.release()
 
 
 def goes_on(folder: Path) -> bool:
-    """Whether the run in `directory` continues."""
+    """True if the run in `directory` is active."""
     return claims.is_held(folder / NAME)
 
 
 def read(folder: Path) -> tuple[float, bool] | None:
-    """Seconds until the end of the run in `directory` as it expects them, and whether they are known; None if nobody says so."""
+    """Time left of the run in `directory` by its own estimate, in seconds, and whether it is reliable. None without an estimate."""
     if not goes_on(folder):
         return None
-    told = read_object(folder / NAME) or {}
+    data = read_object(folder / NAME) or {}
     try:
-        since_s = max(0.0, time.time() - float(told["time_s"]))
-        return max(0.0, float(told["left_s"]) - since_s), bool(told["complete"])
+        since_s = max(0.0, time.time() - float(data["time_s"]))
+        return max(0.0, float(data["left_s"]) - since_s), bool(data["complete"])
     except (KeyError, TypeError, ValueError):
         return None

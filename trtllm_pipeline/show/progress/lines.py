@@ -15,15 +15,23 @@ from trtllm_pipeline.orchestrate import Nodes, Observer, Plan, StageRun
 from trtllm_pipeline.show.progress import json_events
 from trtllm_pipeline.show.progress.left import TimeLeft
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Clock, Tracker
-from trtllm_pipeline.show.progress.views import REMIND_EVERY_S, failure, infeasible, node_change, retries, told, who
+from trtllm_pipeline.show.progress.views import (
+    REMIND_EVERY_S,
+    failure,
+    infeasible,
+    node_change,
+    progress_text,
+    retries,
+    who,
+)
 
 _S = StageStatus
 _ANNOUNCE_AFTER_S: Final = 3.0
-"""What takes longer is announced while it runs."""
+"""Stage runs that take longer are announced while they run."""
 
 
 class QuietObserver(Observer):
-    """Reports failures only. As every other, it keeps the time left where `pipeline status` finds it."""
+    """Reports failures only. Like every observer, it publishes the time left for `pipeline status`."""
 
     _quiet_s = _ANNOUNCE_AFTER_S
     _run: str | None = None
@@ -33,17 +41,17 @@ class QuietObserver(Observer):
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
         self._stream = stream
         self._clock = clock
-        self.told: set[str] = set()
-        """Reasons that people were given: nothing after the run needs to repeat them."""
+        self.reported: set[str] = set()
+        """Reasons that were already printed. The summary after the run does not repeat them."""
 
     def enter(self, folder: Path) -> None:
-        """From now on the time left can be kept."""
+        """Start publishing the time left."""
         self._run = folder.name
-        with suppress(OSError):  # the run's own files will tell of a disk that is full
+        with suppress(OSError):  # the run's other files will report a full disk
             self._time_left = TimeLeft(folder)
 
-    def leave(self, forecast: Mapping[str, Json] | None) -> None:  # noqa: ARG002  reports have it
-        """Nobody has any time left."""
+    def leave(self, forecast: Mapping[str, Json] | None) -> None:  # noqa: ARG002  reports show it
+        """Stop publishing the time left."""
         if self._time_left is not None:
             self._time_left.close()
         self._run = self._time_left = None
@@ -55,41 +63,41 @@ class QuietObserver(Observer):
         durations: Mapping[str, float],
         nodes: Nodes = tuple,
     ) -> None:
-        """From now on there is something to know."""
+        """Start tracking the run."""
         self._tracker = Tracker(plan, statuses, durations, self._clock, nodes, quiet_s=self._quiet_s)
         self._begun()
 
     def _begun(self) -> None:
-        """Show what has just begun, which the tracker knows."""
+        """Show the start of the run, from the tracker."""
 
-    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:  # noqa: ARG002  nobody is told
-        """Keep the time left."""
+    def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:  # noqa: ARG002  not shown
+        """Publish the time left."""
         if self._tracker.estimate() and self._time_left is not None and (left := self._tracker.left()) is not None:
             with suppress(OSError):
-                self._time_left.say(*left)
+                self._time_left.write(*left)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """Say what failed."""
+        """Print failures."""
         self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
             self._say(*self._failure(run, error, seconds))
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
-        """Say what cannot be pulled."""
+        """Print artifacts that cannot be pulled."""
         if wrong:
             self._say(message)
 
     def node(self, name: str, *, gone: bool) -> None:
-        """Say which node has gone."""
+        """Print lost nodes."""
         if gone:
             self._say(node_change(name, gone=gone))
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        """Say what is changed."""
+        """Print changed settings."""
         self._say(*retries(cells))
 
     def _failure(self, run: StageRun, error: StageError | None, seconds: float | None) -> list[str]:
-        return failure(run, error, seconds, self.told)
+        return failure(run, error, seconds, self.reported)
 
     def _say(self, *lines: str) -> None:
         self._stream.write(clean("".join(f"{line}\n" for line in lines)))
@@ -97,30 +105,30 @@ class QuietObserver(Observer):
 
 
 class PlainObserver(QuietObserver):
-    """One line per event; a stage run that takes long is announced, and again every minute with its progress; so is the time left."""
+    """Prints one line per event. Long stage runs and the time left are announced every minute, with progress."""
 
-    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all is said
-        """Say what is pulled."""
+    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all messages are printed
+        """Print pulled artifacts."""
         self._say(message)
 
     def node(self, name: str, *, gone: bool) -> None:
-        """Say which node has gone, or has come."""
+        """Print lost and new nodes."""
         self._say(node_change(name, gone=gone))
 
     def _begun(self) -> None:
-        """Say how much there is to do."""
+        """Print the amount of work."""
         tracker = self._tracker
         self._reminded: dict[StageRunId, float] = {}
-        """Seconds a stage run had been running when it was last mentioned."""
+        """Running time of a stage run when it was last mentioned, in seconds."""
         self._silent: Counter[StageStatus] = Counter()
-        """Changes that are said in one line together: one failed download may block thousands of stage runs."""
-        there = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
+        """Changes printed together in one line: a failed download may block thousands of stage runs."""
+        work = f"{tracker.counts[_S.UP_TO_DATE]} up to date, {tracker.to_do} to do" if tracker.to_do else NOTHING_TO_DO
         cells = tracker.plan.cells
-        head = f"{count(len(cells), 'cell')}, {count(len(tracker.statuses), 'stage run')}: {there}"
-        self._say(head, *infeasible(cells, self.told))
+        head = f"{count(len(cells), 'cell')}, {count(len(tracker.statuses), 'stage run')}: {work}"
+        self._say(head, *infeasible(cells, self.reported))
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """Say what ended."""
+        """Print finished stage runs."""
         self._tracker.changed(run, status, seconds)
         self._reminded.pop(run.id, None)
         if status in {_S.BLOCKED, _S.CANCELLED, _S.SKIPPED}:
@@ -137,11 +145,11 @@ class PlainObserver(QuietObserver):
             self._say_of(run, f"{word} {duration(seconds or 0.0)}")
 
     def waiting(self, run: StageRun, why: str) -> None:
-        """Say why a stage run waits."""
+        """Print why a stage run waits."""
         self._say_of(run, f"waiting: {why}")
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
-        """Mention what has been running for long."""
+        """Print long-running stage runs."""
         super().tick(progress)
         self._say_silent()
         for run, seconds in self._tracker.running():
@@ -150,13 +158,13 @@ class PlainObserver(QuietObserver):
                 continue
             self._reminded[run.id] = seconds
             parts = [f"{self._tracker.verb(run)} for {duration(seconds)}"]
-            parts += [text] if (text := told(progress.get(run.id))) else []
+            parts += [text] if (text := progress_text(progress.get(run.id))) else []
             self._say_of(run, ", ".join(parts))
         if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left_text()):
             self._say(f"{self._place()} {left}")
 
     def end(self) -> None:
-        """Say what came of it."""
+        """Print the outcome of the run."""
         self._say_silent()
         if self._tracker.to_do:
             self._say(f"{', '.join(self._tracker.summary())}, in {duration(self._tracker.elapsed_s)}")
@@ -181,23 +189,23 @@ class JsonObserver(QuietObserver):
 
     pulling    message, wrong: whether it cannot be pulled; before `begin`
     begin      schema, run, cells, infeasible: {id: reason}, stage_runs, to_do
-    changed    stage_run, stage, status (domain.StageStatus), seconds; of a failure also failure, message, hint, log, line, setting
+    changed    stage_run, stage, status (domain.StageStatus), seconds; for a failure also failure, message, hint, log, line, setting
     waiting    stage_run, stage, why
     progress   stage_run, stage, done, total, unit; at most one a second for each stage run
-    left       seconds until the end as expected, complete: False where that is mostly guessed; once a minute
+    left       expected seconds until the end, complete: False for a rough estimate; once a minute
     retrying   cell, changes: [{setting, old, new, stage_run, why}], all so far; another `begin` follows
     end        seconds, counts: {status: number of stage runs}
-    forecast   expected_s, took_s, stages, as `run.forecast` of a report: the last, where anything ran
+    forecast   expected_s, took_s, stages, as `run.forecast` of a report; the last event, if anything ran
 
-    The first of the three that are about a stage run also has its cells.
+    The first event about a stage run also lists its cells.
     """
 
     def _begun(self) -> None:
         """The event `begin`."""
         plan = self._tracker.plan
-        self._told: dict[StageRunId, float] = {}
+        self._last_progress_s: dict[StageRunId, float] = {}
         self._retries: dict[StageRunId, list[str]] = {}
-        """Of what waits for another process, what happened since: it tries again five times a second, mostly in vain."""
+        """Changes of stage runs that wait for another process. They retry five times a second, mostly without success."""
         self._stage_runs = json_events.StageRuns()
         never: dict[str, Json] = {cell.id: cell.reason for cell in plan.cells if cell.reason is not None}
         cells: list[Json] = [cell.id for cell in plan.cells]
@@ -207,7 +215,7 @@ class JsonObserver(QuietObserver):
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
         """The event `changed`."""
         self._tracker.changed(run, status, seconds)
-        self._told.pop(run.id, None)
+        self._last_progress_s.pop(run.id, None)
         fields: dict[str, Json] = {**self._named(run), "status": status.value, "seconds": seconds}
         if error is not None:
             fields |= {"failure": error.failure.value, "message": error.message, "hint": error.hint}
@@ -235,8 +243,8 @@ class JsonObserver(QuietObserver):
             self._say(*self._retries.pop(run_id))
         now = self._clock()
         for run_id, values in progress.items():
-            if now - self._told.get(run_id, float("-inf")) >= 1.0:
-                self._told[run_id] = now
+            if now - self._last_progress_s.get(run_id, float("-inf")) >= 1.0:
+                self._last_progress_s[run_id] = now
                 self._event("progress", **self._named(self._tracker.plan.stage_runs[run_id]), **values)
         if self._tracker.is_due(REMIND_EVERY_S) and (left := self._tracker.left()) is not None:
             self._event("left", **json_events.left(*left))

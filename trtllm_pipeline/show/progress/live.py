@@ -1,6 +1,6 @@
-"""The live view: a grid of cells x stages that is redrawn while a run continues.
+"""The live view: a grid of cells x stages that is redrawn during a run.
 
-Where not all cells fit on the screen, it shows a bar for each stage, and the cells that are running or failed.
+If not all cells fit on the screen, it shows a bar per stage, and the running and failed cells.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from trtllm_pipeline.show.progress.views import (
     infeasible,
     legend,
     node_change,
+    progress_text,
     retries,
     share,
     stage_line,
     symbol,
-    told,
 )
 
 if TYPE_CHECKING:
@@ -61,28 +61,28 @@ _S = StageStatus
 _REDRAW_S: Final = 0.15
 _MAX_ACTIVE: Final = 8
 _LEAST_NAME: Final = 8
-"""Characters of a cell's name beside what it does, which else has lines of its own, at most `_MAX_WHY`."""
+"""Maximum length of a cell name on the same line as its activity. Otherwise the activity gets up to `_MAX_WHY` lines."""
 _MAX_WHY: Final = 2
 _WIDE: Final = 70
-"""Columns from which progress is shown in full."""
+"""Minimum terminal width for full progress."""
 
 
 class LiveObserver(QuietObserver):
-    """Draws the picture. What failed is printed above it and stays in the terminal's history."""
+    """Draws the grid. Failures are printed above it and stay in the terminal's history."""
 
     _live: Live | None = None
     _quiet_s = 0.0
     _catches = _to_suspend = False
-    """Whether Ctrl-Z is caught, and has been typed."""
+    """Whether Ctrl-Z is handled, and was pressed."""
 
     def _begun(self) -> None:
-        """Draw the first picture."""
+        """Draw the first frame."""
         self._console = terminal.console(self._stream, soft_wrap=False)
         self._picture = Picture(self._tracker, ascii_only=self._console.options.ascii_only)
         self._frame: list[Text] = []
         self._size = (0, 0)
         self._drawn_s = float("-inf")
-        self._above(infeasible(self._tracker.plan.cells, self.told))
+        self._above(infeasible(self._tracker.plan.cells, self.reported))
         if not self._tracker.to_do:
             return self._above([NOTHING_TO_DO])
         self._start()
@@ -94,7 +94,7 @@ class LiveObserver(QuietObserver):
     def _start(self) -> None:
         from rich.live import Live
 
-        # stdout may be a pipe that reports go to: leave it alone.
+        # stdout may be a pipe for reports. Leave it alone.
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, vertical_overflow="crop")
         self._live.start()
         self._frame = []
@@ -103,7 +103,7 @@ class LiveObserver(QuietObserver):
         self._to_suspend = True
 
     def _suspend(self) -> None:
-        """Stop, as Ctrl-Z asks, with the terminal as it was; later continue below what the shell wrote."""
+        """Suspend on Ctrl-Z with a restored terminal. Later continue below the shell's output."""
         self._to_suspend = False
         self._stop()
         terminal.suspend()
@@ -116,22 +116,22 @@ class LiveObserver(QuietObserver):
                 live.stop()
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """Note it for the next picture; print what failed."""
+        """Update the next frame, and print failures."""
         self._tracker.changed(run, status, seconds)
         if status is _S.FAILED:
-            first, *rest = failure(run, error, seconds, self.told)
+            first, *rest = failure(run, error, seconds, self.reported)
             self._above([f"{symbol(status, ascii_only=self._picture.ascii_only)} {first}", *rest], LOOKS[status].style)
 
-    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all is said
-        """Print it; the first picture follows."""
+    def pulling(self, message: str, *, wrong: bool = False) -> None:  # noqa: ARG002  all messages are printed
+        """Print the message. The first frame follows."""
         self._say(message)
 
     def node(self, name: str, *, gone: bool) -> None:
-        """Print which node has gone, or has come."""
+        """Print lost and new nodes."""
         self._above([node_change(name, gone=gone)])
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        """Print what is changed; the next picture follows."""
+        """Print changed settings. The next frame follows."""
         self._above(retries(cells))
 
     def waiting(self, run: StageRun, why: str) -> None:
@@ -139,7 +139,7 @@ class LiveObserver(QuietObserver):
         self._tracker.waits(run, " ".join(terminal.clean(why).split()))
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
-        """Draw, a few times a second."""
+        """Draw a few times per second."""
         super().tick(progress)
         if self._to_suspend and self._live is not None:
             self._suspend()
@@ -148,13 +148,13 @@ class LiveObserver(QuietObserver):
             self._draw()
 
     def end(self) -> None:
-        """Draw the last picture, which stays, and give the terminal back as it was."""
+        """Draw the last frame, which stays, and restore the terminal."""
         self._draw(final=True)
         drawn = self._live is not None
         self._stop()
         if drawn and not self._console.is_terminal:
             with contextlib.suppress(OSError):
-                self._console.line()  # which rich writes behind the last picture in a terminal alone
+                self._console.line()  # rich writes this after the last frame only on a terminal
         if self._catches:
             self._catches = False
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -172,7 +172,7 @@ class LiveObserver(QuietObserver):
         if self._live is None:
             return
         size = (self._console.width, self._console.height)
-        # One column stays free: a terminal that has just been narrowed by one must not wrap every line.
+        # One column stays free, so that narrowing the terminal by one does not wrap every line.
         frame = self._picture.draw(max(20, size[0] - 1), max(6, size[1] - 1), final=final)
         self._drawn_s = self._clock()
         if frame == self._frame and size == self._size:
@@ -182,11 +182,11 @@ class LiveObserver(QuietObserver):
                 self._climb(size[0])
             self._live.update(Group(*frame), refresh=True)
         except OSError:
-            self._live = None  # the terminal has gone; the run need not
+            self._live = None  # the terminal is closed, but the run continues
         self._frame, self._size = frame, size
 
     def _climb(self, width: int) -> None:
-        """After the terminal was narrowed: clear the rows that its wrapping of the last picture added."""
+        """After the terminal was narrowed, clear the rows added by wrapping the last frame."""
         from rich.control import Control
         from rich.segment import ControlType
 
@@ -196,7 +196,7 @@ class LiveObserver(QuietObserver):
 
 
 class Picture:
-    """Draws a run as lines of text that fit a given size."""
+    """Renders a run as lines of text that fit a given size."""
 
     def __init__(self, tracker: Tracker, *, ascii_only: bool = False) -> None:
         self.ascii_only = ascii_only
@@ -210,12 +210,12 @@ class Picture:
             lambda cell: [runs[run].stage.name for run in tracker.plan.by_cell[cell]],
         )
         self._known_groups: dict[int, Counter[str]] = {}
-        """By how many there may be, as it was asked last."""
+        """Groups by maximum number, from the last call."""
         self._screen, self._most_groups = (0, 0), 0
         self._names: dict[StageRunId, str] = {}
 
     def draw(self, width: int, height: int, *, final: bool = False) -> list[Text]:
-        """The picture, in at most `height` lines of at most `width` characters."""
+        """The frame, in at most `height` lines of at most `width` characters."""
         from rich.text import Text
 
         cells = self.tracker.plan.feasible
@@ -230,18 +230,18 @@ class Picture:
         else:
             middle = [self._stage(stage, width) for stage in self._stages][: max(0, room)]
             room -= len(middle)
-            # Whatever runs now, as few as ever fitted on this screen: else they would change all the time.
+            # The minimum number that ever fitted on this screen, so that the groups do not change constantly.
             if self._screen != (width, height):
                 self._screen, self._most_groups = (width, height), height
             self._most_groups = min(self._most_groups, height - len(head) - len(self._stages) - most - len(last) - 1)
-            if found := self._grouped(self._most_groups):
-                middle += self._groups(found, width)
+            if groups := self._grouped(self._most_groups):
+                middle += self._groups(groups, width)
             elif room >= 2 and (eventful := list(self._eventful())):
                 middle += self._grid(eventful[: room - 1], width)
         lines = [*head, *middle, *below][-height:]
         for line in lines:
             line.truncate(width, overflow="crop")
-            if self.ascii_only:  # what cannot be encoded would be written out longer, and wrap
+            if self.ascii_only:  # escapes for unencodable characters are longer and would wrap
                 line.plain = line.plain.replace("…", "~").encode("ascii", "replace").decode()
         return lines
 
@@ -254,7 +254,7 @@ class Picture:
         return grid(lines, self._stages, width=width, ascii_only=self.ascii_only)
 
     def _grouped(self, most: int) -> dict[str, int]:
-        """Groups of cells, at most so many, with their numbers of cells; none where cells make no such groups."""
+        """Up to `most` groups of cells with their sizes, or none if cells cannot be grouped."""
         if most not in self._known_groups:
             plan = self.tracker.plan
             cells = [cell.id for cell in plan.feasible]
@@ -270,13 +270,13 @@ class Picture:
             self.tracker.group(of_runs)
         return self._known_groups[most]
 
-    def _groups(self, found: Mapping[str, int], width: int) -> list[Text]:
+    def _groups(self, groups: Mapping[str, int], width: int) -> list[Text]:
         counts = self.tracker.by_group
-        lines = [group_line(group, number, self._stages, counts) for group, number in found.items()]
+        lines = [group_line(group, number, self._stages, counts) for group, number in groups.items()]
         return grid(lines, self._stages, width=width, ascii_only=self.ascii_only, title=GROUPS)
 
     def _eventful(self) -> Iterator[CellId]:
-        """Cells where something runs, then those where something failed, the latest first; one for each stage run."""
+        """Cells with running stages, then failed cells, latest first. One per stage run."""
         tracker = self.tracker
         running = [run.first_cell.id for run, _ in tracker.running()]
         failed = [tracker.plan.stage_runs[run].first_cell.id for run in reversed(tracker.failed)]
@@ -293,7 +293,7 @@ class Picture:
         )
 
     def _active(self, width: int, most: int) -> Iterator[Text]:
-        """What runs, each with its progress; then what waits."""
+        """Running stage runs with their progress, then waiting ones."""
         from rich.text import Text
 
         tracker = self.tracker
@@ -321,7 +321,7 @@ class Picture:
             yield Text(f"  and {more} more", "dim")
 
     def _named(self, run: StageRun) -> str:
-        """What the cells that a stage run is for have in common, and how many these are."""
+        """The common parts of the cells of a stage run, and their number."""
         if run.id not in self._names:
             number = len(run.cells)
             common = shared_parts(run.cells) if number > 1 else run.first_cell.id.split("/")
@@ -339,8 +339,8 @@ class Picture:
         if part is not None and width < _WIDE:
             return f"{part:.0%}, {growing(seconds)}"
         drawn = "" if part is None else bar(part, 10, ascii_only=self.ascii_only).plain + " "
-        said = told(progress)
-        return f"{drawn}{said + ', ' if said else ''}{growing(seconds)}"
+        own = progress_text(progress)
+        return f"{drawn}{own + ', ' if own else ''}{growing(seconds)}"
 
     def _summary(self, width: int, *, final: bool) -> list[Text]:
         from rich.text import Text

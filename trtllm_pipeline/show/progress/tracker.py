@@ -1,4 +1,4 @@
-"""The state of a run while it continues: statuses, times, and the expected time left. Prints nothing."""
+"""The state of a running run: statuses, times, and the expected time left. Prints nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Clock = Callable[[], float]
 _S = StageStatus
 NOTHING_TO_DO: Final = "nothing to do: everything is up to date"
 _ESTIMATE_S: Final = 1.0
-"""How often to estimate the time left."""
+"""Interval between estimates of the time left."""
 _ESTIMATES: Final = 0.01
-"""The share of the run's time that estimates may take."""
+"""Maximum share of the run's time for estimates."""
 ENDED: Final = frozenset({*GOOD, _S.FAILED, _S.BLOCKED, _S.CANCELLED})
 
 
@@ -34,19 +34,19 @@ class Tracker:
         *,
         quiet_s: float = 0.0,
     ) -> None:
-        """Of a plan that starts now. The time left is estimated after `quiet_s`: what ends sooner need not pay for it."""
+        """Track a plan that starts now. Estimates start after `quiet_s`, so that short runs do not pay for them."""
         self.plan = plan
         self.statuses = dict(statuses)
         self.started: dict[StageRunId, float] = {}
-        """When each stage run that runs now started, by the clock."""
+        """Start time of each running stage run."""
         self._why: dict[StageRunId, tuple[StageStatus, str]] = {}
-        """Why stage runs wait, and the status in which they do."""
+        """Reason and status of waiting stage runs."""
         self.failed: dict[StageRunId, None] = {}
-        """In the order in which they failed."""
+        """Failed stage runs, in order of failure."""
         self.counts = Counter(statuses.values())
         self.by_stage = Counter((plan.stage_runs[run].stage.name, status) for run, status in statuses.items())
         self.by_group: Counter[tuple[str, str, StageStatus]] = Counter()
-        """The same of groups of cells, once there are any."""
+        """Counts by group of cells, if groups are set."""
         self._groups: Mapping[StageRunId, Collection[str]] = {}
         self._clock = clock
         self._began = self._due_since = clock()
@@ -55,14 +55,14 @@ class Tracker:
         """Seconds by label, from earlier runs and this one."""
         self._estimate_at = self._began + quiet_s
         self._expected: tuple[float, bool] | None = None
-        """When the run is expected to end, by the clock, and whether that is known."""
+        """Expected end time of the run, and whether it is reliable."""
         self._ready: set[StageRunId] = set()
         self._good_before = sum(self.counts[status] for status in GOOD)
         self.to_do = len(statuses) - self._good_before
         """Stage runs that were neither up to date nor unneeded when the run started."""
 
     def changed(self, run: StageRun, status: StageStatus, seconds: float | None) -> None:
-        """A stage run's status changed."""
+        """Record a changed status of a stage run."""
         now = self._clock()
         for each, change in ((self.statuses[run.id], -1), (status, 1)):
             self.counts[each] += change
@@ -87,11 +87,11 @@ class Tracker:
             self._durations.learn(run, now - began if seconds is None else seconds)
         if status is _S.FAILED:
             self.failed[run.id] = None
-        if status is _S.CANCELLED:  # what was expected had it in it
+        if status is _S.CANCELLED:  # already part of the estimate
             self._estimate_at, self._expected = now, None
 
     def group(self, groups: Mapping[StageRunId, Collection[str]]) -> None:
-        """Count by these groups from now on: of each stage run, those that it is for."""
+        """Count by these groups from now on. Maps each stage run to its groups."""
         self._groups = groups
         stages = {run: self.plan.stage_runs[run].stage.name for run in groups}
         self.by_group = Counter(
@@ -99,23 +99,23 @@ class Tracker:
         )
 
     def waits(self, run: StageRun, why: str) -> None:
-        """A stage run waits: for a retry, or, where it was about to run, for another invocation."""
+        """Record that a stage run waits for a retry or for another invocation."""
         about_to = self.statuses[run.id] is _S.RUNNING
         self._why[run.id] = (_S.ELSEWHERE if about_to else _S.PENDING, why)
 
     @property
     def waiting(self) -> dict[StageRunId, str]:
-        """Why stage runs wait that do so now."""
+        """Reasons of the waiting stage runs."""
         return {run: why for run, (status, why) in self._why.items() if self.statuses[run] is status}
 
     @property
     def done(self) -> int:
-        """How many of `to_do` are there now, or turned out not to be needed."""
+        """Number of stage runs of `to_do` that succeeded or turned out not to be needed."""
         return sum(self.counts[status] for status in GOOD) - self._good_before
 
     @property
     def ended(self) -> int:
-        """How many of `to_do` have come to an end, good or bad."""
+        """Number of stage runs of `to_do` that ended, successfully or not."""
         return self.done + sum(self.counts[status] for status in ENDED - GOOD)
 
     @property
@@ -124,20 +124,20 @@ class Tracker:
         return self._clock() - self._began
 
     def is_due(self, every_s: float) -> bool:
-        """Whether what is said every so many seconds is to be said now: so long after the beginning, and after each time."""
+        """True if a periodic message is due: one period after the start, and after each message."""
         due = (now := self._clock()) - self._due_since >= every_s
         if due:
             self._due_since = now
         return due
 
     def verb(self, run: StageRun) -> str:
-        """What a stage run that runs now is doing: a service is starting until something has run inside it."""
+        """The activity of a running stage run. A service is "starting" until a stage has run against it."""
         if run.stage.scope is not Scope.SERVICE:
             return "running"
         return "up" if run.id in self._ready else "starting"
 
     def running(self) -> Iterator[tuple[StageRun, float]]:
-        """What runs and for how many seconds, the oldest first; a service only while nothing runs inside it."""
+        """Running stage runs and their seconds, oldest first. Includes services only while no stage runs against them."""
         now = self._clock()
         services = {self.plan.stage_runs[run_id].inputs.get("service") for run_id in self.started}
         for run_id, began in self.started.items():
@@ -145,22 +145,22 @@ class Tracker:
                 yield self.plan.stage_runs[run_id], now - began
 
     def left_s(self) -> tuple[float, bool]:
-        """Expected seconds until the end, and whether they are known: False when work is left whose like never ran.
+        """Expected seconds until the end, and whether they are reliable: False if no comparable work has run yet.
 
-        The scheduler's own, played over what has not ended, less the time for which it has run; what is overdue takes as long
-        again, as for the scheduler. What never ran takes as long as a formula guesses, times what
-        the like of it, or else all that has ended, took over that.
+        Simulates the scheduler for unfinished stage runs, minus their running time. An overdue stage run is expected to take
+        as long again, as in the scheduler. Stage runs without history use a formula, scaled by how long similar
+        (otherwise all) finished stage runs took compared with it.
         """
         now = self._clock()
         rest: dict[StageRunId, float] = {}
         complete = True
         for run in self.plan.stage_runs.values():
-            # What another invocation works on may be there when the service that it was for has ended.
+            # Another invocation's work may be complete when its service has ended.
             if self.statuses[run.id] in ENDED or self.statuses[run.inputs.get("service", run.id)] in ENDED:
                 continue
             expected = self._durations.of(run)
             if expected is None:
-                # How long a server takes to start is learnt with the first, and is little beside what runs in it.
+                # The start time of servers is learned from the first one, and is short compared with the stages that use it.
                 complete = complete and run.stage.scope is Scope.SERVICE
                 expected = self._durations.guessed(run)
             so_far = max(0.0, now - self.started.get(run.id, now))
@@ -170,7 +170,7 @@ class Tracker:
         return simulate(self.plan, rest, nodes, rest, running=self.started), complete
 
     def estimate(self) -> bool:
-        """Estimate the time left if that is due. Returns whether `left` has anything new."""
+        """Estimate the time left if due. Returns whether `left` changed."""
         began = self._clock()
         if began < self._estimate_at:
             return False
@@ -181,19 +181,19 @@ class Tracker:
         return True
 
     def left(self) -> tuple[float, bool] | None:
-        """As `left_s`, counted down from what the last estimate said; None before the first."""
+        """Like `left_s`, counted down from the last estimate. None before the first."""
         if self._expected is None:
             return None
         end_s, complete = self._expected
         return max(0.0, end_s - self._clock()), complete
 
     def left_text(self) -> str:
-        """The same in words, empty for less than a second."""
+        """The time left in words, empty for less than a second."""
         left = self.left()
         return "" if left is None else time_left(*left)
 
     def summary(self) -> list[str]:
-        """Counts in words, of what had to be done."""
+        """Counts of the stage runs to do, in words."""
         words = {_S.RUNNING: "running", _S.ELSEWHERE: "waiting", _S.FAILED: "failed", _S.BLOCKED: "blocked"}
         words[_S.CANCELLED] = "not finished"
         others = [f"{self.counts[status]} {word}" for status, word in words.items() if self.counts[status]]

@@ -1,4 +1,4 @@
-"""What all views of a run share: text about stage runs, and cells x stages as a grid with one symbol for each stage."""
+"""Shared by all views of a run: texts about stage runs, and a grid of cells x stages with one symbol per stage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LEAST_BAR: Final = 5
 
 
 class Look(NamedTuple):
-    """How a status is shown. The symbols alone tell all: color only helps."""
+    """Display of a status. Symbols are unique without color."""
 
     symbol: str
     ascii: str
@@ -52,12 +52,12 @@ LOOKS: Final = {
     _S.CANCELLED: Look("!", "!", "yellow", "interrupted"),
 }
 REMIND_EVERY_S: Final = 60.0
-"""How often lines say what a picture shows all the time."""
+"""Interval of reminders in line mode. The live view shows the same content permanently."""
 _TELLING: Final = (_S.FAILED, _S.RUNNING, _S.ELSEWHERE, _S.CANCELLED, _S.PENDING, _S.BLOCKED)
-"""Statuses of which one is worth more than any number of others."""
+"""Statuses that take precedence over any number of others, in this order."""
 _MIN_NAME: Final = 12
 _HEAD_WIDTHS: Final = (10, 8, 7, 6, 5, 4, 3, 2)
-"""Widths to cut stage names to, the widest that fits; below the last, one symbol each and no heads."""
+"""Widths for shortened stage names. The widest that fits is used. Below the last: one symbol each, without headers."""
 
 
 def symbol(status: StageStatus, *, ascii_only: bool) -> str:
@@ -66,34 +66,34 @@ def symbol(status: StageStatus, *, ascii_only: bool) -> str:
 
 
 class Part(NamedTuple):
-    """Where several stage runs of a stage stand."""
+    """Combined status of several stage runs of a stage."""
 
     status: StageStatus
-    """That which says most."""
+    """The most important status."""
     percent: int | None
-    """How many of them are there, where not all stand like this."""
+    """Number of completed stage runs, if statuses differ."""
 
     def mark(self, width: int, *, ascii_only: bool) -> str:
-        """Its symbol, and how much is there, where that has room."""
+        """The symbol, with the completed number if it fits."""
         sign = symbol(self.status, ascii_only=ascii_only)
         whole = sign if self.percent is None else f"{sign}{self.percent:>2}%"
         return whole if len(whole) <= width else sign
 
 
 GROUPS: Final = "group (cells)"
-"""Title of the names that `group_line` makes."""
+"""Title of the names from `group_line`."""
 
 
 def group_line(
     group: str, cells: int, stages: Iterable[str], counts: Mapping[tuple[str, str, StageStatus], int]
 ) -> tuple[str, dict[str, Part]]:
-    """A group of cells for `grid`, from the numbers of its stage runs by stage and status."""
+    """A group of cells for `grid`, from its counts by stage and status."""
     parts = ((stage, _part({each: counts.get((group, stage, each), 0) for each in LOOKS})) for stage in stages)
     return f"{group} ({cells})", {stage: part for stage, part in parts if part is not None}
 
 
 def _part(counts: Mapping[StageStatus, int]) -> Part | None:
-    """Stage runs by status, as one; None where there are none."""
+    """The combined status of stage runs by status, or None without stage runs."""
     status = next((each for each in (*_TELLING, *LOOKS) if counts.get(each)), None)
     if status is None:
         return None
@@ -109,7 +109,7 @@ def grid(
     ascii_only: bool,
     title: str = "",
 ) -> list[Text]:
-    """Lines of text no wider than `width`: heads, that of the names a `title`; then one line for each (name, stage -> status)."""
+    """Lines of at most `width` characters: headers with `title` above the names, then one line per (name, stage -> status)."""
     from rich.text import Text
 
     longest = max(map(len, (title, *(name for name, _ in lines))))
@@ -145,7 +145,7 @@ def _columns(stages: Sequence[str], cut: int) -> int:
 def stage_line(
     stage: str, counts: Mapping[StageStatus, int], *, name_width: int, most: int, width: int, ascii_only: bool
 ) -> Text:
-    """One stage: a bar, how many of its stage runs are there, of `most` at any stage, and those that are not in order."""
+    """One stage: a bar, the number of completed stage runs out of `most`, and counts of exceptional statuses."""
     from rich.text import Text
 
     total, done = sum(counts.values()), sum(counts.get(status, 0) for status in GOOD)
@@ -162,7 +162,7 @@ def stage_line(
 
 
 def bar(part: float, width: int, *, ascii_only: bool) -> Text:
-    """A bar that is full to this part."""
+    """A progress bar for a fraction."""
     from rich.text import Text
 
     full = int(part * width)
@@ -171,7 +171,7 @@ def bar(part: float, width: int, *, ascii_only: bool) -> Text:
 
 
 def legend(statuses: Iterable[StageStatus], *, width: int, ascii_only: bool) -> list[Text]:
-    """What the symbols of `statuses` mean, in the order of the table."""
+    """Legend of the symbols of `statuses`, in table order."""
     from rich.text import Text
 
     used = set(statuses)
@@ -181,7 +181,7 @@ def legend(statuses: Iterable[StageStatus], *, width: int, ascii_only: bool) -> 
 
 
 def flow(parts: Iterable[Text], width: int, *, gap: str) -> list[Text]:
-    """Parts one after another, in as many lines as it takes."""
+    """Parts joined into as many lines as needed."""
     lines: list[Text] = []
     for part in parts:
         if lines and lines[-1].cell_len + len(gap) + part.cell_len <= width:
@@ -192,7 +192,7 @@ def flow(parts: Iterable[Text], width: int, *, gap: str) -> list[Text]:
 
 
 def styled(lines: Iterable[Text], stream: TextIO) -> list[str]:
-    """Lines as they are to be written to `stream`: in color on a terminal that has any, plain elsewhere."""
+    """Lines formatted for `stream`: colored on terminals with color, otherwise plain."""
     from io import StringIO
 
     if console(stream).color_system is None:
@@ -206,63 +206,65 @@ def styled(lines: Iterable[Text], stream: TextIO) -> list[str]:
     return drawn
 
 
-# Text about stage runs
+# Texts about stage runs
 
 
 def who(run: StageRun) -> str:
-    """The cell a stage run is for, and how many share it."""
+    """The first cell of a stage run, and the number of cells that share it."""
     return run.first_cell.id if len(run.cells) < 2 else f"{run.first_cell.id} (for {len(run.cells)} cells)"
 
 
-def infeasible(every: Iterable[Cell | OutlineCell], told: set[str], *, whole: bool = False) -> list[str]:
-    """What to say of cells that can never work, see `never_works`; the reasons that it gives are added to `told`."""
+def infeasible(every: Iterable[Cell | OutlineCell], reported: set[str], *, whole: bool = False) -> list[str]:
+    """Lines about infeasible cells, see `never_works`. Adds the printed reasons to `reported`."""
     refused = [(cell.id, str(cell.reason)) for cell in every if cell.reason is not None]
     lines = never_works(refused, None if whole else "pipeline status")
     text = "\n".join(lines)
-    told |= {reason for reason in {reason for _, reason in refused} if f": {reason}" in text}
+    reported |= {reason for reason in {reason for _, reason in refused} if f": {reason}" in text}
     return lines
 
 
 def retries(cells: Iterable[Cell | OutlineCell]) -> list[str]:
-    """What was changed after cells had run out of memory."""
+    """Changes made after cells ran out of memory."""
     return [f"{cell.id}: {line}" for cell in cells for line in in_words(cell.changes)]
 
 
 def node_change(name: str, *, gone: bool) -> str:
-    """That a node of the cluster has gone, or has come."""
-    return f"node {name} has gone: nothing is started there" if gone else f"node {name} has come"
+    """Message about a lost or new cluster node."""
+    return f"lost node {name}: no stages will start on it" if gone else f"new node {name}"
 
 
-def failure(run: StageRun, error: StageError | None, seconds: float | None, told: set[str]) -> list[str]:
-    """What to say of a failure: what, why, where, what to do; the most telling lines of its logs where nobody knows the cause.
+def failure(run: StageRun, error: StageError | None, seconds: float | None, reported: set[str]) -> list[str]:
+    """Lines about a failure: stage, cause, location, fix, and for an unknown cause the most relevant log lines.
 
-    What is in `told` is not said again; what is said is added to it.
+    Omits reasons already in `reported`, and adds new ones.
     """
     kind = "" if error is None else in_brackets(error.failure.value)
     after = "" if seconds is None else f" after {duration(seconds)}"
-    why = "" if error is None else f": {'for the same reason' if error.message in told else error.message}"
+    why = "" if error is None else f": {'for the same reason' if error.message in reported else error.message}"
     lines = [f"{run.id}  {who(run)}  failed{after}{kind}{why}"]
     if error is not None:
-        known = error.message in told
+        known = error.message in reported
         state = StageState(_S.FAILED).failed(error)
-        state = replace(state, hint=None if error.hint in told else error.hint, telling=() if known else error.telling)
+        state = replace(
+            state, hint=None if error.hint in reported else error.hint, telling=() if known else error.telling
+        )
         lines += [f"  {line}" for line in state.details]
-        told |= {error.message, *filter(None, (error.hint,))}
+        reported |= {error.message, *filter(None, (error.hint,))}
     return lines
 
 
 def time_left(seconds: float, complete: bool) -> str:
-    """The time left of a run, and whether it is known, in words; empty for less than a second."""
+    """The time left of a run in words, with its reliability. Empty for less than a second."""
     return f"{'about' if complete else 'perhaps'} {growing(seconds)} left" if seconds >= 1.0 else ""
 
 
 def growing(seconds: float) -> str:
-    """A duration that is still growing, or getting less, without the tenths that would flicker."""
+    """A changing duration without tenths, which would flicker."""
     return duration(seconds) if seconds >= 10 else f"{int(seconds)} s"
 
 
-def told(progress: Mapping[str, Json] | None) -> str | None:
-    """A stage's own progress in words, "12.3/270.1 MB (5%)"; None when it told nothing that can be shown."""
+def progress_text(progress: Mapping[str, Json] | None) -> str | None:
+    """A stage's own progress as text, "12.3/270.1 MB (5%)", or None if it reported nothing that can be shown."""
     done, total = _numbers(progress)
     if progress is None or done is None:
         return None
@@ -271,7 +273,7 @@ def told(progress: Mapping[str, Json] | None) -> str | None:
 
 
 def share(progress: Mapping[str, Json] | None) -> float | None:
-    """How much of its work a stage has done, 0 to 1."""
+    """Completed share of a stage's work, 0 to 1."""
     done, total = _numbers(progress)
     return None if done is None or not total or total < 0 else min(1.0, max(0.0, done / total))
 

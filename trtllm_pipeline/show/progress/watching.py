@@ -1,4 +1,4 @@
-"""`pipeline status --watch`: the status again and again, from whatever terminal, until nothing runs any more."""
+"""`pipeline status --watch`: repeated status from any terminal until no stage is running."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 
 _EVERY_S: Final = 1.0
 _SHARE: Final = 5
-"""It looks again after this many times what looking took, where that is longer."""
+"""Minimum interval between looks, as a multiple of the duration of one look."""
 _QUIET_S: Final = 3.0
-"""How long nothing must run: between two stage runs there is a moment without any."""
+"""Required idle time before the end, because there are short gaps between stage runs."""
 
 Look = Callable[[], MatrixStatus]
 Change = tuple[OutlineRun, StageState]
 
 
 def watch(look: Look, stream: TextIO, *, as_json: bool = False) -> None:
-    """Show what `look` finds until nothing runs any more, or Ctrl-C.
+    """Show the result of `look` until no stage is running, or until Ctrl-C.
 
-    On a terminal a picture that fits it, and the whole status at the end. Elsewhere a line for each stage run of which the
-    status changed, as JSON:
+    On a terminal, shows a display that fits it and the whole status at the end. Elsewhere, prints a line for each stage
+    run whose status changed. As JSON:
 
     begin      schema, stage_runs: {status: number of stage runs}
-    changed    stage_run, status, the first time also stage, cells; of a failure also failure, message, hint
+    changed    stage_run, status, the first time also stage, cells; for a failure also failure, message, hint
     left       seconds, complete; once a minute
-    forecast   as in the report of the run, when that has ended
+    forecast   as in the report of the run, after its end
     """
     drawn = stream.isatty() and not as_json
     with suppress(KeyboardInterrupt):
@@ -51,7 +51,7 @@ def watch(look: Look, stream: TextIO, *, as_json: bool = False) -> None:
 
 
 def _looks(look: Look) -> Iterator[MatrixStatus]:
-    """The status now, and again until nothing runs, nor a run waits."""
+    """Yield statuses until no stage is running and no run is waiting."""
     ran_s = time.monotonic()
     while True:
         begin_s = time.monotonic()
@@ -75,10 +75,10 @@ def _picture(status: MatrixStatus, height: int) -> Text:
     from rich.text import Text
 
     text = Text.from_ansi(to_text(status, height=height - 1).rstrip("\n"), no_wrap=True, overflow="crop", end="")
-    there = sum(state.status in DONE for state in status.states.values())
-    done = f"{there} of {count(len(status.states), 'stage run')} done"
+    completed = sum(state.status in DONE for state in status.states.values())
+    done = f"{completed} of {count(len(status.states), 'stage run')} done"
     left = f", {text_left}," if status.left and (text_left := time_left(*status.left)) else ""
-    return text.append(f"\n{done}{left} at {datetime.now().astimezone():%H:%M:%S}; Ctrl-C ends", "dim")
+    return text.append(f"\n{done}{left} at {datetime.now().astimezone():%H:%M:%S} (stop with Ctrl-C)", "dim")
 
 
 def _tell(look: Look, stream: TextIO, lines: _Text | _Json) -> None:
@@ -100,7 +100,7 @@ def _tell(look: Look, stream: TextIO, lines: _Text | _Json) -> None:
 
 
 def changes(before: MatrixStatus | None, now: MatrixStatus) -> Iterator[Change]:
-    """The stage runs of which the status is another than before; at the first look, those that run."""
+    """The stage runs with a changed status. At the first look, the running ones."""
     for run_id, state in now.states.items():
         if before is None:
             changed = state.status is StageStatus.RUNNING
@@ -112,7 +112,7 @@ def changes(before: MatrixStatus | None, now: MatrixStatus) -> Iterator[Change]:
 
 
 class _Text:
-    """Lines for people."""
+    """Text lines."""
 
     def begin(self, status: MatrixStatus) -> str:
         counts = (f"{number} {LOOKS[StageStatus(status)].word}" for status, number in _counts(status).items())
@@ -131,7 +131,7 @@ class _Text:
 
 
 class _Json:
-    """The same as JSON."""
+    """JSON lines."""
 
     def __init__(self) -> None:
         self._stage_runs = json_events.StageRuns()

@@ -1,11 +1,11 @@
-"""`pipeline doctor --deep`: whether what is known of an installed toolchain is true on this machine.
+"""`pipeline doctor --deep`: verify this package's knowledge of an installed toolchain on this machine.
 
-    material       models, questions and a matrix, as files
-    budget         what there is time for
-    flow.bring_up_to_date                  the matrix, as `pipeline run` does it
-    answers        what the servers said, against the float reference
-    installed      options and placeholders of what is installed, against the tables
-    findings       all of it as a table, a file and sentences
+    material            models, questions and a matrix, as files
+    budget              the cells that fit in the time limit
+    flow.bring_up_to_date                  runs the matrix like `pipeline run`
+    reference_answers   the servers' answers compared with the float reference
+    installed           installed options and placeholders compared with the tables
+    findings            the results as a table, a file and sentences
 
-`examination.examine` does these in order.
+`examination.examine` runs these in order.
 """

@@ -1,4 +1,4 @@
-"""Which cells of a deep examination there is time for, where nobody asked for certain precisions."""
+"""Selection of the cells of a deep examination by time, used without explicit precisions."""
 
 from __future__ import annotations
 
@@ -12,34 +12,33 @@ LIMIT_S: Final = 600.0
 _BEFORE_SEVERAL: Final = 4
 """Precisions on one GPU before the first over several."""
 _TELLING: Final = ("fp16", "fp8", "int4_awq", "nvfp4", "int8_sq", "w4a8_awq", "bf16", "int8_wo", "int4_wo", "fp32")
-"""Those first whose stages, kernels and files have least in common with the ones before."""
+"""Ordered so that each has the least in common with earlier ones in stages, kernels and files."""
 
 
-def chosen(plan: Plan, seen: Forecast, limit_s: float = LIMIT_S) -> tuple[frozenset[CellId], float]:
-    """Cells whose stage runs take `limit_s` together, by their forecast, and what they take, in seconds of a clock.
+def chosen(plan: Plan, outlook: Forecast, limit_s: float = LIMIT_S) -> tuple[frozenset[CellId], float]:
+    """Cells with a total expected time within `limit_s`, and their expected wall time in seconds.
 
-    The most telling precisions first, on every toolchain; of the others as many as there is time for.
-    What is there already takes no time, so that the next examination continues with the rest. The first is taken however long
-    it takes.
+    The most informative precisions come first, on every toolchain, then as many others as fit. Completed stages take no
+    time, so that the next examination continues with the rest. The first cell is always included.
     """
     taken: set[CellId] = set()
     takes_s = 0.0
     for cell in sorted(plan.feasible, key=_rank):
-        more_s = expected_s(plan, seen, {*taken, cell.id})
+        more_s = expected_s(plan, outlook, {*taken, cell.id})
         if more_s <= limit_s or not taken:
             taken.add(cell.id)
             takes_s = more_s
     return frozenset(taken), takes_s
 
 
-def expected_s(plan: Plan, seen: Forecast, cells: Collection[CellId]) -> float:
-    """Seconds of a clock that `cells` of the plan take."""
+def expected_s(plan: Plan, outlook: Forecast, cells: Collection[CellId]) -> float:
+    """Expected wall time of `cells` of the plan, in seconds."""
     among: set[StageRunId] = {run for cell in cells for run in plan.by_cell[cell]}
-    return simulate(plan, seen.expected_s, capacities(plan.machine), among & seen.to_run)
+    return simulate(plan, outlook.expected_s, capacities(plan.machine), among & outlook.to_run)
 
 
 def left_out(plan: Plan, taken: Collection[CellId]) -> Sequence[Cell]:
-    """Feasible cells that there is no time for."""
+    """Feasible cells that do not fit in the time."""
     return [cell for cell in plan.feasible if cell.id not in taken]
 
 

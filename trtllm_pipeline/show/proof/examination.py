@@ -1,4 +1,4 @@
-"""A deep examination of this machine, in order: what is usable, the matrix, what there is time for, the answers, what is installed."""
+"""A deep examination of this machine: usable toolchains, matrix, time budget, answers, installed programs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate import Observer, Outcome, Plan
 
 FOLDER: Final = "doctor"
-"""In the workspace: models, questions, the matrix and the result."""
+"""Directory in the workspace for models, questions, the matrix and the result."""
 RESULT: Final = "deep.json"
 ALL: Final = "all"
-"""Stands for every precision."""
+"""Selects every precision."""
 _LAST_STAGE: Final = "accuracy"
-_DAMAGED: Final = "`pipeline store verify` sets damaged artifacts aside; then examine again"
+_DAMAGED: Final = "set damaged artifacts aside with `pipeline store verify`, then examine again"
 
 
 def examine(
@@ -38,11 +38,11 @@ def examine(
     precisions: Sequence[str] | None = None,
     toolchain: str | None = None,
 ) -> DeepExamination:
-    """Examine this machine in `workspace`, and leave the result there.
+    """Examine this machine in `workspace`, and write the result there.
 
-    Without `precisions` it does what there is time for in about ten minutes, see `budget`. How long it is expected to take
-    is said to `tell` before it starts. What an earlier examination made is not made again. Raises UsageError for unknown
-    names, PlanError where no toolchain can be used or no cell can work.
+    Without `precisions`, runs the cells that fit in about ten minutes, see `budget`. Calls `tell` with the expected time
+    first. Results of earlier examinations are reused. Raises UsageError for unknown names, PlanError if no toolchain can
+    be used or no cell is feasible.
     """
     from trtllm_pipeline.base import this_machine
 
@@ -50,35 +50,35 @@ def examine(
     if precisions is not None:
         _check("--precision", precisions, (*PRECISIONS, ALL))
     families = tuple(dict.fromkeys(families))
-    asked = toolchains.names() if toolchain is None else (toolchain,)
-    _check("--toolchain", asked, toolchains.names())
+    names = toolchains.names() if toolchain is None else (toolchain,)
+    _check("--toolchain", names, toolchains.names())
     machine = this_machine()
-    missing = {name: lacks for name in asked if (lacks := toolchains.load(name).missing(machine)) is not None}
-    usable = [name for name in asked if name not in missing]
+    missing = {name: lacks for name in names if (lacks := toolchains.load(name).missing(machine)) is not None}
+    usable = [name for name in names if name not in missing]
     if not usable:
         raise PlanError(
             "no toolchain can be examined on this machine\n  "
             + "\n  ".join(f"{name}: {lacks}" for name, lacks in missing.items()),
-            hint="pipeline doctor says what is missing",
+            hint="list missing parts with pipeline doctor",
         )
-    store = Store(workspace)  # made for a request that can be understood
+    store = Store(workspace)  # created only for a valid request
     folder = store.workspace / FOLDER
     wanted = had(usable) if precisions is None or ALL in precisions else [*dict.fromkeys(precisions)]
     matrix = material.write(folder, machine, families=families, precisions=wanted, toolchain_names=usable)
     request = Request(matrix, until=_LAST_STAGE)
-    full, seen = flow.outlook(request, store, workspace)
+    full, outlook = flow.outlook(request, store, workspace)
     cells, takes_s = (
-        budget.chosen(full, seen) if precisions is None else ({cell.id for cell in full.feasible}, seen.total_s)
+        budget.chosen(full, outlook) if precisions is None else ({cell.id for cell in full.feasible}, outlook.total_s)
     )
     left_out = budget.left_out(full, cells)
-    if seen.to_run:
-        tell(_announced(takes_s, len(cells), len(left_out), guessed=seen.guessed > 0))
+    if outlook.to_run:
+        tell(_announced(takes_s, len(cells), len(left_out), guessed=outlook.guessed > 0))
     started = time.monotonic()
     plan, outcome = flow.bring_up_to_date(
         replace(request, cells=tuple(f"!{cell.id}" for cell in left_out)), store, observer
     )
     taken, took_s = store.index.taken(flow.BY_HAND), time.monotonic() - started
-    found = DeepExamination(
+    examination = DeepExamination(
         machine,
         findings.sorted_findings(
             [
@@ -89,14 +89,14 @@ def examine(
             ]
         ),
         interrupted=outcome.interrupted,
-        forecast=checked(plan, replace(seen, total_s=takes_s), taken, took_s, comparable=outcome.comparable),
+        forecast=checked(plan, replace(outlook, total_s=takes_s), taken, took_s, comparable=outcome.comparable),
     )
-    write_json(folder / RESULT, found.to_json())
-    return found
+    write_json(folder / RESULT, examination.to_json())
+    return examination
 
 
 def had(toolchain_names: Iterable[str]) -> list[str]:
-    """The precisions that any of these toolchains has, on whatever machine."""
+    """The precisions of these toolchains on any machine."""
     fields = (
         each for name in toolchain_names for stage in toolchains.load(name).stages for each in table(stage.params)
     )
@@ -105,31 +105,33 @@ def had(toolchain_names: Iterable[str]) -> list[str]:
 
 
 def _announced(takes_s: float, cells: int, left_out: int, *, guessed: bool) -> str:
-    """What is said before anything runs."""
+    """The announcement before the first stage."""
     basis = (
-        "by formulas, since not all of it ran in this workspace before" if guessed else "by what ran in this workspace"
+        "a rough estimate, because not all stages have run in this workspace"
+        if guessed
+        else "from earlier runs in this workspace"
     )
     words = f"expected to take about {about(takes_s)}, {basis}"
     if left_out:
         words += (
-            f"; {left_out} of {cells + left_out} cells are left for the next time, so that it takes about "
-            f"{about(budget.LIMIT_S)}: --precision {ALL} does them now"
+            f"; {left_out} of {cells + left_out} cells are postponed to keep it at about "
+            f"{about(budget.LIMIT_S)} (run them now with --precision {ALL})"
         )
     return words
 
 
 def _check(option: str, given: Sequence[str], known: Sequence[str]) -> None:
-    """Raise UsageError for a name that is not known, or where there is none."""
+    """Raise UsageError for an unknown name or an empty list."""
     wrong = [name for name in given if name not in known]
     if wrong or not given:
         raise UsageError(
-            f"{option}: {f'there is no {wrong[0]!r}{nearest(wrong[0], known)}' if wrong else 'names nothing'}",
-            hint=f"choose of {', '.join(known)}",
+            f"{option}: {f'unknown name {wrong[0]!r}{nearest(wrong[0], known)}' if wrong else 'no names given'}",
+            hint=f"choose from {', '.join(known)}",
         )
 
 
 def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> DeepFinding:
-    """What a cell came to, judged by its answers where it has any."""
+    """The finding for a cell, judged by its answers if it has any."""
     for run in map(plan.stage_runs.__getitem__, plan.by_cell[row.id]):
         if run.stage.name == _LAST_STAGE and (artifact := outcome.artifacts.get(run.fingerprint)) is not None:
             try:
@@ -142,7 +144,7 @@ def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> Dee
 
 
 def _of_installation(machine: Machine, usable: Sequence[str], families: Sequence[str]) -> Iterator[DeepFinding]:
-    """What is installed of the toolchains that are examined."""
+    """Findings on the installed programs of the examined toolchains."""
     if usable != [toolchains.EMBEDDED]:
-        found = installed.compare(machine, families, engines=toolchains.ENGINES in usable)
-        yield from map(findings.of_comparison, found)
+        comparisons = installed.compare(machine, families, engines=toolchains.ENGINES in usable)
+        yield from map(findings.of_comparison, comparisons)

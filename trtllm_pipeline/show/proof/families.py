@@ -1,7 +1,7 @@
-"""Architectures beyond those of the embedded toolchain: tiny models of them with random weights, and their float reference.
+"""Tiny models with random weights for architectures beyond the embedded toolchain's, and their float reference.
 
-The reference knows one way to name weights, Llama's, and what an architecture has beside it. How its own files name,
-join, transpose and shift the same weights is a table here, which is read in both directions.
+The reference uses Llama's weight names plus an architecture's additional ones. A table here describes how each family's
+files name, join, transpose and shift the same weights. It is used in both directions.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _NORMS: Final = ("input_layernorm", "post_attention_layernorm", "norm")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Weights of one layer, or of the whole model, as a family's files have them."""
+    """Weights of one layer, or of the whole model, in a family's files."""
 
     name: str
-    """In the files, without `.weight` and `.bias`."""
+    """Name in the files, without `.weight` and `.bias`."""
     parts: tuple[str, ...]
-    """The reference's names; several where they are one matrix in the files, one below the other."""
+    """The reference's names. Several names are stacked into one matrix in the files."""
     transposed: bool = False
-    """The files have inputs along the rows."""
+    """The files store inputs along the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +53,28 @@ class TinyFamily:
     architecture: str
     """Class name in config.json."""
     config: ModelConfig
-    """Of the tiny model."""
+    """Shape of the tiny model."""
     more: Mapping[str, Any]
-    """What config.json says beside what all families say, or instead of it; None takes a key away."""
+    """Additions and overrides of the common config.json. None removes a key."""
     layer: str = _LAYER
     stored: tuple[Stored, ...] = ()
-    """What the files name otherwise: parts of a layer."""
+    """Different names in the files: parts of a layer."""
     outside: tuple[Stored, ...] = ()
-    """The same outside the layers."""
+    """Different names in the files: outside the layers."""
     shifted_norms: bool = False
-    """The files have the weights of norms less 1."""
+    """The files store norm weights minus 1."""
     biases: tuple[str, ...] = ()
-    """Last words of the names of what has a bias, beside what the architecture of `config` gives one."""
+    """Last name parts of weights with a bias, in addition to those of the architecture of `config`."""
     without: tuple[str, ...] = ()
-    """Last words of the names of what there is not."""
+    """Last name parts of absent weights."""
     shared_expert: bool = False
     gains: Mapping[str, float] = field(default_factory=dict)
-    """By the last word of their names, what random weights are multiplied by. Layers have to outweigh the embedding where
-    that is the head, or a token would be followed by itself; and what differs from token to token what does not."""
+    """Last name part -> factor of random weights. With a tied embedding, layers must outweigh it, or each token would be
+    followed by itself. Token-dependent parts must outweigh constant ones."""
 
 
 def _tiny(architecture: str = "llama", **changes: Any) -> ModelConfig:
-    """The shape of all of them. `architecture` is one of the embedded toolchain, of which it has the tensors."""
+    """The common shape. `architecture` is an architecture of the embedded toolchain with the same tensors."""
     return replace(
         ModelConfig(
             architecture=architecture,
@@ -227,17 +227,17 @@ _OTHERS: Final[Mapping[str, TinyFamily]] = {
 }
 
 FAMILIES: Final = (*ARCHITECTURES.values(), *_OTHERS)
-"""By `model_type` of config.json."""
+"""`model_type` of config.json -> family."""
 
 
 def write_model(folder: Path, family: str) -> None:
-    """Write the comparable tiny model of a family into `directory`, see `random_model.write_model`."""
+    """Write the tiny model of a family into `directory`, see `random_model.write_model`."""
     if family in ARCHITECTURES.values():
         random_model.write_model(folder, family, comparable=True)
         return
     known = _OTHERS[family]
     config = known.config
-    said = {
+    config_json = {
         "architectures": [known.architecture],
         "model_type": family,
         "hidden_size": config.hidden_size,
@@ -254,13 +254,13 @@ def write_model(folder: Path, family: str) -> None:
         "tie_word_embeddings": config.tie_word_embeddings,
         **known.more,
     }
-    quiet = random_model.write_texts(folder, {name: value for name, value in said.items() if value is not None})
+    quiet = random_model.write_texts(folder, {name: value for name, value in config_json.items() if value is not None})
     random = np.random.default_rng([0, len(ARCHITECTURES) + list(_OTHERS).index(family)])
     safetensors.write(folder / "model.safetensors", dict(_stored(known, _random(known, random, quiet))))
 
 
 def reference(folder: Path) -> Reference:
-    """The float reference of a model that `write_model` wrote."""
+    """The float reference of a model from `write_model`."""
     family = Fields.read(folder, "config.json").text("model_type")
     if family is None or family not in _OTHERS:
         return Reference.from_folder(folder)
@@ -301,21 +301,21 @@ def _shapes(family: TinyFamily) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _random(family: TinyFamily, random: np.random.Generator, quiet: list[int]) -> dict[str, Array]:
     config = family.config
-    found = {name: random_model.weight(name, shape, random, comparable=True) for name, shape in _shapes(family)}
+    weights = {name: random_model.weight(name, shape, random, comparable=True) for name, shape in _shapes(family)}
     if config.tie_word_embeddings:
-        found[EMBEDDING] = random_model.weight(HEAD, found[EMBEDDING].shape, random, comparable=True)
-    for name in found:
-        found[name] *= np.float32(family.gains.get(name.split(".")[-2], 1.0))
-    found[EMBEDDING if config.tie_word_embeddings else HEAD][quiet] *= np.float32(_QUIET)
-    return found
+        weights[EMBEDDING] = random_model.weight(HEAD, weights[EMBEDDING].shape, random, comparable=True)
+    for name in weights:
+        weights[name] *= np.float32(family.gains.get(name.split(".")[-2], 1.0))
+    weights[EMBEDDING if config.tie_word_embeddings else HEAD][quiet] *= np.float32(_QUIET)
+    return weights
 
 
 _QUIET: Final = 0.1
-"""What a model shall not say it still has to read, also where its embedding is its head."""
+"""Tokens that the model must not generate but must still read, even with a tied embedding."""
 
 
 def _stored(family: TinyFamily, weights: dict[str, Array]) -> Iterator[tuple[str, Array]]:
-    """The reference's weights as the family's files have them."""
+    """The reference's weights in the format of the family's files."""
     left = dict(weights)
     for stored, suffix in _places(family):
         parts = [f"{part}.{suffix}" for part in stored.parts]
@@ -328,24 +328,24 @@ def _stored(family: TinyFamily, weights: dict[str, Array]) -> Iterator[tuple[str
 
 
 def _canonical(family: TinyFamily, files: Mapping[str, Array]) -> dict[str, Array]:
-    """Weights of the family's files by the reference's names."""
-    shapes, found = dict(_shapes(family)), dict[str, Array]()
+    """Weights of the family's files under the reference's names."""
+    shapes, weights = dict(_shapes(family)), dict[str, Array]()
     for stored, suffix in _places(family):
         parts = [f"{part}.{suffix}" for part in stored.parts]
         if parts[0] in shapes:
             joined = files[f"{stored.name}.{suffix}"]
             joined = joined.T if stored.transposed and joined.ndim == 2 else joined
             ends = np.cumsum([shapes[part][0] for part in parts])[:-1]
-            found.update(zip(parts, np.split(joined, ends), strict=True))
+            weights.update(zip(parts, np.split(joined, ends), strict=True))
     prefix, own = _LAYER.split("{}")[0], family.layer.split("{}")[0]
-    for name in shapes.keys() - found.keys():
+    for name in shapes.keys() - weights.keys():
         values = files[name.replace(prefix, own)]
-        found[name] = values + 1 if family.shifted_norms and _is_norm(name) else values
-    return {name: np.ascontiguousarray(values) for name, values in found.items()}
+        weights[name] = values + 1 if family.shifted_norms and _is_norm(name) else values
+    return {name: np.ascontiguousarray(values) for name, values in weights.items()}
 
 
 def _places(family: TinyFamily) -> Iterator[tuple[Stored, str]]:
-    """What the files name otherwise, for each layer and expert; weights and biases."""
+    """All differently named weights and biases, for each layer and expert."""
     for suffix in ("weight", "bias"):
         yield from ((each, suffix) for each in family.outside)
         for layer in range(family.config.num_layers):

@@ -1,4 +1,4 @@
-"""What a deep examination found: one row for each cell, program and toolchain, as a table, as JSON, and in sentences."""
+"""Findings of a deep examination: one row per cell, program and toolchain, as a table, as JSON, and as sentences."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _ONE_GPU: Final = "tp1pp1"
 
 
 class FindingStatus(str, Enum):
-    """Whether what is known is true here."""
+    """Result of verifying this package's knowledge here."""
 
     VERIFIED = "verified"
-    """It was done here, and came out as known."""
+    """It ran here with the expected result."""
     DIFFERS = "differs"
-    """It failed, or came out otherwise: here the package is wrong, or something is broken."""
+    """It failed or gave a different result: the package is wrong here, or something is broken."""
     CANNOT = "cannot"
-    """It was not tried, or not to the end: the reason says why."""
+    """It was not run, or not to the end. See the reason."""
 
 
 _STYLES: Final = {
@@ -46,36 +46,36 @@ _STYLES: Final = {
     FindingStatus.DIFFERS: "red",
     FindingStatus.CANNOT: "dim",
 }
-_NO_TIME: Final = "left for the next time: the same command does it then, --precision all now"
+_NO_TIME: Final = "postponed to the next run of this command; use --precision all to run it now"
 _ENDED_BY_THE_USER: Final = frozenset((FailureClass.USER.value, FailureClass.TIMEOUT.value))
-"""Failures that say nothing of the toolchain: no space, a limit."""
+"""Failures unrelated to the toolchain: disk space, a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeepFinding:
-    """One thing that was looked at."""
+    """One finding."""
 
     kind: str
     """cell, program, templates or toolchain."""
     name: str
-    """Of a cell its id."""
+    """The id for a cell."""
     status: FindingStatus
     detail: str
-    """What was found, or why nothing was."""
+    """The finding, or why there is none."""
     hint: str | None = None
     log: str | None = None
-    """Log of the stage that failed, or the answers that differ, below the workspace."""
+    """Log of the failed stage, or the differing answers, relative to the workspace."""
     toolchain: str | None = None
-    """Of a cell, as the next three."""
+    """For cells, like the next three."""
     family: str | None = None
     precision: str | None = None
     layout: str | None = None
-    """Over GPUs, as `tp2pp1`."""
+    """Parallelism over GPUs, e.g. `tp2pp1`."""
     agreement: Agreement | None = None
-    """With the float reference, of a cell that answered."""
+    """Agreement with the float reference, for cells with answers."""
     tolerance_nats: float | None = None
     comparison: InstalledComparison | None = None
-    """Of a program, and of templates."""
+    """For programs and templates."""
 
     def to_json(self) -> dict[str, Json]:
         """A row of the JSON file, see docs/formats.md."""
@@ -84,21 +84,21 @@ class DeepFinding:
 
 @dataclass(frozen=True, slots=True)
 class DeepExamination:
-    """All that `pipeline doctor --deep` found."""
+    """All findings of `pipeline doctor --deep`."""
 
     machine: Machine
     findings: tuple[DeepFinding, ...]
     interrupted: bool = False
     forecast: ForecastCheck | None = None
-    """What the stage runs were expected to take and took; None where none ran."""
+    """Expected and actual time of the stage runs, or None if none ran."""
 
     def count(self, status: FindingStatus) -> int:
-        """How many rows have it."""
+        """Number of rows with this status."""
         return Counter(each.status for each in self.findings)[status]
 
     @property
     def exit_code(self) -> int:
-        """0 nothing differs, 1 something does, 3 nothing could be verified, 130 interrupted."""
+        """0 for no differences, 1 for differences, 3 if nothing could be verified, 130 if interrupted."""
         if self.interrupted:
             return 130
         if self.count(FindingStatus.DIFFERS):
@@ -106,14 +106,14 @@ class DeepExamination:
         return 0 if self.count(FindingStatus.VERIFIED) else 3
 
     def where(self, toolchain: str | None = None) -> str:
-        """Release and GPU; what stands for them with the embedded toolchain, and on a machine without them."""
-        found, gpus = self.machine.tensorrt_llm, sorted({gpu.name for gpu in self.machine.gpus})
-        if found is None or toolchain == EMBEDDED:
+        """Release and GPU, or their equivalent for the embedded toolchain or a machine without GPUs."""
+        installation, gpus = self.machine.tensorrt_llm, sorted({gpu.name for gpu in self.machine.gpus})
+        if installation is None or toolchain == EMBEDDED:
             return f"the embedded toolchain on {self.machine.cpu}"
-        return f"TensorRT-LLM {found.release} on {' and '.join(gpus) or self.machine.cpu}"
+        return f"TensorRT-LLM {installation.release} on {' and '.join(gpus) or self.machine.cpu}"
 
     def sentences(self) -> tuple[str, ...]:
-        """What documentation may say was verified, for this release and hardware. Nothing else follows from it."""
+        """Claims that documentation may make for this release and hardware. Nothing else follows from the results."""
         return tuple(self._sentences())
 
     def _sentences(self) -> Iterator[str]:
@@ -126,21 +126,21 @@ class DeepExamination:
                 )
                 over = "" if layout == _ONE_GPU else f" over {layout}"
                 yield (
-                    f"{self.where(toolchain)}: a tiny {family} model that {toolchain} makes and serves{over} answers as the "
-                    f"float reference within tolerance, in {precisions}"
+                    f"{self.where(toolchain)}: a tiny {family} model built and served by {toolchain}{over} matches "
+                    f"the float reference within tolerance, in {precisions}"
                 )
         programs = [each.name for each in good if each.kind == "program"]
         if programs:
-            yield f"{self.where()}: the options that {', '.join(programs)} print are those that are recorded"
+            yield f"{self.where()}: the options printed by {', '.join(programs)} match the recorded ones"
         if any(each.kind == "templates" for each in good):
-            yield f"{self.where()}: the placeholders of the Triton templates are those that are recorded"
+            yield f"{self.where()}: the placeholders of the Triton templates match the recorded ones"
 
     def to_json(self) -> dict[str, Json]:
-        """In the shape that docs/formats.md has."""
-        found, gpus = self.machine.tensorrt_llm, self.machine.gpus
+        """The JSON form, see docs/formats.md."""
+        installation, gpus = self.machine.tensorrt_llm, self.machine.gpus
         return {
             "schema": SCHEMA,
-            "tensorrt_llm": None if found is None else found.release,
+            "tensorrt_llm": None if installation is None else installation.release,
             "gpus": [gpu.name for gpu in gpus],
             "identity": dict(probe.identity(self.machine)),
             "findings": [each.to_json() for each in self.findings],
@@ -151,7 +151,7 @@ class DeepExamination:
         }
 
     def blocks(self) -> Iterator[Block]:
-        """All of it for people."""
+        """All findings as text."""
         counts = ", ".join(f"{self.count(status)} {status.value}" for status in FindingStatus)
         yield Heading(f"{self.where()}: {counts}")
         yield Grid(
@@ -160,16 +160,16 @@ class DeepExamination:
             left=(0, 1, 2),
         )
         hints = dict.fromkeys(f"{each.name}: {each.hint}" for each in self.findings if each.hint)
-        yield Items("what to do", [TextLine(text) for text in hints])
+        yield Items("fixes", [TextLine(text) for text in hints])
         logs = [f"{each.name}: {each.log}" for each in self.findings if each.log]
-        yield Items("logs and answers, below the workspace", [TextLine(text) for text in logs])
-        yield Items("documentation may say", [TextLine(text) for text in self.sentences()])
+        yield Items("logs and answers, relative to the workspace", [TextLine(text) for text in logs])
+        yield Items("claims for documentation", [TextLine(text) for text in self.sentences()])
         if self.forecast is not None:
             yield TextLine(self.forecast.line())
 
 
 def of_cell(row: CellResult, agreement: Agreement | None, answers: str | None = None) -> DeepFinding:
-    """The row of a cell; `agreement` is that of the file `answers` below the workspace, None where there are none."""
+    """The row of a cell. `agreement` belongs to the file `answers`, relative to the workspace. None without answers."""
     toolchain, precision = str(row.axes["toolchain"]), str(row.axes["precision"])
     tolerance = tolerance_nats(toolchain, precision)
     status, detail = _judged(row, agreement, tolerance)
@@ -190,7 +190,7 @@ def of_cell(row: CellResult, agreement: Agreement | None, answers: str | None = 
 
 
 def of_left_out(cell: Cell) -> DeepFinding:
-    """The row of a cell that there was no time for."""
+    """The row of a cell that did not fit in the time."""
     return DeepFinding(
         "cell",
         str(cell.id),
@@ -204,7 +204,7 @@ def of_left_out(cell: Cell) -> DeepFinding:
 
 
 def _family(model: Json) -> str:
-    """Of a directory that `material` wrote."""
+    """Family of a directory written by `material`."""
     return str(model).removeprefix("./")
 
 
@@ -218,39 +218,39 @@ def _judged(row: CellResult, agreement: Agreement | None, tolerance: float) -> t
         return FindingStatus.CANNOT, f"not finished: {row.status.value.replace('_', ' ')}"
     if agreement.unreadable:
         return FindingStatus.DIFFERS, (
-            f"{len(agreement.unreadable)} of {agreement.questions} answers are not what this model can say, or not as long "
-            "as asked for"
+            f"{len(agreement.unreadable)} of {agreement.questions} answers contain text that this model cannot generate, or have the wrong "
+            "length"
         )
-    words = f"{agreement.favourites} of {agreement.tokens} tokens are the reference's, {agreement.loss_nats:.3f} nats lost a token"
+    words = f"{agreement.favourites} of {agreement.tokens} tokens match the reference, {agreement.loss_nats:.3f} nats lost per token"
     if agreement.loss_nats > tolerance:
         return FindingStatus.DIFFERS, f"{words}; expected at most {tolerance:g}"
     return FindingStatus.VERIFIED, words
 
 
-def of_comparison(found: InstalledComparison) -> DeepFinding:
+def of_comparison(comparison: InstalledComparison) -> DeepFinding:
     """The row of a program or of the templates."""
-    kind = "program" if found.name != "Triton templates" else "templates"
-    if found.reason is not None:
-        return DeepFinding(kind, found.name, FindingStatus.CANNOT, found.reason, comparison=found)
-    status = FindingStatus.DIFFERS if found.differences else FindingStatus.VERIFIED
+    kind = "program" if comparison.name != "Triton templates" else "templates"
+    if comparison.reason is not None:
+        return DeepFinding(kind, comparison.name, FindingStatus.CANNOT, comparison.reason, comparison=comparison)
+    status = FindingStatus.DIFFERS if comparison.differences else FindingStatus.VERIFIED
     what = "options" if kind == "program" else "placeholders"
-    words = f"{found.known} {what} as recorded"
+    words = f"{comparison.known} {what} as recorded"
     return DeepFinding(
         kind,
-        found.name,
+        comparison.name,
         status,
-        f"{words}; {found.differences}" if found.differences else words,
-        hint="a new release is recorded as docs/architecture.md says" if found.differences else None,
-        comparison=found,
+        f"{words}; {comparison.differences}" if comparison.differences else words,
+        hint="record a new release as described in docs/architecture.md" if comparison.differences else None,
+        comparison=comparison,
     )
 
 
 def of_toolchain(name: str, missing: str) -> DeepFinding:
-    """The row of a toolchain that this machine cannot use."""
+    """The row of an unusable toolchain."""
     return DeepFinding("toolchain", name, FindingStatus.CANNOT, missing)
 
 
 def sorted_findings(findings: Sequence[DeepFinding]) -> tuple[DeepFinding, ...]:
-    """What differs first, then what was verified, then what cannot; otherwise as they came."""
+    """Differences first, then verified rows, then the rest."""
     order = [FindingStatus.DIFFERS, FindingStatus.VERIFIED, FindingStatus.CANNOT]
     return tuple(sorted(findings, key=lambda each: order.index(each.status)))

@@ -1,4 +1,4 @@
-"""What is installed, against the tables of this package: options of TensorRT-LLM's programs, placeholders of its templates."""
+"""Installed TensorRT-LLM compared with this package's tables: options of programs, placeholders of templates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtllm_pipeline.base import Machine, TensorRTLLM
 from trtllm_pipeline.tensorrt import commands, installation, program_options, releases, templates
 
 _AT_ONCE: Final = 4
-"""Each imports all of TensorRT-LLM."""
+"""Each program imports all of TensorRT-LLM."""
 _OF_EVERY_TOOLCHAIN: Final = "trtllm-serve"
 _OF_EVERY_PROGRAM: Final = frozenset(("-h", "--help"))
 
@@ -23,60 +23,65 @@ class InstalledComparison:
 
     name: str
     command: tuple[str, ...]
-    """What was asked; the directory of templates."""
+    """Command line of the program, or directory of the templates."""
     reason: str | None = None
-    """Why it could not be compared."""
+    """Reason if it could not be compared."""
     known: int = 0
-    """Names that are recorded and installed, and the same."""
+    """Number of names that match."""
     gone: tuple[str, ...] = ()
-    """Recorded, and not installed."""
+    """Recorded but not installed."""
     new: tuple[str, ...] = ()
-    """Installed, and not recorded."""
+    """Installed but not recorded."""
     changed: tuple[str, ...] = ()
-    """In both, and different: what is recorded and what is installed, in words."""
+    """Different in both, with a description."""
 
     @property
     def differences(self) -> str:
-        """In words; empty where there are none."""
-        found = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
-        return "; ".join(f"{word}: {', '.join(names)}" for word, names in found if names)
+        """The differences as text, or empty."""
+        groups = (("gone", self.gone), ("new", self.new), ("changed", self.changed))
+        return "; ".join(f"{word}: {', '.join(names)}" for word, names in groups if names)
 
 
 def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tuple[InstalledComparison, ...]:
-    """All that is installed of TensorRT-LLM, of converters those of `families`. Empty without it.
+    """Compare everything installed of TensorRT-LLM, with the converters of `families`. Empty if it is not installed.
 
-    Without `engines` it is trtllm-serve alone: the PyTorch runtime needs no other program, and its template in Triton has
+    Without `engines`, compares only trtllm-serve: the PyTorch runtime needs no other program, and its Triton template has
     no placeholders.
     """
-    found = machine.tensorrt_llm
-    if found is None:
+    installation = machine.tensorrt_llm
+    if installation is None:
         return ()
-    there = {
-        name: command for name, command in programs(found, machine, families) if engines or name == _OF_EVERY_TOOLCHAIN
+    commands = {
+        name: command
+        for name, command in programs(installation, machine, families)
+        if engines or name == _OF_EVERY_TOOLCHAIN
     }
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        asked = [pool.submit(_program, tool, command, found.release) for tool, command in there.items()]
-        return (*(each.result() for each in asked), *((_templates(found),) if engines else ()))
+        pending = [pool.submit(_program, tool, command, installation.release) for tool, command in commands.items()]
+        return (*(each.result() for each in pending), *((_templates(installation),) if engines else ()))
 
 
 def programs(
-    found: TensorRTLLM, machine: Machine, families: Sequence[str]
+    tensorrt_llm: TensorRTLLM, machine: Machine, families: Sequence[str]
 ) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """Name in the table of options, and how to start it; None where it is not there."""
+    """Name in the table of options and command line, or None if not installed."""
 
     def script(inside: str) -> tuple[str, ...] | None:
         path = installation.script(machine, inside)
-        return None if path is None or not Path(path).is_file() else (found.python, path)
+        return None if path is None or not Path(path).is_file() else (tensorrt_llm.python, path)
 
-    yield "trtllm-build", None if found.build is None else (found.build,)
-    yield _OF_EVERY_TOOLCHAIN, None if found.serve is None else (found.serve, *commands.serve_subcommand(found.release))
+    yield "trtllm-build", None if tensorrt_llm.build is None else (tensorrt_llm.build,)
+    yield (
+        _OF_EVERY_TOOLCHAIN,
+        None if tensorrt_llm.serve is None else (tensorrt_llm.serve, *commands.serve_subcommand(tensorrt_llm.release)),
+    )
     yield "quantize.py", script(releases.QUANTIZE_SCRIPT)
     yield "run.py", script(releases.RUN_SCRIPT)
     for heads in releases.HEADS:
-        if (start := script(releases.convert_script(found.release, "", heads))) is not None:
+        if (start := script(releases.convert_script(tensorrt_llm.release, "", heads))) is not None:
             yield releases.convert_tool("", heads), start
     for family in families:
-        yield releases.convert_tool(family), script(releases.convert_script(found.release, family))
+        yield releases.convert_tool(family), script(releases.convert_script(tensorrt_llm.release, family))
 
 
 def _program(tool: str, command: tuple[str, ...] | None, release: str) -> InstalledComparison:
@@ -106,26 +111,26 @@ def _program(tool: str, command: tuple[str, ...] | None, release: str) -> Instal
 
 def _change(recorded: program_options.Form, installed: program_options.Installed) -> str | None:
     if recorded.takes_value != installed.takes_value:
-        return "takes a value" if installed.takes_value else "takes no value any more"
-    # argparse lists Python's None as well, which is no word to type.
+        return "takes a value" if installed.takes_value else "no longer takes a value"
+    # argparse also lists Python's None, which cannot be typed.
     ours, theirs = ({*map(str, each.choices)} - {"None"} if each.choices else None for each in (recorded, installed))
-    if theirs is None or ours == theirs:  # help need not list them
+    if theirs is None or ours == theirs:  # help may omit them
         return None
     return f"takes one of {', '.join(sorted(theirs))}; recorded: {', '.join(sorted(ours)) if ours else 'anything'}"
 
 
-def _templates(found: TensorRTLLM) -> InstalledComparison:
+def _templates(installation: TensorRTLLM) -> InstalledComparison:
     name = "Triton templates"
-    if found.templates is None:
+    if installation.templates is None:
         return InstalledComparison(name, (), reason="are not installed")
-    installed = templates.installed_places(Path(found.templates))
+    installed = templates.installed_places(Path(installation.templates))
     if installed is None:
-        missing = f"{found.templates} lacks one of {', '.join(templates.MODELS)}"
-        return InstalledComparison(name, (found.templates,), reason=missing)
-    recorded = templates.recorded_places(found.release) | {*templates.FIXED}
+        missing = f"{installation.templates} lacks one of {', '.join(templates.MODELS)}"
+        return InstalledComparison(name, (installation.templates,), reason=missing)
+    recorded = templates.recorded_places(installation.release) | {*templates.FIXED}
     return InstalledComparison(
         name,
-        (found.templates,),
+        (installation.templates,),
         known=len(recorded & installed),
         gone=tuple(sorted(recorded - installed)),
         new=tuple(sorted(installed - recorded)),

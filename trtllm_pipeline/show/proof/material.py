@@ -1,4 +1,4 @@
-"""What a deep examination runs: models with random weights, questions to them, and a matrix, as files for any run."""
+"""Input files of a deep examination: models with random weights, questions, and a matrix."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from trtllm_pipeline.tensorrt import catalog as toolchains
 
 MATRIX: Final = "matrix.yaml"
 MAX_TOKENS: Final = 24
-"""Of an answer. The models end none themselves."""
+"""Length of answers. The models never stop on their own."""
 _QUESTIONS: Final = 8
 _ISL: Final = 192
 _OSL: Final = 32
 _BATCH_SIZE: Final = 4
 _LAYOUTS: Final = ("tp1pp1", "tp2pp1", "tp1pp2")
-"""What is tried where there are two GPUs."""
+"""Layouts to try with two GPUs."""
 _IN_GROUPS: Final = ("int4_awq", "w4a8_awq")
-"""A rank's part of these models' attention is narrower than a group of 128."""
+"""Precisions for one rank only: a rank's share of the attention is narrower than a group of 128."""
 
 
 __all__ = ["FAMILIES", "MATRIX", "MAX_TOKENS", "questions", "write"]
@@ -40,9 +40,9 @@ def write(
     precisions: Sequence[str],
     toolchain_names: Sequence[str],
 ) -> Path:
-    """Write everything into `directory`, and return the matrix there. What is there already and the same is left alone.
+    """Write all files into `directory`, and return the matrix file. Unchanged files are left alone.
 
-    The models are directories named as their families, with FAMILY.jsonl beside them: questions with the answers of the float
+    Each model is a directory named after its family, next to FAMILY.jsonl: questions with the answers of the float
     reference.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def write(
 
 
 def _write_model(folder: Path, family: str) -> None:
-    """As one rename, and only where it changes: another examination of the workspace may read it now."""
+    """Replace a file atomically if its content changed, because another examination may read it."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as scratch:
         made = Path(scratch) / family
         write_model(made, family)
@@ -69,10 +69,10 @@ def _write_model(folder: Path, family: str) -> None:
 
 
 def questions(model: Path) -> Iterator[dict[str, Json]]:
-    """Rows of a question file: prompts of the package with the greedy answers of the float reference."""
+    """Rows of a question file: prompts with the greedy answers of the float reference."""
     tokenizer, floats = read_tokenizer(model), reference(model)
     lines = data_file("builtin:prompts", model).read_text(encoding="utf-8").splitlines()
-    # A token has a byte at least: none of these is longer than the engine takes.
+    # A token has at least one byte, so no prompt exceeds the engine's limit.
     short = [row for row in map(json.loads, lines) if len(row["input"].encode()) <= _ISL]
     for row in short[:_QUESTIONS]:
         answer = floats.generate(tokenizer.encode(row["input"]).ids, MAX_TOKENS)
@@ -107,14 +107,14 @@ def _matrix(
         ],
         "settings": {
             "quantize": {"calibration": {"samples": 16}},
-            "perf": {"exclusive": "none"},  # nothing is measured: servers side by side, on GPUs of their own
+            "perf": {"exclusive": "none"},  # no performance is measured, so servers run concurrently on separate GPUs
             "accuracy": {"metrics": ["exact"], "max_tokens": MAX_TOKENS},
         },
     }
 
 
 def _excluded(machine: Machine, precisions: Sequence[str], toolchain_names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Unusable layouts: the embedded toolchain has one rank, and a rank's part is narrower than a group of AWQ."""
+    """Unusable layouts: the embedded toolchain has one rank, and a rank's share is narrower than an AWQ group."""
     if len(machine.gpus) < 2:
         return
     if toolchains.EMBEDDED in toolchain_names:
@@ -124,10 +124,10 @@ def _excluded(machine: Machine, precisions: Sequence[str], toolchain_names: Sequ
 
 
 def _has_triton(toolchain: str, machine: Machine) -> bool:
-    """Whether Triton can serve what a toolchain makes, or else TensorRT-LLM's own server has to."""
-    found: Mapping[str, bool] = {
+    """Whether Triton can serve a toolchain's output. Otherwise TensorRT-LLM's own server is needed."""
+    available: Mapping[str, bool] = {
         toolchains.ENGINES: machine.triton is not None and BACKEND in machine.triton.backends,
         toolchains.PYTORCH: machine.triton is not None,
     }
     has_templates = machine.tensorrt_llm is not None and machine.tensorrt_llm.templates is not None
-    return toolchain not in found or (found[toolchain] and has_templates)
+    return toolchain not in available or (available[toolchain] and has_templates)

@@ -1,10 +1,10 @@
-"""What servers answered, against the float reference: token by token, after the very tokens that the server said before.
+"""Server answers compared with the float reference, token by token, given the server's own previous tokens.
 
-Greedy texts part for good at their first difference, so counting equal tokens says little. What is measured is how much
-less likely than its favourite the reference holds each token that was said: nothing for a right server, little for a
-coarse one, much for one that computes something else. It is the mean of
+Greedy texts diverge permanently at their first difference, so counting equal tokens is not informative. The loss measures
+how much less likely each generated token is than the reference's favorite: zero for a correct server, small for a coarse
+one, large for a wrong computation. It is the mean of
 
-    max over v of ln p(v | said before) - ln p(said | said before)        nats a token, p of the float reference
+    max over v of ln p(v | previous) - ln p(token | previous)        nats per token, p of the float reference
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ _TOLERANCES: Final = {
     "nvfp4": 0.9,
 }
 _EMBEDDED: Final = {"int4_wo": 0.6}
-"""GGML's 4-bit grids reach further below zero than above: they hold only one of two equal magnitudes as it is."""
+"""GGML's 4-bit grids reach further below zero than above, so only one of two equal magnitudes is exact."""
 
 
 def tolerance_nats(toolchain: str, precision: str) -> float:
-    """Most nats a token that a right server may lose.
+    """Maximum loss of a correct server, in nats per token.
 
-    Precisions hold these models' weights as they are, but for the embedded 4-bit ones. What is left is the rounding of
-    activations and caches. About three times what the float reference loses with activations rounded alike. Computing
-    something else (another rotary base, a bias or norm left out, heads in another order) costs 0.65 and more.
+    All precisions except the embedded 4-bit ones represent these models' weights exactly. The remaining loss comes from
+    rounding activations and caches. The limit is about three times the loss of the float reference with the same
+    rounding. A wrong computation (another rotary base, a missing bias or norm, reordered heads) costs 0.65 or more.
     """
     return _EMBEDDED.get(precision, _TOLERANCES[precision]) if toolchain == EMBEDDED else _TOLERANCES[precision]
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How near the answers of one cell are to the reference."""
+    """Agreement of the answers of one cell with the reference."""
 
     questions: int
     tokens: int
-    """That were said, all answers together."""
+    """Generated tokens of all answers."""
     favourites: int
-    """Of these, the reference's own first choice after what was said before."""
+    """Generated tokens that are the reference's first choice."""
     loss_nats: float
     """Mean over tokens, see above."""
     unreadable: tuple[str, ...]
-    """Ids of questions whose answers are no text of the model, or not of the length that was asked for."""
+    """Ids of questions whose answers the model cannot generate, or whose length is wrong."""
 
 
 def compare(answers: Path, model: Path) -> Agreement:
-    """The agreement of what `answers`, the directory of an accuracy artifact, holds with the model in its directory.
+    """The agreement of the answers in `answers`, the directory of an accuracy artifact, with the model.
 
-    Raises MatrixError for answers that cannot be read, with every damaged line.
+    Raises MatrixError for unreadable answers, with all damaged lines.
     """
     tokenizer, reference = read_tokenizer(model), families.reference(model)
     spellings = random_model.spellings(tokenizer)
     losses: list[float] = []
     unreadable = []
-    rows = read_json_lines(answers / ANSWERS, _said, nothing="there is no answer in this file")
-    for id_, asked, answer in rows:
+    rows = read_json_lines(answers / ANSWERS, _answer_row, nothing="the file contains no answers")
+    for id_, questions, answer in rows:
         tokens = random_model.spoken(answer, spellings)
         if tokens is None or len(tokens) != MAX_TOKENS:
             unreadable.append(id_)
         else:
-            losses += _losses(reference, tokenizer.encode(asked).ids, tokens)
+            losses += _losses(reference, tokenizer.encode(questions).ids, tokens)
     return Agreement(
         questions=len(rows),
         tokens=len(losses),
@@ -83,7 +83,7 @@ def compare(answers: Path, model: Path) -> Agreement:
     )
 
 
-def _said(row: Json, _number: int) -> tuple[str, str, str]:
+def _answer_row(row: Json, _number: int) -> tuple[str, str, str]:
     """Id, question and answer of a row. Raises RowError."""
     if not isinstance(row, dict):
         raise RowError("", "expected an object")

@@ -1,6 +1,6 @@
-"""Columns of the result table: for each its head, its value of a cell, and the formula behind it.
+"""Columns of the result table: header, value per cell, and formula.
 
-To add a column: one line in `columns`. Formulas stand beside the code that computes the metrics.
+To add a column, add one line to `columns`. Formulas are defined next to the code that computes the metrics.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table. `head` is one line. Of columns that do not fit, those of the highest `rank` go first.
+    """One column of the table. `head` is one line. If the table is too wide, columns with the highest `rank` are dropped first.
 
-    Rank 0 is never dropped; ranks 1 and 2 are what people read first, and rather shorten cells' names.
+    Rank 0 is never dropped. Ranks 1 and 2 are read first: cell names are shortened before these columns are dropped.
     """
 
     head: str
@@ -29,17 +29,17 @@ class Column:
 
     @property
     def is_latency(self) -> bool:
-        """Whether it shows the median of a latency."""
+        """The column shows the median of a latency."""
         return self.head.startswith(("TTFT", "TPOT"))
 
     @property
     def formula(self) -> str | None:
-        """Of its metric."""
+        """Formula of the column's metric."""
         return None if self.metric is None else _FORMULAS.get(self.metric)
 
 
 def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
-    """The columns for these rows, after the cell's id, in the order shown; those without any value are left out."""
+    """The columns after the cell's id, in display order. Columns without any value are left out."""
     shown = [_shown(row) for row in rows if row.levels]
     low = _head_of({levels[0].key for levels in shown}, "lowest")
     high = _head_of({levels[-1].key for levels in shown}, "highest")
@@ -47,7 +47,7 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
     gigabytes = max((row.engine_size_bytes or 0 for row in rows), default=0) >= 10e9
     scale, unit = (1e9, "GB") if gigabytes else (1e6, "MB")
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
-    found = [
+    every = [
         Column("status", lambda row: row.status.value.replace("_", " "), 0),
         Column(f"TTFT ms {low}", _at(0, lambda level: level.latency("ttft_ms", "p50")), 1, "ttft_ms"),
         Column(f"TPOT ms {low}", _at(0, lambda level: level.latency("tpot_ms", "p50")), 2, "tpot_ms"),
@@ -75,16 +75,16 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
         Column("build s", lambda row: _number(row.build_s), 5),
         Column(f"input tok/s {high}", _at(-1, lambda level: level.input_tokens_per_s), 8, "input_tokens_per_s"),
     ]
-    return tuple(column for column in found if any(column.value(row) is not None for row in rows))
+    return tuple(column for column in every if any(column.value(row) is not None for row in rows))
 
 
 def _shown(row: CellResult) -> tuple[LevelResult, ...]:
-    """Closed loops where there are any: in an open one the throughput is what was offered."""
+    """Prefers closed-loop levels: in an open loop the throughput equals the offered load."""
     return tuple(level for level in row.levels if level.request_rate is None) or row.levels
 
 
 def _head_of(keys: Iterable[str], word: str) -> str:
-    """The level, as in "@4" or "@2.5/s", when all rows have the same, else which of each row's own is meant."""
+    """The level, e.g. "@4" or "@2.5/s", if all rows share it, otherwise which of each row's levels is shown."""
     values = set(keys)
     return f"@{values.pop()}" if len(values) == 1 else f"@{word}"
 
@@ -98,7 +98,7 @@ def _goodput(level: LevelResult) -> str | None:
 
 
 def _score(name: str, *, first: bool) -> tuple[Column, ...]:
-    """A score, its interval, and its difference from the unquantized cell's."""
+    """A score, its interval, and its difference from the unquantized cell."""
 
     def interval(row: CellResult) -> str | None:
         return _ends(row.accuracy_intervals.get(name))
@@ -123,7 +123,7 @@ def _ends(interval: Sequence[float] | None) -> str | None:
 
 
 def _number(value: float | None) -> str | None:
-    """Three significant digits are what a measurement of this kind is good for, but whole numbers are not rounded."""
+    """Rounds to three significant digits, the precision of such measurements. Whole numbers are not rounded."""
     if value is None:
         return None
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -50,18 +50,18 @@ def text_of(judged: Judgement, form: Literal["json", "csv", "markdown"]) -> str:
 
 
 def to_table(judged: Judgement) -> Group:
-    """Differences as one table for levels and one for cells, then what is beyond noise with its values, then the gate."""
+    """Tables of differences for levels and for cells, then differences beyond noise with their values, then the gate."""
     return on_terminal([*blocks(judged.comparison), *_gate(judged, space=True)])
 
 
 def to_markdown(judged: Judgement) -> str:
-    """For a pull request: what broke first, then the tables."""
+    """Markdown for a pull request: broken conditions first, then the tables."""
     head, *body = blocks(judged.comparison)
     return as_markdown([head, *_gate(judged), *body])
 
 
 def blocks(comparison: Comparison) -> Iterator[Block]:
-    """What is different, as tables and lists."""
+    """The differences as tables and lists."""
     parts = shared_parts([pair.cell for pair in comparison.pairs])
     yield Heading(f"{comparison.new} compared with {comparison.base}")
     if parts:
@@ -120,24 +120,24 @@ def _looks(delta: Delta | None) -> tuple[str, str]:
 
 
 def _metrics(pairs: Sequence[Pair]) -> list[str]:
-    """Those that are there on both sides in some pair, in order."""
+    """Metrics that both sides of some pair have, in order."""
     deltas = [delta for pair in pairs for delta in pair.deltas]
     known = {delta.metric for delta in deltas if delta.verdict is not ChangeVerdict.MISSING}
     return [metric for metric in dict.fromkeys(delta.metric for delta in deltas) if metric in known]
 
 
 def _marked(comparison: Comparison) -> list[tuple[Pair, Delta]]:
-    """What is beyond noise, the worst first."""
+    """Differences beyond noise, worst first."""
     every = [(pair, delta) for pair in comparison.pairs for delta in pair.deltas]
-    found = [each for each in every if each[1].verdict in {ChangeVerdict.BETTER, ChangeVerdict.WORSE}]
-    return sorted(found, key=lambda each: (each[1].verdict is ChangeVerdict.BETTER, -abs(each[1].change or 0)))
+    marked = [each for each in every if each[1].verdict in {ChangeVerdict.BETTER, ChangeVerdict.WORSE}]
+    return sorted(marked, key=lambda each: (each[1].verdict is ChangeVerdict.BETTER, -abs(each[1].change or 0)))
 
 
 def _notes(comparison: Comparison) -> list[str]:
-    """What a reader has to know of the differences."""
+    """Notes for reading the differences."""
     notes = [f"{name.replace('_', ' ')}: {words}" for name, words in comparison.methods.items()]
     differing: dict[str, list[str]] = {}
-    for cell, difference in comparison.told:
+    for cell, difference in comparison.caveats:
         differing.setdefault(str(difference), []).append(cell)
     notes += [
         f"{'conditions not recorded' if UNKNOWN in words else 'measured under different conditions'} ({_some(cells)}): {words}"
@@ -160,43 +160,45 @@ def _not_compared(comparison: Comparison) -> list[str]:
     alike: dict[tuple[str, ...], list[str]] = {}
     for cell, _, differences in comparison.refused:
         alike.setdefault(tuple(map(str, differences)), []).append(cell)
-    found = [f"{_some(cells)}: not comparable: {'; '.join(why)}" for why, cells in alike.items()]
-    found += [f"{cell}: {why}" for cell, why in (*comparison.unfit, *comparison.only_new)]
-    found += [f"{cell}: only in the baseline, {why}" for cell, why in comparison.only_base]
-    return found + [f"{cell} @{level}: only in the baseline, {why}" for cell, level, why in comparison.lost]
+    lines = [f"{_some(cells)}: not comparable: {'; '.join(why)}" for why, cells in alike.items()]
+    lines += [f"{cell}: {why}" for cell, why in (*comparison.unfit, *comparison.only_new)]
+    lines += [f"{cell}: only in the baseline, {why}" for cell, why in comparison.only_base]
+    return lines + [f"{cell} @{level}: only in the baseline, {why}" for cell, level, why in comparison.lost]
 
 
 def of_page(comparison: Comparison) -> Iterator[Block]:
-    """For a page: what is different, or in one sentence why nothing can be said."""
+    """The comparison for a page: the differences, or one sentence that explains why there are none."""
     if comparison.pairs:
         yield from blocks(comparison)
         return
     reasons = list(dict.fromkeys(str(each) for refused in comparison.refused for each in refused.differences))
-    words = "it was measured under other conditions: " if reasons else ""
-    reasons = reasons or _not_compared(comparison) or ["it has no cell of this one"]
+    words = "measured under different conditions: " if reasons else ""
+    reasons = reasons or _not_compared(comparison) or ["it has no cell in common with this run"]
     more = f"; and {len(reasons) - _MAX_REASONS} more" if len(reasons) > _MAX_REASONS else ""
-    told = "; ".join(reasons[:_MAX_REASONS])
-    yield TextLine(f"The run before, {comparison.base}, is not comparable with {comparison.new}: {words}{told}{more}.")
+    causes = "; ".join(reasons[:_MAX_REASONS])
+    yield TextLine(
+        f"The previous run {comparison.base} is not comparable with {comparison.new}: {words}{causes}{more}."
+    )
 
 
 def _paid_back(each: Payback, parts: Sequence[str]) -> str:
     place = f"{without(each.cell, parts)} @{each.level}"
-    made = f"{each.preparation_s:.1f} s of quantizing, converting and building"
+    made = f"{each.preparation_s:.1f} s of quantization, conversion and build"
     doubts = {
         ChangeVerdict.NOISE: "; the difference is within noise",
         ChangeVerdict.UNKNOWN: "; the difference has no interval",
     }
     doubt = doubts.get(each.verdict, "")
     if each.tokens is None:
-        return f"{place}: {made} never pay back: a token takes as long as with the baseline, or longer{doubt}"
+        return f"{place}: {made} never pay off, because tokens take at least as long as with the baseline{doubt}"
     return (
-        f"{place}: {made} pay back after {each.tokens:,.0f} output tokens, {about(each.load_s or 0.0)} at that load "
+        f"{place}: {made} pay off after {each.tokens:,.0f} output tokens, {about(each.load_s or 0.0)} at that load "
         f"({each.saved_s_per_token * 1e3:.3g} ms saved per token{doubt})"
     )
 
 
 def head_of(metric: str) -> str:
-    """A metric's name for people: `TTFT p99`."""
+    """Display name of a metric: `TTFT p99`."""
     stem, _, rest = metric.partition("_")
     if stem in {"ttft", "tpot", "itl", "icl", "e2e"}:
         return f"{stem.upper() if stem != 'e2e' else 'e2e'} {rest}"
@@ -205,7 +207,7 @@ def head_of(metric: str) -> str:
 
 
 def unit(metric: str) -> str:
-    """Its unit, empty for scores."""
+    """Unit of a metric, empty for scores."""
     if metric.endswith("_s"):
         return "s"
     return _UNITS.get(metric, "" if metric.startswith("accuracy") else "ms")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 TAIL: Final = 5
-"""Requests that must lie beyond a percentile, or resampling them says nothing of it: p99 takes 500."""
+"""Requests required beyond a percentile for resampling to be meaningful: p99 needs 500."""
 CELL_METRICS: Final = {
     "accuracy": "accuracy",
     "build_s": "build_s",
@@ -51,32 +51,32 @@ DEFAULT: Final = (
     *("accuracy", "build_s", "engine_bytes"),
 )
 METHODS: Final = {
-    "paired_repeats": "repeats of both sides that alternate in time, pair by pair: Student's t on logarithms of ratios",
-    "repeats": "repeats of each side, in one block after the other: Welch's t on logarithms. What differs between two "
-    "starts of a server, or changed on the machine between the blocks, is not in it",
-    "paired_requests": "requests of one repeat, prompts paired: percentile bootstrap. Narrower than the truth: what "
-    "changes from one measurement to the next is not in it",
-    "requests": "requests of one repeat: percentile bootstrap. Narrower than the truth: what changes from one "
-    "measurement to the next is not in it",
+    "paired_repeats": "repeats of both sides, alternating in time and compared pair by pair: Student's t on logarithms of ratios",
+    "repeats": "repeats of each side, in consecutive blocks: Welch's t on logarithms. Does not include variation between "
+    "server starts or changes on the machine between the blocks",
+    "paired_requests": "requests of one repeat, prompts paired: percentile bootstrap. Too narrow, because it does not "
+    "include variation between measurements",
+    "requests": "requests of one repeat: percentile bootstrap. Too narrow, because it does not include variation "
+    "between measurements",
     "paired_questions": "answers to the same questions: percentile bootstrap of the mean difference",
-    "questions": "both sides' own intervals, as of independent questions",
+    "questions": "the intervals of both sides, assuming independent questions",
     "exact": "a size, known exactly",
-    "same": "both sides are one and the same measurement",
+    "same": "both sides are the same measurement",
 }
-"""What an interval is made of, by the name in `method`."""
+"""Name in `method` -> how the interval is computed."""
 
 
 class ChangeVerdict(str, Enum):
-    """Whether a difference is an improvement, as far as its interval tells."""
+    """Verdict on a difference, judged by its interval."""
 
     BETTER = "better"
     WORSE = "worse"
     NOISE = "noise"
-    """The interval holds zero."""
+    """The interval contains zero."""
     UNKNOWN = "unknown"
-    """There is no interval: too little was measured to tell."""
+    """No interval: too few measurements."""
     MISSING = "missing"
-    """One of the values is not there."""
+    """One of the values is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A cell against its base, at one level (None: what does not depend on the level)."""
+    """A cell and its base at one level. None stands for metrics that do not depend on the level."""
 
     cell: str
     base: str
@@ -102,7 +102,7 @@ class Pair:
     deltas: tuple[Delta, ...]
 
     def delta(self, metric: str) -> Delta | None:
-        """That of `metric`; `accuracy` stands for the first score."""
+        """The delta of `metric`. `accuracy` stands for the first score."""
         exact = next((each for each in self.deltas if each.metric == metric), None)
         if exact is None and metric == "accuracy":
             return next((each for each in self.deltas if each.metric.startswith("accuracy.")), None)
@@ -111,7 +111,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Payback:
-    """After how many tokens the work of preparing `cell` pays back, compared with `base`, which exists already."""
+    """Number of tokens after which preparing `cell` pays off, compared with the existing `base`."""
 
     cell: str
     base: str
@@ -119,22 +119,22 @@ class Payback:
     preparation_s: float
     saved_s_per_token: float
     tokens: float | None
-    """Output tokens; None when the cell saves nothing."""
+    """Output tokens, or None if the cell saves nothing."""
     load_s: float | None
-    """Seconds in which the cell generates these tokens at this level."""
+    """Seconds that the cell needs to generate these tokens at this level."""
     verdict: ChangeVerdict
-    """Of the throughput: whether what it saves is beyond noise."""
+    """Verdict on the throughput: whether the saving is beyond noise."""
 
 
 class NotCompared(NamedTuple):
-    """A cell of which nothing is compared."""
+    """A cell that is not compared."""
 
     cell: str
     reason: str
 
 
 class LostLevel(NamedTuple):
-    """A level that only the base has."""
+    """A level that exists only in the base."""
 
     cell: str
     level: str
@@ -142,7 +142,7 @@ class LostLevel(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A cell that was not measured under the same conditions as its base."""
+    """A cell measured under other conditions than its base."""
 
     cell: str
     base: str
@@ -150,7 +150,7 @@ class Refusal(NamedTuple):
 
 
 class Caveat(NamedTuple):
-    """A condition that differs in spite of which a cell is compared: allowed, or of little influence."""
+    """A differing condition that does not prevent a comparison: it is allowed or has little influence."""
 
     cell: str
     difference: Difference
@@ -163,27 +163,27 @@ class Comparison:
     new: str
     base: str
     matched: list[tuple[str, str]] = field(default_factory=list)
-    """(cell, its base), whatever there is to compare."""
+    """(cell, its base), whether or not metrics can be compared."""
     pairs: list[Pair] = field(default_factory=list)
     paybacks: list[Payback] = field(default_factory=list)
     only_new: list[NotCompared] = field(default_factory=list)
-    """Cells without a base, or whose base was not measured."""
+    """Cells without a measured base."""
     only_base: list[NotCompared] = field(default_factory=list)
-    """Cells that the new side lacks."""
+    """Cells missing on the new side."""
     lost: list[LostLevel] = field(default_factory=list)
     unfit: list[NotCompared] = field(default_factory=list)
-    """Cells that failed or are not finished, or whose base did or is."""
+    """Cells that failed or are unfinished, or whose base is."""
     refused: list[Refusal] = field(default_factory=list)
-    told: list[Caveat] = field(default_factory=list)
+    caveats: list[Caveat] = field(default_factory=list)
 
     @property
     def methods(self) -> dict[str, str]:
-        """What its intervals are made of."""
+        """Descriptions of the interval methods used."""
         used = {delta.method for pair in self.pairs for delta in pair.deltas if delta.method}
         return {name: words for name, words in METHODS.items() if name in used}
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline compare --format json` prints it, see docs/formats.md."""
+        """The JSON of `pipeline compare --format json`, see docs/formats.md."""
         pairs: list[Json] = [
             {
                 "cell": pair.cell,
@@ -208,21 +208,21 @@ class Comparison:
                 {"cell": cell, "base": base, "differences": [each.to_json() for each in why]}
                 for cell, base, why in self.refused
             ],
-            "differences": [{"cell": cell, **each.to_json()} for cell, each in self.told],
+            "differences": [{"cell": cell, **each.to_json()} for cell, each in self.caveats],
         }
 
 
 def better_is_higher(metric: str) -> bool:
-    """Which way is an improvement."""
+    """The direction of improvement."""
     return metric in HIGHER_IS_BETTER or metric == "trtllm_bench_tps" or metric.partition(".")[0] == "accuracy"
 
 
 def check_metric(name: str) -> str:
-    """`name`, if it is a metric. Raises UsageError."""
+    """`name`, checked to be a metric. Raises UsageError."""
     if name in LEVEL_METRICS or name in CELL_METRICS or name.startswith("accuracy."):
         return name
     raise UsageError(
-        f"there is no metric {name!r}",
+        f"unknown metric {name!r}",
         hint=f"such as ttft_p99, tpot_p50, itl_mean, e2e_p95, {', '.join(RATES)}, tokens_per_joule, {', '.join(CELL_METRICS)}, "
         "accuracy.contains",
     )
@@ -234,10 +234,10 @@ def check_metric(name: str) -> str:
 def compare(
     new: Side, base: Side, metrics: Sequence[str] = DEFAULT, *, allow: Collection[str] = frozenset()
 ) -> Comparison:
-    """Compare each cell of `new` with the cell of `base` that is equal on all axes both sides have.
+    """Compare each cell of `new` with the cell of `base` that matches it on all common axes.
 
-    One cell without axes is the base of all. Cells that were measured under other conditions are refused, but for what
-    `allow` names: groups or fields of `measure/load/conditions.py`.
+    A single cell without axes is the base of all cells. Cells measured under other conditions are refused, except for
+    differences in `allow`: groups or fields of `measure/load/conditions.py`.
     """
     result = Comparison(new.name, base.name)
     if len(base.cells) == 1 and not base.cells[0].axes:
@@ -247,8 +247,8 @@ def compare(
     else:
         shared = _axes(new.cells) & _axes(base.cells)
         matched = _matched(result, new.cells, base.cells, shared, "the baseline has no cell with the same axes")
-        seen = {other.id for _, other in matched}
-        left = [cell.id for cell in base.cells if cell.id not in seen and cell.feasible]
+        used = {other.id for _, other in matched}
+        left = [cell.id for cell in base.cells if cell.id not in used and cell.feasible]
         result.only_base += [NotCompared(cell, "the new side has no such cell") for cell in left]
     return _compared(result, matched, metrics, allow)
 
@@ -261,11 +261,11 @@ def compare_by(
     *,
     allow: Collection[str] = frozenset(),
 ) -> Comparison:
-    """Compare the cells of one run: those with other values of `axis` with those that have the value `base`.
+    """Compare the cells of one run along `axis` with the cells at the value `base`.
 
-    The default base is the first value that needs no preparation while others do, or else the first value. The payback of
-    the others then refers to it. Conditions that the axis itself varies do not count as different.
-    Raises UsageError for an axis or a value that is not there.
+    The default base is the first value that needs no preparation if others do, otherwise the first value. Payback refers
+    to the base. Conditions that the axis itself varies do not count as different.
+    Raises UsageError for an unknown axis or value.
     """
 
     def value(cell: Measured) -> str:
@@ -274,23 +274,23 @@ def compare_by(
     values = list(dict.fromkeys(value(cell) for cell in side.cells if axis in cell.axes or axis in _UNSAID))
     if not any(axis in cell.axes for cell in side.cells):
         axes = dict.fromkeys(name for cell in side.cells for name in cell.axes)
-        raise UsageError(f"there is no axis {axis!r}", hint=f"the axes are {', '.join(axes) or 'none'}")
+        raise UsageError(f"unknown axis {axis!r}", hint=f"axes: {', '.join(axes) or 'none'}")
     if base is None:
         prepared = {value(cell) for cell in side.cells if cell.preparation_s is not None}
         measured = [value(cell) for cell in side.cells if cell.levels and cell.unfit is None]
         unprepared = [each for each in measured if each in values and each not in prepared] if prepared else []
         base = (unprepared or values)[0]
     if base not in values:
-        raise UsageError(f"no cell has {axis} {base}", hint=f"there are {', '.join(values)}")
+        raise UsageError(f"no cell has {axis} {base}", hint=f"values: {', '.join(values)}")
     old = [cell for cell in side.cells if value(cell) == base]
     new = [cell for cell in side.cells if value(cell) != base]
     result = Comparison(f"{side.name}, other {axis}", f"{side.name}, {axis} {base}")
-    none = f"no cell with {axis} {base} is otherwise equal"
+    none = f"no matching cell with {axis} {base}"
     return _compared(result, _matched(result, new, old, _axes(side.cells) - {axis}, none), metrics, allow, axis)
 
 
 _UNSAID: Final = {"ep": 1}
-"""Axis that cells have only beyond a value -> that value."""
+"""Axis that exists only for one value of `axis` -> that value."""
 _Matched = list[tuple[Measured, Measured]]
 
 
@@ -301,7 +301,7 @@ def _axes(cells: Iterable[Measured]) -> set[str]:
 def _matched(
     result: Comparison, new: Iterable[Measured], base: Iterable[Measured], axes: Collection[str], none: str
 ) -> _Matched:
-    """Cells and their bases, equal on `axes`; of cells without one it is told in `result`, `none` for want of any."""
+    """Cells and their bases, matched on `axes`. Cells without a base are recorded in `result` with the reason `none`."""
 
     def key(cell: Measured) -> tuple[str, ...]:
         return tuple(str(cell.axes.get(name)) for name in sorted(axes))
@@ -311,12 +311,16 @@ def _matched(
         alike.setdefault(key(cell), []).append(cell)
     matched: _Matched = []
     for cell in new:
-        found = alike.get(key(cell), [])
-        exact = [other for other in found if other.id == cell.id] or found
+        candidates = alike.get(key(cell), [])
+        exact = [other for other in candidates if other.id == cell.id] or candidates
         if len(exact) == 1:
             matched.append((cell, exact[0]))
         else:
-            several = f"{len(found)} cells of the baseline have the same axes: {found[0].id}, ..." if found else none
+            several = (
+                f"{len(candidates)} cells of the baseline have the same axes: {candidates[0].id}, ..."
+                if candidates
+                else none
+            )
             result.only_new.append(NotCompared(cell.id, several))
     return matched
 
@@ -337,7 +341,7 @@ def _compared(
         if why := deciding(apart, allow, () if axis is None else (axis,)):
             result.refused.append(Refusal(cell.id, other.id, why))
             continue
-        result.told += [Caveat(cell.id, each) for each in apart]
+        result.caveats += [Caveat(cell.id, each) for each in apart]
         deltas = [_cell_delta(metric, cell, other) for metric in _expanded(of_cell, cell, other)]
         if known := tuple(each for each in deltas if each.base is not None or each.new is not None):
             result.pairs.append(Pair(cell.id, other.id, None, known))
@@ -357,7 +361,7 @@ def _compared(
 
 
 def _same_load_run(cell: Measured, other: Measured) -> bool:
-    """Also where a report was kept: the same numbers, measured under the same conditions at the same moment."""
+    """Also true for a saved copy of a report: the same numbers under the same conditions at the same time."""
     if cell.perf is not None and cell.perf == other.perf:
         return True
     known = cell.conditions.measured_s is not None
@@ -369,23 +373,23 @@ def _same_answers(cell: Measured, other: Measured) -> bool:
 
 
 def _apart(cell: Measured, other: Measured) -> tuple[Difference, ...]:
-    """In what the conditions differ under which both were measured, as far as both were."""
-    found: tuple[Difference, ...] = ()
+    """Differences between the measurement conditions of two cells, if both were measured."""
+    differing: tuple[Difference, ...] = ()
     scored = bool(cell.accuracy and other.accuracy) and not _same_answers(cell, other)
     if _same_load_run(cell, other):
         pass
     elif cell.levels and other.levels:
         shared = [level for level in cell.levels if other.level(level.key)]
         places = [(level.concurrency, level.request_rate, load_words(level.key)) for level in shared]
-        found = differences(cell.conditions, other.conditions, places)
+        differing = differences(cell.conditions, other.conditions, places)
     else:
         prepared = None not in (cell.preparation_s, other.preparation_s)
-        found = of_makers(cell.conditions, other.conditions, ["preparation"] * prepared + ["accuracy"] * scored)
-    return (*found, *of_questions(cell.conditions, other.conditions)) if scored else found
+        differing = of_makers(cell.conditions, other.conditions, ["preparation"] * prepared + ["accuracy"] * scored)
+    return (*differing, *of_questions(cell.conditions, other.conditions)) if scored else differing
 
 
 def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[str]:
-    """`accuracy` stands for the first score both have; the others stay as they are."""
+    """Resolve `accuracy` to the first score that both sides have. Other names stay."""
     shared = [name for name in other.accuracy if name in cell.accuracy] or [*other.accuracy, *cell.accuracy]
     return [f"accuracy.{shared[0]}" if metric == "accuracy" and shared else metric for metric in metrics]
 
@@ -396,7 +400,7 @@ def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[s
 def delta(
     metric: str, new: float | None, base: float | None, interval: Interval | None = None, method: str | None = None
 ) -> Delta:
-    """A difference, judged. The base 0 has no relative difference, so it counts as missing unless both are 0."""
+    """A difference with its verdict. A base of 0 has no relative difference and counts as missing unless both are 0."""
     if new is None or base is None or (base == 0 and new != 0):
         return Delta(metric, base, new, None, None, None, ChangeVerdict.MISSING)
     change = 0.0 if base == 0 else new / base - 1
@@ -426,13 +430,13 @@ def _level_delta(metric: str, cell: Measured, new: LevelResult, other: Measured,
 
 
 def _of_repeats(level: LevelResult, of: Callable[[RepeatResult], float | None]) -> list[float]:
-    """A number of each repeat; empty unless all have one."""
+    """One number per repeat, or empty if a repeat lacks it."""
     values = [of(repeat) for repeat in level.repeats]
     return [value for value in values if value is not None] if None not in values else []
 
 
 def alternate(base: Sequence[float], new: Sequence[float]) -> bool:
-    """Whether two series of times belong together pair by pair: base, new, base, new, or in turn the other way round."""
+    """True if two series of times alternate pair by pair: base, new, base, new, or with alternating order within pairs."""
     if len(base) != len(new) or len(base) < 2:
         return False
     order = sorted([(time, 0) for time in base] + [(time, 1) for time in new])
@@ -447,7 +451,7 @@ _Columns = Callable[[RequestSample], "tuple[float, ...] | None"]
 def _resampled(
     metric: str, ratio: float, new: Sequence[RequestSample], base: Sequence[RequestSample]
 ) -> tuple[Interval | None, str | None]:
-    """An interval of `ratio` - 1 from the requests of both sides, and its method; None where requests do not tell."""
+    """An interval of `ratio` - 1 from the requests of both sides, and its method, or None if requests cannot give one."""
     statistic = _statistic(metric)
     if statistic is None or not new or not base:
         return None, None
@@ -455,20 +459,20 @@ def _resampled(
     before, after, paired = _rows(base, new, columns)
     if min(len(before), len(after)) < least:
         return None, None
-    found = stats.resampled_change(before, after, of, paired=paired)
-    if found is not None and metric in RATES:
-        # Requests tell how much work was done in how much time, not the window; their noise is put on the rate.
+    interval = stats.resampled_change(before, after, of, paired=paired)
+    if interval is not None and metric in RATES:
+        # Requests give work per time but not the window, so their relative noise is applied to the rate.
         done = [sum(row[0] for row in rows) / sum(row[1] for row in rows) for rows in (after, before)]
         scale = ratio / (done[0] / done[1])
-        found = ((found[0] + 1) * scale - 1, (found[1] + 1) * scale - 1)
-    return found, "paired_requests" if paired else "requests"
+        interval = ((interval[0] + 1) * scale - 1, (interval[1] + 1) * scale - 1)
+    return interval, "paired_requests" if paired else "requests"
 
 
 def _statistic(metric: str) -> tuple[_Columns, Statistic, int] | None:
-    """How a metric comes from requests: the numbers of each, the metric of many rows of them, and how many it takes.
+    """How to compute a metric from requests: numbers per request, the statistic over them, and the required count.
 
-    None for gaps between tokens, which are no property of a request, and for extremes: that of resampled requests is
-    never beyond the one measured.
+    None for gaps between tokens, which are not a property of a request, and for extremes, because resampled requests
+    never exceed the measured extreme.
     """
     import numpy as np
 
@@ -491,15 +495,15 @@ def _statistic(metric: str) -> tuple[_Columns, Statistic, int] | None:
 
     def of(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         values = rows[..., 0]
-        found: np.ndarray[Any, Any]
-        found = values.mean(axis=1) if statistic == "mean" else np.percentile(values, percent, axis=1)
-        return found
+        means: np.ndarray[Any, Any]
+        means = values.mean(axis=1) if statistic == "mean" else np.percentile(values, percent, axis=1)
+        return means
 
     return columns, of, math.ceil(round(TAIL / min(percent / 100, 1 - percent / 100), 6))
 
 
 def _rows(base: Sequence[RequestSample], new: Sequence[RequestSample], columns: _Columns) -> tuple[_Rows, _Rows, bool]:
-    """Numbers of the requests of both sides; row by row the same prompt, if both sent the same ones."""
+    """Numbers of the requests of both sides, aligned by prompt if both sent the same prompts."""
     left, right = _by_prompt(base, columns), _by_prompt(new, columns)
     if left and left.keys() == right.keys():
         return list(left.values()), [right[key] for key in left], True
@@ -507,14 +511,14 @@ def _rows(base: Sequence[RequestSample], new: Sequence[RequestSample], columns: 
 
 
 def _by_prompt(samples: Sequence[RequestSample], columns: _Columns) -> dict[tuple[str, str, int], tuple[float, ...]]:
-    """(prompt, its text, which time it was sent) -> numbers."""
-    found: dict[tuple[str, str, int], tuple[float, ...]] = {}
+    """(prompt, its text, how often it was sent before) -> numbers."""
+    numbers_by_prompt: dict[tuple[str, str, int], tuple[float, ...]] = {}
     times: Counter[str] = Counter()
     for sample in samples:
         times[sample.prompt] += 1
         if (values := columns(sample)) is not None:
-            found[sample.prompt, sample.text, times[sample.prompt]] = values
-    return found
+            numbers_by_prompt[sample.prompt, sample.text, times[sample.prompt]] = values
+    return numbers_by_prompt
 
 
 def _cell_delta(metric: str, cell: Measured, other: Measured) -> Delta:
@@ -528,15 +532,15 @@ def _cell_delta(metric: str, cell: Measured, other: Measured) -> Delta:
 
 
 def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> Delta:
-    """The score called `score`, with an interval from pairs of answers where both sides were asked the same."""
+    """The difference in `score`, with an interval from paired answers if both sides answered the same questions."""
     after, before = cell.accuracy.get(score), other.accuracy.get(score)
     if after is None or not before:
         return delta(metric, after, before)
     if _same_answers(cell, other):
         return delta(metric, after, before, (0.0, 0.0), "same")
-    found = _paired_questions(score, cell, other)
-    if found is not None:
-        return delta(metric, after, before, (found[0] / before, found[1] / before), "paired_questions")
+    paired = _paired_questions(score, cell, other)
+    if paired is not None:
+        return delta(metric, after, before, (paired[0] / before, paired[1] / before), "paired_questions")
     ends = [interval for side in (cell, other) if (interval := side.accuracy_intervals.get(score)) is not None]
     if len(ends) < 2:
         return delta(metric, after, before)
@@ -546,27 +550,27 @@ def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> 
 
 
 def _paired_questions(score: str, cell: Measured, other: Measured) -> Interval | None:
-    """Interval of the difference of mean scores over the questions both were asked; None when there is no such thing.
+    """Interval of the difference in mean scores over common questions, or None.
 
-    Where the answers are not here any more, it is as the run itself noted it.
+    If the answers no longer exist, the interval is the one that the run recorded.
     """
     from trtllm_pipeline.measure import drift
 
     noted = cell.accuracy_drift if cell.accuracy_drift and cell.accuracy_drift.reference == other.id else None
-    found = [] if noted is None else [noted]
+    drifts = [] if noted is None else [noted]
     if cell.answers is not None and other.answers is not None:
         with contextlib.suppress(UsageError):
-            found.insert(0, drift.compare(drift.read(other.answers), drift.read(cell.answers)))
-    # Some questions alone would be another difference than that of the two means.
-    whole = (each.scores[score].interval for each in found if score in each.scores and not each.unpaired)
+            drifts.insert(0, drift.compare(drift.read(other.answers), drift.read(cell.answers)))
+    # A subset of the questions would give a different difference than that of the two means.
+    whole = (each.scores[score].interval for each in drifts if score in each.scores and not each.unpaired)
     return next(whole, None)
 
 
 def _payback(cell: Measured, new: LevelResult, other: Measured, base: LevelResult) -> Payback | None:
-    """Preparation seconds / (seconds a token takes with the base - with the cell), at the level's throughput."""
+    """Preparation seconds / (seconds per token of the base - of the cell), at the level's throughput."""
     after, before = new.value("output_tps"), base.value("output_tps")
     if cell.preparation_s is None or not after or not before or _same_load_run(cell, other) or cell.axes == other.axes:
-        return None  # the same configuration at another time costs nothing
+        return None  # the same configuration measured at another time costs nothing
     saved = 1 / before - 1 / after
     verdict = _level_delta("output_tps", cell, new, other, base).verdict
     tokens = cell.preparation_s / saved if saved > 0 else None

@@ -1,6 +1,6 @@
-"""Conditions on a comparison: `ttft_p99:+10%,output_tps:-5%,accuracy:-1%`, and what breaks them.
+"""Conditions on a comparison: `ttft_p99:+10%,output_tps:-5%,accuracy:-1%`, and their evaluation.
 
-`judge` is what `pipeline compare` does: compare two sides, or one side's cells with each other, and hold conditions against it.
+`judge` implements `pipeline compare`: it compares two sides, or one side's cells with each other, and evaluates conditions.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Condition:
     limit: float
 
     def __str__(self) -> str:
-        """As it is typed."""
+        """The condition as typed."""
         return f"{self.metric}:{'+' if self.rising else '-'}{self.limit * 100:g}%"
 
     def broken_by(self, change: float) -> bool:
-        """Whether a relative change goes beyond the limit."""
+        """True if a relative change exceeds the limit."""
         return change > self.limit if self.rising else change < -self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A condition that does not hold. `delta` is None where there was nothing to compare, and `reason` says why."""
+    """A broken condition. `delta` is None if there was nothing to compare. `reason` explains it."""
 
     cell: str
     level: str | None
@@ -55,7 +55,7 @@ class Break:
     reason: str
 
     def to_json(self) -> dict[str, Json]:
-        """As in the comparison's JSON."""
+        """The JSON form within the comparison."""
         limit = self.condition.limit if self.condition.rising else -self.condition.limit
         values = {name: getattr(self.delta, name, None) for name in ("base", "new", "change")}
         about = {"cell": self.cell, "level": self.level, "metric": self.condition.metric, "limit": limit}
@@ -64,19 +64,19 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A comparison, and what the conditions on it say; `broken` is None where there are none."""
+    """A comparison and its broken conditions. `broken` is None without conditions."""
 
     comparison: Comparison
     broken: tuple[Break, ...] | None
 
     @property
     def exit_code(self) -> int:
-        """1 where a condition does not hold, NOT_COMPARABLE where cells cannot be compared, else 0."""
+        """1 for a broken condition, NOT_COMPARABLE for cells that cannot be compared, otherwise 0."""
         return 1 if self.broken else NOT_COMPARABLE if self.comparison.refused else 0
 
     @property
     def verdict(self) -> str | None:
-        """What the gate says in a line; None without conditions. Where cells were refused it cannot pass."""
+        """The gate's result in one line, or None without conditions. It cannot pass if cells were refused."""
         if self.broken is None:
             return None
         if self.broken:
@@ -84,7 +84,7 @@ class Judgement:
         return "gate: not evaluated: some cells are not comparable" if self.comparison.refused else "gate: passed"
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline compare --format json` prints it, see docs/formats.md."""
+        """The JSON of `pipeline compare --format json`, see docs/formats.md."""
         judged = not self.comparison.refused
         broken: list[Json] = [each.to_json() for each in self.broken or ()]
         gate: Json = {"holds": judged and not broken, "judged": judged, "broken": broken}
@@ -92,28 +92,28 @@ class Judgement:
 
     @property
     def refusal(self) -> ComparisonError | None:
-        """Why cells cannot be compared, in a line, or None."""
+        """One line that explains why cells cannot be compared, or None."""
         refused = self.comparison.refused
         if not refused:
             return None
         about = dict.fromkeys(difference.field.about for each in refused for difference in each.differences)
         cells = count(len({each.cell for each in refused}), "cell")
         return ComparisonError(
-            f"{cells} not comparable, such as {refused[0].cell}: {refused[0].differences[0]}",
-            hint=f"measure both alike; or --allow {','.join(about)} if that is what the comparison is about",
+            f"{cells} not comparable, e.g. {refused[0].cell}: {refused[0].differences[0]}",
+            hint=f"measure both under the same conditions, or accept the difference with --allow {','.join(about)}",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Criteria:
-    """Which metrics are compared, and what they may not do."""
+    """The metrics to compare, and the conditions on them."""
 
     metrics: tuple[str, ...] = DEFAULT
     conditions: tuple[Condition, ...] = ()
 
     @staticmethod
     def parse(metrics: str | None, fail_on: str | None) -> Criteria:
-        """As people type them: `ttft_p99,tpot_p50` and `ttft_p99:+10%`. Raises UsageError."""
+        """Parse the command line syntax: `ttft_p99,tpot_p50` and `ttft_p99:+10%`. Raises UsageError."""
         conditions = parse(fail_on) if fail_on is not None else ()
         names = [check_metric(name.strip()) for name in metrics.split(",")] if metrics else DEFAULT
         return Criteria(tuple(dict.fromkeys([*names, *(condition.metric for condition in conditions)])), conditions)
@@ -129,9 +129,9 @@ def judge(
     beyond_noise: bool = False,
     allow: Collection[str] = frozenset(),
 ) -> Judgement:
-    """`new` against `base`, or its cells that differ in axis `by` alone against the one at `first`.
+    """Compare `new` with `base`, or cells of `new` that differ only in axis `by` with the cell at value `first`.
 
-    Raises UsageError where nothing can be compared.
+    Raises UsageError if no cells can be compared.
     """
     if base is not None:
         result = compare(new, base, criteria.metrics, allow=allow)
@@ -147,36 +147,38 @@ def judge(
 
 def parse(text: str) -> tuple[Condition, ...]:
     """The conditions in `text`. Raises UsageError."""
-    found = []
+    conditions = []
     for part in text.split(","):
         match = _CONDITION.fullmatch(part)
         if match is None:
-            raise UsageError(f"--fail-on: {part.strip()!r} is not METRIC:+PERCENT% or METRIC:-PERCENT%", hint=_EXAMPLE)
-        found.append(Condition(check_metric(match[1]), match[2] == "+", float(match[3]) / 100))
-    return tuple(found)
+            raise UsageError(
+                f"--fail-on: expected METRIC:+PERCENT% or METRIC:-PERCENT%, got {part.strip()!r}", hint=_EXAMPLE
+            )
+        conditions.append(Condition(check_metric(match[1]), match[2] == "+", float(match[3]) / 100))
+    return tuple(conditions)
 
 
 def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_noise: bool) -> tuple[Break, ...]:
-    """Every condition that does not hold, cell by cell.
+    """All broken conditions, cell by cell.
 
-    A value that is missing breaks it: a cell, level or metric that the base has and the new side lacks, a metric
-    that neither has or the base lacks, and a cell that failed on either side. A cell that is infeasible on both sides is
-    not missing, nor is a new one; a cell that was refused is not judged. With `beyond_noise` a change breaks a condition
-    only if its interval excludes zero, or if it has no interval.
+    A missing value breaks a condition: a cell, level or metric that only the base has, a metric that neither side or only
+    the new side has, and a cell that failed on either side. New cells and cells infeasible on both sides are not missing.
+    Refused cells are not judged. With `beyond_noise`, a change breaks a condition only if its interval excludes zero or
+    does not exist.
     """
-    found: list[Break] = []
+    broken: list[Break] = []
     why_not = dict((*comparison.only_new, *comparison.unfit))
     for condition in conditions:
         of_level = condition.metric in LEVEL_METRICS
         lost = comparison.lost if of_level else []
-        found += [Break(cell, None, condition, None, f"missing: {why}") for cell, why in comparison.only_base]
+        broken += [Break(cell, None, condition, None, f"missing: {why}") for cell, why in comparison.only_base]
         for cell, level, why in lost:
-            found.append(Break(cell, level, condition, None, f"missing: only the baseline has this level ({why})"))
+            broken.append(Break(cell, level, condition, None, f"missing: only the baseline has this level ({why})"))
         pairs = [pair for pair in comparison.pairs if (pair.level is not None) == of_level]
         for pair in pairs:
             delta = pair.delta(condition.metric)
             if (reason := _broken(condition, delta, beyond_noise=beyond_noise)) is not None:
-                found.append(Break(pair.cell, pair.level, condition, delta, reason))
+                broken.append(Break(pair.cell, pair.level, condition, delta, reason))
         judged = {
             *(each.cell for each in pairs),
             *(each.cell for each in lost),
@@ -184,12 +186,12 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_no
         }
         for cell in dict.fromkeys(cell for cell, _ in comparison.matched if cell not in judged):
             why = why_not.get(cell, "neither side has this metric")
-            found.append(Break(cell, None, condition, None, f"missing: {why}"))
-    return tuple(found)
+            broken.append(Break(cell, None, condition, None, f"missing: {why}"))
+    return tuple(broken)
 
 
 def _broken(condition: Condition, delta: Delta | None, *, beyond_noise: bool) -> str | None:
-    """Why a condition does not hold, or None."""
+    """The reason why a condition is broken, or None."""
     if delta is None:
         return "missing: neither side has this metric"
     if delta.change is None:
@@ -199,6 +201,6 @@ def _broken(condition: Condition, delta: Delta | None, *, beyond_noise: bool) ->
     if not condition.broken_by(delta.change) or (beyond_noise and delta.verdict is ChangeVerdict.NOISE):
         return None
     return {
-        ChangeVerdict.NOISE: "beyond the limit, though within noise",
-        ChangeVerdict.UNKNOWN: "beyond the limit; not known whether beyond noise",
+        ChangeVerdict.NOISE: "beyond the limit, but within noise",
+        ChangeVerdict.UNKNOWN: "beyond the limit, noise unknown",
     }.get(delta.verdict, "beyond the limit and beyond noise")

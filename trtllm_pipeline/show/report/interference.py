@@ -1,4 +1,4 @@
-"""What measuring side by side does to a measurement: the cell that was measured both alone and beside others."""
+"""The effect of concurrent measurements, from a cell that was measured both alone and alongside others."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from trtllm_pipeline.measure import LevelResult, load_words
 from trtllm_pipeline.orchestrate import CellResult
 
 _MOST: Final = 0.5
-"""A measurement covered by another for less than this share of its time says little about the effect of the other."""
+"""Minimum share of a measurement's time that another must overlap for its effect to be visible."""
 
 
 def interference(rows: Sequence[CellResult]) -> Iterator[str]:
-    """A line for each load of the cell of `config.expand.with_control`; none where either was not measured.
+    """One line per load of the cell of `config.expand.with_control`. Empty if either measurement is missing.
 
-    Rates and medians that the cell had beside others, over those that it had alone.
+    Compares the cell's rates and medians alongside others with those when alone.
     """
     by_id = {f"{ALONE}{row.id}": row for row in rows}
     for alone in rows:
@@ -28,12 +28,12 @@ def interference(rows: Sequence[CellResult]) -> Iterator[str]:
         if not others:
             longest = max(shares, default=0.0)
             share = f"only {longest:.0%}" if longest else "none"
-            yield f"{beside.id} shared {share} of its time with another measurement: the effect of others is unknown"
+            yield f"{beside.id} shared {share} of its time with another measurement: too little to show an effect"
             continue
         known = {level.key: level for level in alone.levels}
         for level in beside.levels:
             if ratios := ", ".join(_ratios(level, known.get(level.key))):
-                yield f"{beside.id} beside {count(others, 'other')} over alone, {load_words(level.key)}: {ratios}"
+                yield f"{beside.id} alongside {count(others, 'other')} vs. alone, {load_words(level.key)}: {ratios}"
 
 
 def _ratios(beside: LevelResult, alone: LevelResult | None) -> Iterator[str]:
@@ -50,7 +50,7 @@ def _ratios(beside: LevelResult, alone: LevelResult | None) -> Iterator[str]:
 
 
 def _overlap(other: CellResult, beside: CellResult) -> float:
-    """The share of the time in which `beside` was measured that the measurement of `other` covers."""
+    """The share of the measurement time of `beside` that the measurement of `other` overlaps."""
     begins, ends = [], []
     for row in (other, beside):
         if row.conditions.measured_s is None or "perf" not in row.seconds:

@@ -1,7 +1,7 @@
-"""A run as JUnit XML, for CI systems: one test suite, one test case for each stage run and each infeasible cell.
+"""A run as JUnit XML for CI systems: one test suite, with a test case per stage run and per infeasible cell.
 
-A stage run that cells share is one case, so that one broken download is one failure. The dialect is the one that
-Jenkins, GitLab and GitHub's test reporters read: suites, suite, case, failure, skipped, system-out.
+A shared stage run is one case, so that one broken download is one failure. The elements are those that Jenkins,
+GitLab and GitHub's test reporters read: suites, suite, case, failure, skipped, system-out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trtllm_pipeline.orchestrate import CellResult, CellStatus, Ending, Record, 
 from trtllm_pipeline.show.report.writers import moment
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 has no way to write."""
+"""Characters that XML 1.0 cannot represent."""
 _UNEXPECTED: Final = "unexpected_failure"
 _SKIPPED: Final = {
     Ending.NOT_RUN: "not run: a stage it needs failed, or the run ended before",
@@ -29,7 +29,7 @@ _SKIPPED: Final = {
 
 
 def to_junit(rows: Sequence[CellResult], record: Record, matrix: str = "") -> str:
-    """The run as an XML document. Times are seconds spent in this run, so what was up to date took none."""
+    """The run as an XML document. Times are seconds spent in this run, so up-to-date stages have 0."""
     findings = {row.id: row.warnings for row in rows}
     of_cell = {row.id: row.conditions for row in rows if row.levels}
     shared = common(list(of_cell.values()))
@@ -61,7 +61,7 @@ def to_junit(rows: Sequence[CellResult], record: Record, matrix: str = "") -> st
 
 
 def _properties(element: Xml.Element, values: Mapping[str, Json], own: Conditions | None = None) -> None:
-    """`system.cpu`, `workload.prompts` and so on, first in an element; of a single measurement also when it was made."""
+    """`system.cpu`, `workload.prompts` etc. as the first children of an element. A single measurement also has its time."""
     known = {
         f"{field.about}.{field.name}": field.shown(value)
         for field in FIELDS
@@ -92,9 +92,9 @@ def _case(stage: StageRecord, findings: Sequence[str]) -> Xml.Element:
         failure.text = _clean("\n".join(filter(None, (message, hint, cells, stage.log))))
     elif stage.ending in _SKIPPED:
         Xml.SubElement(case, "skipped", {"message": _SKIPPED[stage.ending]})
-    said = [stage.id, stage.ending.value.replace("_", " ")]
-    said += [text for text in dict.fromkeys(findings) if stage.stage == "perf"]
-    Xml.SubElement(case, "system-out").text = _clean("\n".join(said))
+    output = [stage.id, stage.ending.value.replace("_", " ")]
+    output += [text for text in dict.fromkeys(findings) if stage.stage == "perf"]
+    Xml.SubElement(case, "system-out").text = _clean("\n".join(output))
     return case
 
 

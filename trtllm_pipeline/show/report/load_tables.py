@@ -20,14 +20,14 @@ from trtllm_pipeline.measure import (
 
 _STATISTICS: Final = ("n", *STATISTICS)
 _ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms")
-"""The summaries that come first, in this order."""
+"""Summaries to list first, in this order."""
 _Summary = Mapping[str, Any]
 _OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "SLOs")
-"""Columns of the overview that stand there where some level has a value."""
+"""Columns of the overview that are shown only if a level has a value."""
 
 
 def to_csv(result: LoadResult) -> str:
-    """One line for each metric of each level, also as other tools define them."""
+    """One line per metric and level, including other tools' definitions."""
     rows = []
     for level in result.levels:
         details = _details(level)
@@ -42,19 +42,19 @@ def to_csv(result: LoadResult) -> str:
 
 
 def to_text(result: LoadResult) -> str:
-    """What people read: conditions, an overview, every level in full, findings."""
+    """Text output: conditions, an overview, all levels in full, findings."""
     return "\n".join(_lines(result))
 
 
-def beside_engine(found: Beside | None) -> Iterator[str]:
-    """A report of trtllm-bench beside ours; nothing without one."""
-    if found is not None:
-        yield f"\n{found.title()}"
-        yield plain_table(found.rows())
+def beside_engine(engine_report: Beside | None) -> Iterator[str]:
+    """A trtllm-bench report compared with these results. Empty without a report."""
+    if engine_report is not None:
+        yield f"\n{engine_report.title()}"
+        yield plain_table(engine_report.rows())
 
 
 def overview(levels: Iterable[LevelResult]) -> str:
-    """One line for each level."""
+    """One line per level."""
     rows = [_overview(level) for level in levels]
     shown = [name for name in rows[0] if name not in _OPTIONAL or any(row[name] is not None for row in rows)]
     return plain_table([{name: row[name] for name in shown} for row in rows])
@@ -87,7 +87,7 @@ def _level(level: LevelResult) -> Iterator[str]:
     for objective in details.objectives:
         yield f"objective missed: {objective.missed}" if objective.missed else f"objective met: {objective.metric}"
     if details.other_tools:
-        yield "the same events as other tools report them:"
+        yield "the same events by the definitions of other tools:"
         yield plain_table([_by_tool(tool, metrics) for tool, metrics in details.other_tools.items()])
     for repeat in level.repeats:
         windows = ", ".join(
@@ -99,7 +99,7 @@ def _level(level: LevelResult) -> Iterator[str]:
     if level.window is None:
         yield f"no rates ({details.window_reason})"
     else:
-        yield f"rates are of the window {level.window}: {details.window_reason}"
+        yield f"rates use the window {level.window}: {details.window_reason}"
     for record in details.triton:
         for model, times in record["of"].items():
             yield f"Triton's own times, repeat {record['repeat']}, {model}: {_words(times)}"
@@ -116,18 +116,18 @@ def _details(level: LevelResult) -> LevelDetails:
 
 
 def _summaries(level: LevelResult) -> list[tuple[str, _Summary]]:
-    """Every summary of a level that has samples, by name."""
+    """Summaries of a level that have samples, by name."""
     details, schedule = _details(level), _details(level).schedule
-    found = {**level.latencies, **details.summaries}
-    found = {name: found.get(name, {}) for name in _ORDER} | found | dict(level.lengths)
+    by_name = {**level.latencies, **details.summaries}
+    by_name = {name: by_name.get(name, {}) for name in _ORDER} | by_name | dict(level.lengths)
     if schedule is not None:
-        found["lag_ms"] = schedule.lag_ms
-        found |= {"ttft_from_schedule_ms": schedule.ttft_from_schedule_ms, "response_ms": schedule.response_ms}
-    return [(name, dict(summary)) for name, summary in found.items() if summary.get("n")]
+        by_name["lag_ms"] = schedule.lag_ms
+        by_name |= {"ttft_from_schedule_ms": schedule.ttft_from_schedule_ms, "response_ms": schedule.response_ms}
+    return [(name, dict(summary)) for name, summary in by_name.items() if summary.get("n")]
 
 
 def _values(level: LevelResult) -> list[tuple[str, Any]]:
-    """Every other metric of a level by name."""
+    """Other metrics of a level, by name."""
     rows: list[tuple[str, Any]] = [(name, getattr(level, name)) for name in ("requests", "failures", *RATES.values())]
     if (schedule := _details(level).schedule) is not None:
         rows += [("achieved_rate", schedule.achieved_rate), ("most_in_flight", schedule.most_in_flight)]

@@ -1,4 +1,4 @@
-"""Results for programs in Python: `trtllm_pipeline.load_report(path)`.
+"""Results for Python programs: `trtllm_pipeline.load_report(path)`.
 
 report = trtllm_pipeline.load_report("runs/20261121-031502-9f3a/report.json")
 report.rows[0].levels[0].latency("ttft_ms", "p99")
@@ -28,18 +28,18 @@ class LoadedReport:
     run: str
     """Id of the (newest) run."""
     matrix: str
-    """File of the matrix."""
+    """Matrix file."""
     rows: tuple[CellResult, ...]
 
     @property
     def cells(self) -> Mapping[CellId, CellResult]:
-        """The rows by the ids of their cells."""
+        """Rows by cell id."""
         return {row.id: row for row in self.rows}
 
     def frame(self) -> pd.DataFrame:
-        """One line for each cell and level, with the columns of `pipeline report --format csv`.
+        """A data frame with one row per cell and level and the columns of `pipeline report --format csv`.
 
-        Raises UsageError where pandas is not installed.
+        Raises UsageError if pandas is not installed.
         """
         try:
             import pandas as pd
@@ -49,7 +49,7 @@ class LoadedReport:
 
 
 def load_report(path: str | Path) -> LoadedReport:
-    """What is in a report.json, in the directory of a run, or in a workspace. Raises UsageError, StateError."""
+    """Load the results of a report.json, a run directory or a workspace. Raises UsageError, StateError."""
     place = Path(path)
     if is_workspace(place):
         store = Store(place)

@@ -1,7 +1,7 @@
-"""Results as OpenMetrics text: gauges for a push gateway, or a file that node_exporter's textfile collector reads.
+"""Results as OpenMetrics text: gauges for a push gateway or for node_exporter's textfile collector.
 
-https://prometheus.io/docs/specs/om/open_metrics_spec/ says what the text is. It is also Prometheus' own text format, which a
-push gateway takes: the lines that only OpenMetrics has are comments there. There are no times, which a gateway refuses.
+Specification: https://prometheus.io/docs/specs/om/open_metrics_spec/. The text is also valid in Prometheus' own format,
+which push gateways accept: lines specific to OpenMetrics are comments there. It has no timestamps, which gateways reject.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _OF_TRITON: Final = {
     "waiting": "triton_requests_waiting",
     "kv_cache_use": "triton_kv_cache_use_ratio",
 }
-"""Gauge of Triton -> name of ours."""
+"""Triton gauge -> our gauge name."""
 _Labels = Mapping[str, object]
 _Sample = tuple[_Labels, float | None]
 
 
 def to_openmetrics(rows: Sequence[CellResult], run: str = "") -> str:
-    """The gauges of all cells. Latencies are in seconds, shares 0 to 1; what was not measured has no line."""
+    """The gauges of all cells. Latencies are in seconds, shares are 0 to 1. Missing measurements have no line."""
     lines = []
     for name, help_, samples in _families(rows, run):
         known = [(labels, value) for labels, value in samples if value is not None]
@@ -49,8 +49,8 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
     """Name, help and samples of each gauge."""
     of_cell = [({"cell": row.id, **{_label(name): value for name, value in row.axes.items()}}, row) for row in rows]
     of_level = [({**cell, **_load(level)}, level) for cell, row in of_cell for level in row.levels]
-    told: list[_Sample] = [({**cell, "status": row.status.value, "run": run}, 1.0) for cell, row in of_cell]
-    yield "status", "always 1; the label says how far the cell got", told
+    statuses: list[_Sample] = [({**cell, "status": row.status.value, "run": run}, 1.0) for cell, row in of_cell]
+    yield "status", "always 1; the label is the status of the cell", statuses
     for latency in LATENCIES:
         samples: list[_Sample] = [
             ({**labels, "statistic": key}, None if value is None else value / 1000)
@@ -76,16 +76,16 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
     times: list[_Sample] = [
         ({**cell, "stage": stage}, seconds) for cell, row in of_cell for stage, seconds in row.seconds.items()
     ]
-    yield "stage_seconds", "wall-clock time a stage took when its artifact was made", times
+    yield "stage_seconds", "wall-clock time of the stage that created the artifact", times
 
 
 def _of_triton(used: Sequence[tuple[_Labels, TritonUse]]) -> Iterator[tuple[str, str, list[_Sample]]]:
-    told = [({**labels, "model": model}, of_model) for labels, use in used for model, of_model in use.models.items()]
-    requests: list[_Sample] = [(labels, of_model.get("requests")) for labels, of_model in told]
+    samples = [({**labels, "model": model}, of_model) for labels, use in used for model, of_model in use.models.items()]
+    requests: list[_Sample] = [(labels, of_model.get("requests")) for labels, of_model in samples]
     yield "triton_requests", _FORMULAS["triton_use"], requests
     parts: list[_Sample] = [
         ({**labels, "part": part.removesuffix("_ms")}, value / 1000)
-        for labels, of_model in told
+        for labels, of_model in samples
         for part, value in of_model.items()
         if part.endswith("_ms")
     ]
@@ -106,7 +106,7 @@ def _load(level: LevelResult) -> _Labels:
 
 
 def _label(name: str) -> str:
-    """A name as labels may be called. Axes over settings have dots."""
+    """A valid label name. Axes over settings contain dots."""
     return re.sub(r"[^a-zA-Z0-9_]", "_", name)
 
 

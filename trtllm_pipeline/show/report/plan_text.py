@@ -1,4 +1,4 @@
-"""A plan for people, as text or Markdown: `pipeline plan`; and `pipeline explain`, as text or JSON."""
+"""`pipeline plan` as text or Markdown, and `pipeline explain` as text or JSON."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from trtllm_pipeline.orchestrate import TIME, Forecast, Need, Plan, StageRun, St
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
-"""What becomes of a stage run, as in a plan's JSON, in words."""
+"""Action in a plan's JSON -> words."""
 _LIST_UP_TO: Final = 40
-"""Stage runs listed one by one without being asked to."""
+"""Maximum number of stage runs that are listed one by one without --verbose."""
 
 
-def plan_text(plan: Plan, seen: Forecast, *, verbose: bool) -> str:
-    """What a plan comes to: totals by stage, why, and what can never work."""
+def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
+    """Summary of a plan: totals by stage, reasons, and infeasible cells."""
     lines = [_cells(plan), *_notes(plan)]
-    lines += _work(plan, seen, verbose=verbose) if plan.feasible else []
+    lines += _work(plan, outlook, verbose=verbose) if plan.feasible else []
     never = [(cell.id, str(cell.reason)) for cell in plan.cells if cell.reason is not None]
     lines += ["", *never_works(never, None if verbose else "--verbose")] if never else []
     return "\n".join(lines)
 
 
-def plan_markdown(plan: Plan, seen: Forecast, title: str) -> str:
-    """The same for the summary of a CI job."""
+def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
+    """The summary of a plan for a CI job."""
     blocks: list[Block] = [Heading(title), TextLine(_cells(plan)), *map(TextLine, _notes(plan))]
     if plan.feasible:
-        lines = [*_offers(seen), *_takes(plan, seen)]
-        blocks += [Grid(_heads(seen), list(_by_stage(plan, seen))), *map(TextLine, lines)]
-        if rows := list(_needs(_tightest(plan, seen))):
+        lines = [*_offers(outlook), *_takes(plan, outlook)]
+        blocks += [Grid(_heads(outlook), list(_by_stage(plan, outlook))), *map(TextLine, lines)]
+        if rows := list(_needs(_tightest(plan, outlook))):
             blocks.append(Grid(_NEEDS, rows, left=(0, 1, 7)))
-        counted = Counter(seen.reasons.values()).most_common()
+        counted = Counter(outlook.reasons.values()).most_common()
         blocks.append(Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]))
     never = [TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]
     return as_markdown([*blocks, Items(f"{count(len(never), 'cell')} can never work", never, folded=True)])
 
 
-def _heads(seen: Forecast) -> tuple[str, ...]:
-    return ("stage", "runs", "up to date", *(("to pull",) if seen.pulls else ()), "to run", "expected")
+def _heads(outlook: Forecast) -> tuple[str, ...]:
+    return ("stage", "runs", "up to date", *(("to pull",) if outlook.pulls else ()), "to run", "expected")
 
 
 def _cells(plan: Plan) -> str:
@@ -73,7 +73,7 @@ def _cells(plan: Plan) -> str:
 
 
 def _notes(plan: Plan) -> list[str]:
-    """What ids do not say: in which form weights are that are taken as they are, and what servers leave out of models."""
+    """Facts missing from cell ids: the format of weights used as they are, and model parts that servers ignore."""
     forms: dict[str, dict[str, None]] = {}
     for cell in plan.cells:
         if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
@@ -81,30 +81,30 @@ def _notes(plan: Plan) -> list[str]:
     return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *toolchains.caveats(plan.feasible)]
 
 
-def _by_stage(plan: Plan, seen: Forecast) -> Iterator[tuple[str, ...]]:
-    """A row for each stage, as `_heads` say."""
+def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:
+    """One row per stage, with the columns of `_heads`."""
     by_stage: dict[str, list[StageRun]] = {stage: [] for stage in _in_order(plan)}
     for run in plan.stage_runs.values():
         by_stage[run.stage.name].append(run)
     for stage, runs in by_stage.items():
-        todo = [run for run in runs if run.id in seen.to_run]
-        done = sum(run.id in seen.present for run in runs)
+        todo = [run for run in runs if run.id in outlook.to_run]
+        done = sum(run.id in outlook.present for run in runs)
         kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
-        seconds = about(sum(seen.expected_s[run.id] for run in todo)) if todo else ""
-        pulled = [str(sum(run.id in seen.pulls for run in runs))] if seen.pulls else []
+        seconds = about(sum(outlook.expected_s[run.id] for run in todo)) if todo else ""
+        pulled = [str(sum(run.id in outlook.pulls for run in runs))] if outlook.pulls else []
         yield stage, str(len(runs)), kept, *pulled, str(len(todo)), seconds
 
 
-def _offers(seen: Forecast) -> list[str]:
-    """What a remote store has, and what of it is not taken."""
-    offers = seen.offers
+def _offers(outlook: Forecast) -> list[str]:
+    """The offers of a remote store, and the rejected ones."""
+    offers = outlook.offers
     if offers is None:
         return []
     if offers.fault is not None:
-        return [f"nothing is pulled: {offers.fault}"]
+        return [f"no artifacts pulled: {offers.fault}"]
     pulled = count(len(offers.pulls), "artifact")
     lines = [
-        f"pull: {pulled} from {offers.url}, {size(offers.size_bytes)}, instead of making {_them(len(offers.pulls))}"
+        f"pull: {pulled} from {offers.url}, {size(offers.size_bytes)}, instead of creating {_them(len(offers.pulls))}"
     ]
     if not offers.pulls:
         lines = [f"nothing to pull from {offers.url}"]
@@ -116,24 +116,24 @@ def _them(number: int) -> str:
     return "it" if number == 1 else "them"
 
 
-def _takes(plan: Plan, seen: Forecast) -> list[str]:
-    """Time."""
-    if not seen.to_run and seen.pulls:
-        return ["nothing to run after that"]
-    if not seen.to_run:
-        return ["nothing to do: every result that is asked for is up to date"]
-    some = f"{seen.guessed} of {count(len(seen.to_run), 'stage run')} are guesses"
-    every = "a guess: nothing like it has run here"
-    guess = "" if not seen.guessed else f"; {every if seen.guessed == len(seen.to_run) else some}"
+def _takes(plan: Plan, outlook: Forecast) -> list[str]:
+    """The expected time."""
+    if not outlook.to_run and outlook.pulls:
+        return ["no stages to run after the pull"]
+    if not outlook.to_run:
+        return ["nothing to do: all results are up to date"]
+    some = f"rough for {outlook.guessed} of {count(len(outlook.to_run), 'stage run')}"
+    every = "rough: no comparable run yet"
+    guess = "" if not outlook.guessed else f"; {every if outlook.guessed == len(outlook.to_run) else some}"
     where = "the assumed machine" if plan.machine.assumed else "this machine"
-    return [f"time: about {about(seen.total_s)} on {where}{guess}"]
+    return [f"time: about {about(outlook.total_s)} on {where}{guess}"]
 
 
 _NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict")
 
 
 def _needs(needs: Iterable[Need]) -> Iterator[tuple[str, ...]]:
-    """A row for each need, as `_NEEDS` say."""
+    """One row per resource of `_NEEDS`."""
     for need in needs:
         estimate, has, left = need.estimate, need.has, need.headroom
         in_words = _duration if need.resource == TIME else size
@@ -153,16 +153,16 @@ def _duration(milliseconds: float) -> str:
     return about(milliseconds / 1000)
 
 
-def _tightest(plan: Plan, seen: Forecast, *, verbose: bool = False) -> list[Need]:
-    """Memory, disk and time by stages: of each stage the run that needs most, or all that are to run."""
+def _tightest(plan: Plan, outlook: Forecast, *, verbose: bool = False) -> list[Need]:
+    """Memory, disk and time by stage: the run of each stage that needs most, or all runs."""
     order = {stage: number for number, stage in enumerate(_in_order(plan))}
-    needs = [*(seen.needs if verbose else tightest(seen.needs)), *durations(plan, seen, every=verbose)]
+    needs = [*(outlook.needs if verbose else tightest(outlook.needs)), *durations(plan, outlook, every=verbose)]
     return sorted(needs, key=lambda need: order.get(need.stage, len(order)))
 
 
-def _needs_table(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
-    """What the stages need beside what there is."""
-    needs = _tightest(plan, seen, verbose=verbose)
+def _needs_table(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
+    """The needs of the stages next to the available amounts."""
+    needs = _tightest(plan, outlook, verbose=verbose)
     cells = [f"  {need.cell}" if verbose else "" for need in needs]
     rows = zip((_NEEDS, *_needs(needs)), ("", *cells), strict=True)
     return [
@@ -174,24 +174,24 @@ def _needs_table(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
     ]
 
 
-def _work(plan: Plan, seen: Forecast, *, verbose: bool) -> list[str]:
-    """What there is to do, by stages."""
-    rows = (_heads(seen), *_by_stage(plan, seen))
-    widths = (6, 12, *((9,) if seen.pulls else ()), 8, 12)
+def _work(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
+    """The work to do, by stage."""
+    rows = (_heads(outlook), *_by_stage(plan, outlook))
+    widths = (6, 12, *((9,) if outlook.pulls else ()), 8, 12)
     lines = ["", *(f"{stage:<12}{''.join(map(str.rjust, row, widths))}" for stage, *row in rows)]
-    lines += ["", *_offers(seen), *_takes(plan, seen)]
-    if seen.to_run:
-        lines += _needs_table(plan, seen, verbose=verbose)
-    if seen.to_run:
-        lines += ["", "why:", *_why(seen)]
-    todo = seen.to_run.union(seen.pulls)
+    lines += ["", *_offers(outlook), *_takes(plan, outlook)]
+    if outlook.to_run:
+        lines += _needs_table(plan, outlook, verbose=verbose)
+    if outlook.to_run:
+        lines += ["", "why:", *_why(outlook)]
+    todo = outlook.to_run.union(outlook.pulls)
     if verbose or 0 < len(todo) <= _LIST_UP_TO:
-        lines += _listing(plan, todo if not verbose else frozenset(plan.stage_runs), seen)
+        lines += _listing(plan, todo if not verbose else frozenset(plan.stage_runs), outlook)
     return lines
 
 
 def _in_order(plan: Plan) -> list[str]:
-    """The stages of a plan, each after all that any of its stage runs needs; otherwise as they come."""
+    """The stages of a plan in dependency order, otherwise in order of appearance."""
     runs = plan.stage_runs
     needs: dict[str, set[str]] = {run.stage.name: set() for run in runs.values()}
     for run in runs.values():
@@ -200,34 +200,35 @@ def _in_order(plan: Plan) -> list[str]:
             of_stage.add(runs[each].stage.name)
     ordered: list[str] = []
     while left := [name for name in needs if name not in ordered]:
-        # Toolchains side by side could want two stages the other way round: then the first that is left.
+        # Two toolchains can disagree on the order of two stages. Then the first remaining stage is next.
         ordered.append(next((name for name in left if needs[name] <= set(ordered)), left[0]))
     return ordered
 
 
-def _why(seen: Forecast) -> list[str]:
-    counted = Counter(seen.reasons.values())
+def _why(outlook: Forecast) -> list[str]:
+    counted = Counter(outlook.reasons.values())
     lines = [f"  {count:>5} x {reason}" for reason, count in counted.most_common(12)]
     return [*lines, f"  and {len(counted) - 12} more reasons"] if len(counted) > 12 else lines
 
 
-def _listing(plan: Plan, runs: frozenset[StageRunId], seen: Forecast) -> list[str]:
+def _listing(plan: Plan, runs: frozenset[StageRunId], outlook: Forecast) -> list[str]:
     lines = ["", f"{'stage run':<26}{'cells':>6}{'expected':>10}  first cell, and why"]
     for run in plan.stage_runs.values():
         if run.id in runs:
-            takes = seen.expected_s.get(run.id)
-            expected = size(seen.pulls[run.id]) if run.id in seen.pulls else "" if takes is None else about(takes)
-            why = seen.reasons.get(run.id, _ACTIONS[seen.action(run.id)])
+            takes = outlook.expected_s.get(run.id)
+            expected = size(outlook.pulls[run.id]) if run.id in outlook.pulls else "" if takes is None else about(takes)
+            why = outlook.reasons.get(run.id, _ACTIONS[outlook.action(run.id)])
             lines.append(f"{run.id:<26}{len(run.cells):>6}{expected:>10}  {run.first_cell.id}: {why}")
     return lines
 
 
-# Why a cell's stages have to run
+# Explanation of a cell's stages
 
 
-def explanation(plan: Plan, seen: Forecast, stage: str | None, store: Store | None) -> dict[str, Any]:
-    """Why each stage of each cell has to run, or only `stage`, and what its fingerprint is made of; what other code than
-    this made each artifact. Raises UsageError.
+def explanation(plan: Plan, outlook: Forecast, stage: str | None, store: Store | None) -> dict[str, Any]:
+    """Explain why each stage of each cell, or only `stage`, has to run, with the content of its fingerprint.
+
+    Includes artifacts that other code created. Raises UsageError.
     """
 
     def explained(run_id: StageRunId) -> dict[str, Json]:
@@ -236,10 +237,10 @@ def explanation(plan: Plan, seen: Forecast, stage: str | None, store: Store | No
             "stage": run.stage.name,
             "id": run_id,
             "fingerprint": run.fingerprint,
-            "action": seen.action(run_id),
-            "reason": seen.reasons.get(run_id),
+            "action": outlook.action(run_id),
+            "reason": outlook.reasons.get(run_id),
             "shared_with": len(run.cells) - 1,
-            "other_code": _other_code(store, run) if store is not None and run_id in seen.present else None,
+            "other_code": _other_code(store, run) if store is not None and run_id in outlook.present else None,
             "key": json.loads(run.key),
         }
 
@@ -248,12 +249,12 @@ def explanation(plan: Plan, seen: Forecast, stage: str | None, store: Store | No
         runs = [run for run in plan.by_cell[cell.id] if stage in {None, plan.stage_runs[run].stage.name}]
         cells.append({"id": cell.id, "reason": cell.reason, "stages": [explained(run) for run in runs]})
     if stage is not None and not any(cell["stages"] for cell in cells):
-        raise UsageError(f"there is no stage {stage!r} in this plan", hint="pipeline explain CELL shows all of them")
+        raise UsageError(f"unknown stage in this plan: {stage!r}", hint="list all stages with pipeline explain CELL")
     return {"schema": 1, "cells": cells}
 
 
 def _other_code(store: Store, run: StageRun) -> str | None:
-    """The digest of the code that made an artifact, if it is not the code that runs now."""
+    """The digest of the code that created an artifact, if it differs from the running code."""
     try:
         system = manifest.read(store.folder(run.stage.name, run.fingerprint)).provenance.get("system")
     except StateError:
@@ -263,7 +264,7 @@ def _other_code(store: Store, run: StageRun) -> str | None:
 
 
 def explanation_text(explained: dict[str, Any], *, full: bool) -> str:
-    """The same for people; `full` adds everything that a fingerprint is made of."""
+    """The explanation as text. `full` adds the content of fingerprints."""
     return "\n".join(line for cell in explained["cells"] for line in _explained(cell, full=full))
 
 
@@ -278,8 +279,8 @@ def _explained(cell: dict[str, Any], *, full: bool) -> list[str]:
         if stage["reason"]:
             lines.append(f"{'':<14}{stage['reason']}")
         if stage["other_code"]:
-            lines.append(f"{'':<14}made by other code: {stage['other_code']}, this is {code_digest()}")
+            lines.append(f"{'':<14}created by other code: {stage['other_code']} (this is {code_digest()})")
         if full:
             key = json.dumps(stage["key"], indent=2, ensure_ascii=False)
-            lines += ["", "  made of:", *(f"    {line}" for line in key.splitlines())]
+            lines += ["", "  fingerprint content:", *(f"    {line}" for line in key.splitlines())]
     return lines

@@ -1,4 +1,4 @@
-"""The configuration to recommend: the cheapest that meets every objective, and why each of the others does not.
+"""The recommended configuration: the cheapest that meets every objective, and the reasons against each other one.
 
 Only cells of the same workload are compared (`orchestrate/results/comparable_loads.py`). Pure functions of what `orchestrate/results/measured.py` loads.
 """
@@ -61,10 +61,10 @@ _LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\
 
 @dataclass(frozen=True, slots=True)
 class LeastAccuracy:
-    """A least score: itself, or (`share`) that of the unquantized cell less a share of it."""
+    """A minimum score: absolute, or (`share`) relative to the unquantized cell."""
 
     metric: str | None
-    """None is the first score a cell has."""
+    """None means the cell's first score."""
     score: float | None
     share: float | None
     typed: str = ""
@@ -72,7 +72,7 @@ class LeastAccuracy:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One cell at its best level. `reason` says why it is excluded; None when it meets all objectives."""
+    """One cell at its best level. `reason` explains its exclusion. None if it meets all objectives."""
 
     cell: str
     workload: Workload
@@ -83,16 +83,16 @@ class Candidate:
     output_tps_per_device: float | None = None
     e2e_p50_ms: float | None = None
     requests: int | None = None
-    """Measured at that level: with fewer than 100, p99 is the maximum."""
+    """Requests measured at that level. With fewer than 100, p99 is the maximum."""
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline recommend --format json` prints it, see docs/formats.md."""
+        """The JSON of `pipeline recommend --format json`, see docs/formats.md."""
         return {**asdict(self), "workload": dict(self.workload)}
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """What a run's configurations come to: all candidates, workload by workload, the best first."""
+    """The recommendation of a run: all candidates by workload, best first."""
 
     run: str
     goal: Goal
@@ -100,7 +100,7 @@ class Recommendation:
     min_accuracy: LeastAccuracy | None
     candidates: tuple[Candidate, ...]
     per_gpu: bool
-    """Some engine spans several GPUs, so that rates are of one GPU."""
+    """Some engine spans several GPUs, so rates are per GPU."""
 
     @property
     def groups(self) -> list[list[Candidate]]:
@@ -109,11 +109,11 @@ class Recommendation:
 
     @property
     def exit_code(self) -> int:
-        """3 where no configuration meets the objectives, else 0."""
+        """3 if no configuration meets the objectives, otherwise 0."""
         return 0 if any(each.reason is None for each in self.candidates) else 3
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline recommend --format json` prints it, see docs/formats.md."""
+        """The JSON of `pipeline recommend --format json`, see docs/formats.md."""
         return {
             "schema": 1,
             "run": self.run,
@@ -136,11 +136,11 @@ def advise(
     goal: Goal,
     allow: Collection[str],
 ) -> Recommendation:
-    """Which of the cells that `patterns` let through to take."""
+    """The recommendation for the cells that match `patterns`."""
     chosen = {cell.id for cell in selected(side, patterns).cells}
-    # Of the whole run: what a quantized cell's accuracy is held against need not be among those to choose from.
-    found = tuple(each for each in recommend(side, slos, least, goal, allow=allow) if each.cell in chosen)
-    return Recommendation(side.name, goal, slos, least, found, any(devices(cell) > 1 for cell in side.cells))
+    # Uses the whole run: the reference of a quantized cell's accuracy need not match the patterns.
+    candidates = tuple(each for each in recommend(side, slos, least, goal, allow=allow) if each.cell in chosen)
+    return Recommendation(side.name, goal, slos, least, candidates, any(devices(cell) > 1 for cell in side.cells))
 
 
 def parse_slo(text: str) -> tuple[Objective, ...]:
@@ -153,8 +153,8 @@ def parse_least(text: str) -> LeastAccuracy:
     match = _LEAST.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"--min-accuracy: {text!r} is neither a share to lose nor a score",
-            hint="such as -1% of the unquantized cell's, 0.6, or contains:-1%",
+            f"--min-accuracy: expected a score or a relative loss, got {text!r}",
+            hint="e.g. -1% (of the unquantized cell's score), 0.6, or contains:-1%",
         )
     share = float(match[2]) / 100 if match[2] else None
     return LeastAccuracy(match[1], float(match[3]) if match[3] else None, share, text)
@@ -168,35 +168,36 @@ def recommend(
     *,
     allow: Collection[str] = frozenset(),
 ) -> tuple[Candidate, ...]:
-    """Every cell, workload by workload: those that meet all objectives from the best down, then the others in the order of
-    the run. Without `least`, cells are excluded whose accuracy is significantly below that of the unquantized one. `allow`: groups or
-    fields of `measure/load/conditions.py` that do not tell workloads apart.
+    """All cells by workload: cells that meet all objectives, best first, then the others in run order.
+
+    Without `least`, cells with significantly lower accuracy than the unquantized cell are excluded. `allow` lists groups
+    or fields of `measure/load/conditions.py` that do not separate workloads.
     """
     by_id = {cell.id: cell for cell in side.cells}
     base = {cell: by_id[other] for cell, other in references({cell.id: cell.axes for cell in side.cells}).items()}
-    asked = workloads(side.cells, allow)
-    place = {workload: number for number, workload in enumerate(dict.fromkeys(asked))}
-    found = []
-    for cell, workload in zip(side.cells, asked, strict=True):
+    workload_of_cell = workloads(side.cells, allow)
+    place = {workload: number for number, workload in enumerate(dict.fromkeys(workload_of_cell))}
+    candidates = []
+    for cell, workload in zip(side.cells, workload_of_cell, strict=True):
         best = at_best(cell, workload, slos, objective, least.metric if least else None)
         if best.level is not None and (why := cell.unfit or inaccurate(cell, base.get(cell.id), least, allow)):
             best = replace(best, reason=why)
-        found.append(best)
+        candidates.append(best)
 
     def order(each: Candidate) -> tuple[int, bool, float]:
         return place[each.workload], each.reason is not None, cost(each, objective) if each.reason is None else 0.0
 
-    return tuple(sorted(found, key=order))
+    return tuple(sorted(candidates, key=order))
 
 
 def devices(cell: Measured) -> int:
-    """How many GPUs a cell's engine spans; 1 also where it has none."""
+    """The number of GPUs that a cell's engine spans, at least 1."""
     tp, pp = (value if isinstance(value := cell.axes.get(name), int) else 1 for name in ("tp", "pp"))
     return tp * pp
 
 
 def cost(each: Candidate, objective: Goal) -> float:
-    """What a candidate is judged by, the less the better."""
+    """The cost of a candidate. Lower is better."""
     if objective == "throughput":
         return -(each.output_tps_per_device or 0.0)
     value = each.e2e_p50_ms if objective == "latency" else each.engine_bytes
@@ -206,7 +207,7 @@ def cost(each: Candidate, objective: Goal) -> float:
 def at_best(
     cell: Measured, workload: Workload, slos: Sequence[Objective], objective: Goal, metric: str | None
 ) -> Candidate:
-    """A cell at the best of its levels that meet the objectives, or else at the nearest, with the reason."""
+    """A cell at its best level that meets the objectives, or at the nearest level, with the reason."""
     score = cell.accuracy.get(metric or next(iter(cell.accuracy), ""))
     bare = Candidate(cell.id, workload, cell.unfit or cell.why, cell.engine_size_bytes, score)
     if not cell.levels:
@@ -235,7 +236,7 @@ def at_best(
 def inaccurate(
     cell: Measured, base: Measured | None, least: LeastAccuracy | None, allow: Collection[str]
 ) -> str | None:
-    """Why a cell's accuracy excludes it; None where it does not."""
+    """The reason why a cell's accuracy excludes it, or None."""
     metric = (least.metric if least else None) or next(iter(cell.accuracy), None)
     score = None if metric is None else cell.accuracy.get(metric)
     if least is not None and least.share is not None and least.share >= 1:
@@ -246,11 +247,11 @@ def inaccurate(
         return None if score >= least.score else f"{metric} {score:.3f} < {least.score:g}"
     if base is None:
         if least is None or cell.axes.get("precision") in UNQUANTIZED:
-            return None  # it is what the others are held against
-        return f"{metric} cannot be compared with an unquantized cell: none is otherwise equal"
+            return None  # the unquantized cell is the reference
+        return f"{metric} cannot be compared: no matching unquantized cell"
     reference = base.accuracy.get(metric)
     if reference is None:
-        return None if least is None else f"{metric} cannot be compared with {base.id}, where it was not measured"
+        return None if least is None else f"{metric} cannot be compared: it was not measured for {base.id}"
     if (apart := _apart(metric, cell, base, allow)) is not None:
         return apart
     verdict = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict
@@ -260,51 +261,51 @@ def inaccurate(
         return clearly if verdict is ChangeVerdict.WORSE else None
     if score >= reference * (1 - least.share):
         return None
-    noise = " (within noise: ask more questions)" if verdict is ChangeVerdict.NOISE else ""
+    noise = " (within noise: use more questions)" if verdict is ChangeVerdict.NOISE else ""
     return f"{metric} {score:.3f} is {1 - score / reference:.1%} {below}, {least.share:.1%} allowed{noise}"
 
 
 def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) -> str | None:
-    """Why two scores cannot be held against each other: other questions, or as far as is known another system."""
+    """Why two scores are not comparable: other questions, or a different system as far as recorded."""
     loads = differences(cell.conditions, base.conditions) if cell.levels and base.levels else ()
     systems = [each for each in loads if each.field.about == "system"]
     why = deciding((*of_questions(cell.conditions, base.conditions), *systems), allow)
     if not why:
         return None
-    return f"{metric} cannot be compared with {base.id}: {why[0]} (--allow {why[0].field.about} compares them anyway)"
+    return f"{metric} cannot be compared with {base.id}: {why[0]} (compare anyway with --allow {why[0].field.about})"
 
 
 # As text
 
 
-def to_table(found: Recommendation) -> Group:
+def to_table(recommendation: Recommendation) -> Group:
     """`blocks` on a terminal."""
-    return on_terminal(blocks(found))
+    return on_terminal(blocks(recommendation))
 
 
-def blocks(found: Recommendation) -> list[Block]:
-    """For each workload the recommended cell, and a table of all candidates with the reason why not."""
-    parts = shared_parts([each.cell for each in found.candidates])
+def blocks(recommendation: Recommendation) -> list[Block]:
+    """Per workload, the recommended cell and a table of all candidates with the reasons for exclusion."""
+    parts = shared_parts([each.cell for each in recommendation.candidates])
     shown: list[Block] = []
-    named = shortened([group[0].workload for group in found.groups])
-    for group, workload in zip(found.groups, named, strict=True):
+    named = shortened([group[0].workload for group in recommendation.groups])
+    for group, workload in zip(recommendation.groups, named, strict=True):
         shown += [TextLine("")] if shown else []
-        shown += _of_workload(group, words(workload), parts, found)
+        shown += _of_workload(group, words(workload), parts, recommendation)
     return shown
 
 
 def _of_workload(
-    group: Sequence[Candidate], workload: str, parts: Sequence[str], found: Recommendation
+    group: Sequence[Candidate], workload: str, parts: Sequence[str], recommendation: Recommendation
 ) -> Iterator[Block]:
     good = [each for each in group if each.reason is None]
     if workload:
         yield TextLine(f"for {workload}", "bold")
     if good:
         yield TextLine(f"recommended: {good[0].cell}, at {load_words(str(good[0].level))}", "bold green")
-        yield TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[found.goal]}", "dim")
+        yield TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[recommendation.goal]}", "dim")
     else:
         yield TextLine("no configuration meets the objectives", "bold red")
-    rate = "tok/s/GPU" if found.per_gpu else "tok/s"
+    rate = "tok/s/GPU" if recommendation.per_gpu else "tok/s"
     rows: list[list[Value]] = []
     for each in group:
         megabytes = None if each.engine_bytes is None else each.engine_bytes / 1e6
@@ -314,5 +315,5 @@ def _of_workload(
         rows.append([without(each.cell, parts), level, *values, why])
     yield Grid(["cell", "level", rate, "e2e p50 ms", "engine MB", "accuracy", ""], rows, (0, 6))
     few = [each for each in good if each.requests is not None and each.requests < 100]
-    if few and any(slo.metric.endswith(("p95", "p99")) for slo in found.slos):
+    if few and any(slo.metric.endswith(("p95", "p99")) for slo in recommendation.slos):
         yield TextLine(f"\nmeasured with {few[0].requests} requests: with fewer than 100, p99 is the maximum", "yellow")

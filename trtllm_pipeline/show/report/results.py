@@ -1,4 +1,4 @@
-"""The results of a matrix's cells, each as the newest run left it: what `pipeline report` shows in all its formats."""
+"""The newest results of a matrix's cells, for all formats of `pipeline report`."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 
 _EARLIER: Final = 20
-"""Runs among which the page looks for one to compare with."""
+"""Number of earlier runs that the page considers for a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Rows, and the runs that they are of."""
+    """Rows and their runs."""
 
     runs: NewestCells
     matrix: str
     finished: bool
-    """Whether the newest of the runs has written its report."""
+    """True after the newest run has written its report."""
     rows: tuple[CellResult, ...]
     forecast: ForecastCheck | None = None
-    """Of the newest of the runs."""
+    """Record of the newest run."""
 
 
 def read_results(store: Store, wanted: str | None = None) -> Results:
-    """The results of the latest run's matrix, or of the run that is `wanted`. Raises UsageError, StateError."""
+    """The results of the latest run's matrix, or of the run `wanted`. Raises UsageError, StateError."""
     runs = newest_cells(store, wanted)
     saved: dict[CellId, CellResult] = {}
     forecast = None
@@ -115,8 +115,9 @@ def write_results(
 
 
 def compared_with_previous(results: Results, store: Store) -> Comparison | None:
-    """The results against those of the last earlier run of the same matrix that measured any of its cells otherwise: of one
-    that can be compared, or else of one that cannot.
+    """Compare the results with the last earlier run of the same matrix that measured any of its cells differently.
+
+    Prefers a comparable run.
     """
     from trtllm_pipeline.orchestrate import REQUEST_FILE, load_measured, read_request, run_folders, with_files
     from trtllm_pipeline.show.report.comparison import DEFAULT, compare
@@ -126,20 +127,20 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     apart: Comparison | None = None
     folders = run_folders(store)
     for folder in folders[folders.index(results.runs.newest) + 1 :][:_EARLIER]:
-        with suppress(PipelineError):  # one that cannot be read, or compared, is left out
+        with suppress(PipelineError):  # unreadable and incomparable runs are skipped
             if read_request(folder / REQUEST_FILE).matrix != read_request(results.runs.newest / REQUEST_FILE).matrix:
                 continue
             base = load_measured(folder.name, store)
             if any(cell.levels and cell.perf not in measured for cell in base.cells):
-                found = compare(new, base, DEFAULT)
-                if found.pairs:
-                    return found
-                apart = apart or found
+                comparison = compare(new, base, DEFAULT)
+                if comparison.pairs:
+                    return comparison
+                apart = apart or comparison
     return apart
 
 
 def _record(runs: NewestCells, store: Store) -> Record:
-    """The record of the newest run, with the stage runs that earlier ones did for the other cells."""
+    """The record of the newest run, with earlier runs' stage runs for the other cells."""
     newest, *earlier = (read_record(store, folder) for folder in runs.folders)
     stages = {stage.id: _earlier(stage) for record in reversed(earlier) for stage in record.stages}
     stages |= {stage.id: stage for stage in newest.stages}
@@ -148,24 +149,24 @@ def _record(runs: NewestCells, store: Store) -> Record:
 
 
 def _earlier(stage: StageRecord) -> StageRecord:
-    """A stage run of an earlier run, as seen from the newest: nothing of its time is this run's."""
+    """A stage run of an earlier run. None of its time counts for the newest run."""
     ending = {Ending.MADE: Ending.UP_TO_DATE, Ending.SERVED: Ending.SKIPPED}.get(stage.ending, stage.ending)
     return replace(stage, ending=ending, attempts=())
 
 
 def page_limits(text: str) -> dict[str, float | str]:
-    """The limits of `report --slo` as the page's form has them. Raises UsageError."""
+    """The limits of `report --slo` in the format of the page's form. Raises UsageError."""
     from trtllm_pipeline.measure import HIGHER_IS_BETTER, latency_of
     from trtllm_pipeline.show.report.html.page import LIMITED
     from trtllm_pipeline.show.report.recommendation import parse_slo
 
-    found: dict[str, float | str] = {}
+    limits: dict[str, float | str] = {}
     for slo in parse_slo(text):
         latency, statistic = ("", "") if slo.metric in HIGHER_IS_BETTER else latency_of(slo.metric)
-        if latency not in LIMITED or found.setdefault("statistic", statistic) != statistic:
+        if latency not in LIMITED or limits.setdefault("statistic", statistic) != statistic:
             raise UsageError(
-                f"--slo: the page's limits are {', '.join(LIMITED)}, all at one statistic, not {text!r}",
-                hint="such as ttft_p99=300ms,tpot_p99=40ms; pipeline recommend takes any",
+                f"--slo: the page supports {', '.join(LIMITED)} at one common statistic, got {text!r}",
+                hint="e.g. ttft_p99=300ms,tpot_p99=40ms; pipeline recommend supports all objectives",
             )
-        found[latency] = slo.limit
-    return found
+        limits[latency] = slo.limit
+    return limits

@@ -1,4 +1,4 @@
-"""Results as a terminal table, CSV and Markdown. To add a format: one function, one case in `print_report`."""
+"""Results as a terminal table, CSV and Markdown. To add a format, add one function and one case in `print_report`."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ _STYLES: Final = {
 }
 _MIN_NAME: Final = 16
 _NAME: Final = 24
-"""Names of cells keep so many characters beside the columns that people read first."""
+"""Minimum width of cell names next to the most important columns."""
 _SHORT_NOTES: Final = 3
 _WHICH: Final = {"lowest": "the lowest load of each cell", "highest": "the highest"}
 _MAX_FAILURES: Final = 20
 _MAX_ROWS: Final = 200
-"""Cells that a table lists: nobody reads more, and JSON and CSV have all."""
+"""Maximum number of cells in a table. JSON and CSV have all cells."""
 _NOTHING: Final = frozenset({CellStatus.INTERRUPTED, CellStatus.NOT_RUN, CellStatus.RUNNING})
-"""Of so many cells those are not listed that nothing has come of yet."""
+"""From this many cells on, cells without results are not listed."""
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
 
@@ -81,14 +81,14 @@ _SIMILAR: Final = ", or similar"
 
 
 def to_csv(rows: Sequence[CellResult]) -> str:
-    """`flat` as CSV."""
+    """The rows of `flat` as CSV."""
     return f"{csv_table(flat(rows)) or 'cell'}\n"
 
 
 def flat(rows: Sequence[CellResult]) -> list[dict[str, object]]:
-    """One mapping for each cell and level, with the same keys, units in them; a cell without measurements has one."""
+    """One mapping per cell and level. All have the same keys, with units in the names. Cells without measurements have one."""
     lines = [(*_of_cell(row), *_of_level(row, level)) for row in rows for level in row.levels or (None,)]
-    # Part by part, so that heads are in the same order whatever the first cell lacks.
+    # Built part by part, so that the order of columns does not depend on the first cell.
     names = dict.fromkeys(name for parts in zip(*lines, strict=True) for part in parts for name in part)
     return [
         {**dict.fromkeys(names), **{name: value for part in line for name, value in part.items()}} for line in lines
@@ -96,7 +96,7 @@ def flat(rows: Sequence[CellResult]) -> list[dict[str, object]]:
 
 
 def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
-    """A cell as columns, in parts; what no cell has is no column."""
+    """A cell as columns, in parts. Columns without values are left out."""
     drift, at = row.accuracy_drift, row.conditions.measured_s
     scores: dict[str, object] = {}
     for name in row.accuracy:
@@ -128,16 +128,16 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
     ]
 
 
-def _of_bench(found: Mapping[str, Json] | None) -> Mapping[str, object]:
-    """What trtllm-bench said of a cell."""
+def _of_bench(metrics: Mapping[str, Json] | None) -> Mapping[str, object]:
+    """The trtllm-bench results of a cell."""
     names = ("output_tokens_per_s", "requests_per_s", "ttft_ms", "tpot_ms", "e2e_ms")
-    return {f"trtllm_bench_{name}": found[name] for name in names if name in found} if found else {}
+    return {f"trtllm_bench_{name}": metrics[name] for name in names if name in metrics} if metrics else {}
 
 
 def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, object]]:
-    """A level as columns, in parts: `ttft_p50_ms`, `input_tokens_per_request_mean` and so on; all empty without one."""
+    """A level as columns, in parts: `ttft_p50_ms`, `input_tokens_per_request_mean` etc. All are empty without a level."""
     known = LevelResult() if level is None else level
-    asked = row.conditions.level(known.concurrency, known.request_rate)
+    planned = row.conditions.level(known.concurrency, known.request_rate)
     rates = ("requests", "failures", "duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
     goodput = known.goodput
     return [
@@ -157,13 +157,13 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
             }
             for name in LATENCIES
         ),
-        {name: asked[name] for name in ("warmup_requests", "repeats") if asked.get(name) is not None},
+        {name: planned[name] for name in ("warmup_requests", "repeats") if planned.get(name) is not None},
         *({f"{name}_{key}": value for key, value in known.lengths.get(name, {}).items()} for name in LENGTHS),
     ]
 
 
 def _of_triton(use: TritonUse | None) -> Mapping[str, object]:
-    """What Triton itself says: `triton_waiting`, `triton_tensorrt_llm_queue_ms` and so on."""
+    """Triton's own metrics: `triton_waiting`, `triton_tensorrt_llm_queue_ms` etc."""
     if use is None:
         return {}
     gauges = {name: getattr(use, name) for name in TRITON_GAUGES}
@@ -179,7 +179,7 @@ _TIMES: Final = ("queue_ms", "compute_infer_ms")
 def to_markdown(
     rows: Sequence[CellResult], run_id: str = "", matrix: str = "", forecast: ForecastCheck | None = None
 ) -> str:
-    """A table for a pull request: what failed and the definitions of the metrics below it."""
+    """A table for a pull request, followed by failures and metric definitions."""
     parts = shared_parts([row.id for row in rows])
     shown = columns(rows)
     failures = [
@@ -214,14 +214,14 @@ def to_table(
     width: int,
     *,
     workspace: Path | None = None,
-    told: Collection[str] = (),
+    reported: Collection[str] = (),
     verbose: bool = False,
     forecast: ForecastCheck | None = None,
 ) -> Group:
-    """The rows as a table no wider than `width` columns, why cells failed, and notes: short ones unless `verbose`.
+    """The rows as a table of at most `width` columns, failures, and notes, which are short unless `verbose`.
 
-    Reasons in `told` are not repeated. Columns that do not fit are left out, those of the highest rank first, as are cells
-    beyond `_MAX_ROWS`; JSON and CSV have all of them.
+    Reasons in `reported` are not repeated. Columns that do not fit are dropped, highest rank first. So are cells beyond
+    `_MAX_ROWS`. JSON and CSV have everything.
     """
     from rich.console import Group
     from rich.padding import Padding
@@ -230,31 +230,31 @@ def to_table(
     parts = shared_parts([row.id for row in rows])
     listed = rows if len(rows) <= _MAX_ROWS else [row for row in rows if row.status not in _NOTHING][:_MAX_ROWS]
     shown, by_model, name_width = _fit(listed, columns(listed), parts, width)
-    said: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
+    parts_drawn: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
     if listed:
-        said += [Text(), *_table(listed, shown, parts, name_width, by_model=by_model)]
+        parts_drawn += [Text(), *_table(listed, shown, parts, name_width, by_model=by_model)]
     if len(rows) > len(listed):
-        more = f"and {count(len(rows) - len(listed), 'more cell')}" if listed else "none has ended"
-        said.append(Text(f"{more}: pipeline report --format csv has all", "dim"))
-    failures = failures_of(rows, workspace, told)
+        more = f"and {count(len(rows) - len(listed), 'more cell')}" if listed else "no cell has finished"
+        parts_drawn.append(Text(f"{more}: see pipeline report --format csv", "dim"))
+    failures = failures_of(rows, workspace, reported)
     for what, ids, details in failures[:_MAX_FAILURES]:
         names = [shorten(without(cell, parts), max(_MIN_NAME, width - 8)) for cell in ids]
         more = f", and {len(ids) - 3} more" if len(ids) > 3 else ""
-        said.append(Text(f"\n{what}, {count(len(ids), 'cell')}: {', '.join(names[:3])}{more}", "bold"))
-        said += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
+        parts_drawn.append(Text(f"\n{what}, {count(len(ids), 'cell')}: {', '.join(names[:3])}{more}", "bold"))
+        parts_drawn += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
     if len(failures) > _MAX_FAILURES:
-        said.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: --format json has all", "dim"))
+        parts_drawn.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: see --format json", "dim"))
     checked = [] if forecast is None else [TextLine(forecast.line(), "dim")]
     below = [_in_short(rows, shown, width, checked)]
     if verbose:
         below = [*_below(rows, shown), [*checked, *_checked(forecast)]]
     for lines in below:
-        said += [Text("\n" * (place == 0) + line.text, line.style) for place, line in enumerate(lines)]
-    return Group(*said)
+        parts_drawn += [Text("\n" * (place == 0) + line.text, line.style) for place, line in enumerate(lines)]
+    return Group(*parts_drawn)
 
 
 def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[TextLine]]:
-    """What there is to know of the table: notes, conditions, definitions."""
+    """Details of the table: notes, conditions, definitions."""
     return [
         [TextLine(_note(*note), "yellow") for note in notes_of(rows)],
         [TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
@@ -263,14 +263,14 @@ def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[Tex
 
 
 def _checked(forecast: ForecastCheck | None) -> list[TextLine]:
-    """Forecast and truth of each stage."""
+    """Expected and actual time of each stage."""
     return [] if forecast is None else [TextLine(line, "dim") for line in forecast.lines()]
 
 
 def _in_short(
     rows: Sequence[CellResult], shown: Sequence[Column], width: int, checked: Sequence[TextLine]
 ) -> list[TextLine]:
-    """The same in few lines cut to `width`: notes, how to read the table, on what it was measured; and `checked`, uncut."""
+    """A few lines cut to `width`: notes, legend and system, then `checked` uncut."""
     notes = notes_of(rows)
     keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
     legend = ["Latencies are medians (p50)"] if any(column.is_latency for column in shown) else []
@@ -278,7 +278,7 @@ def _in_short(
     measured = [row.conditions for row in rows if row.levels]
     lines = [TextLine(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
     lines += [TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
-    if systems := {system_words(each).partition(";")[0].replace(UNKNOWN, "an unrecorded system") for each in measured}:
+    if systems := {system_words(each).partition(";")[0].replace(UNKNOWN, "an unknown system") for each in measured}:
         at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
@@ -297,7 +297,7 @@ def _note(text: str, cells: int) -> str:
 
 
 def _name(row: CellResult, parts: Sequence[str]) -> str:
-    """A cell's id without `parts`, its precision with what the model's files say of weights that are served as they are."""
+    """A cell's id without `parts`. The precision of unconverted weights includes the format from the model's files."""
     precision = str(row.axes.get("precision"))
     words = without(row.id, parts).split("/")
     return "/".join(precision if word == AS_IS else word for word in words)
@@ -310,7 +310,7 @@ def _cut(text: str, width: int) -> str:
 def _fit(
     rows: Sequence[CellResult], shown: tuple[Column, ...], parts: Sequence[str], width: int
 ) -> tuple[tuple[Column, ...], bool, int]:
-    """Columns that fit, whether rows stand under their model's name, and the width left for names."""
+    """Columns that fit, whether rows are grouped under their model's name, and the width left for names."""
     longest = max((len(_name(row, parts)) for row in rows), default=1)
     models = {str(row.axes.get("model")) for row in rows}
     by_model = False
@@ -335,7 +335,7 @@ def _width(column: Column, rows: Sequence[CellResult]) -> int:
 
 
 def _head(column: Column) -> list[str]:
-    """A head on up to two lines: "TTFT ms" over "@1"."""
+    """A header on up to two lines: "TTFT ms" over "@1"."""
     first, _, last = column.head.rpartition(" ")
     return [first, last] if first else [last]
 
@@ -343,7 +343,7 @@ def _head(column: Column) -> list[str]:
 def _table(
     rows: Sequence[CellResult], shown: Sequence[Column], parts: Sequence[str], name_width: int, *, by_model: bool
 ) -> Iterator[Text]:
-    """Line by line: rich's own table costs ten times as much."""
+    """Lines of the table. Rich's own table takes ten times as long."""
     from rich.text import Text
 
     aligned = [(_width(column, rows), str.ljust if column.head == "status" else str.rjust) for column in shown]
@@ -367,18 +367,18 @@ def _table(
         yield line
 
 
-# What all formats for people say beside the metrics
+# Text common to all human-readable formats
 
 
 def summary_of(rows: Sequence[CellResult]) -> str:
-    """How many cells there are, by status."""
+    """The number of cells by status."""
     counts = Counter(row.status for row in rows)
     words = ", ".join(f"{counts[status]} {status.value.replace('_', ' ')}" for status in CellStatus if counts[status])
     return f"{count(len(rows), 'cell')}: {words}" if rows else "no cells"
 
 
 class FailedCells(NamedTuple):
-    """What failed, the cells it struck, and details: the reason, the log, what to do."""
+    """A failure, its cells, and details: reason, log, fix."""
 
     what: str
     cells: list[CellId]
@@ -386,48 +386,50 @@ class FailedCells(NamedTuple):
 
 
 def failures_of(
-    rows: Sequence[CellResult], workspace: Path | None = None, told: Collection[str] = ()
+    rows: Sequence[CellResult], workspace: Path | None = None, reported: Collection[str] = ()
 ) -> list[FailedCells]:
-    """What failed; cells that a shared stage failed are said once, and reasons that were `told` not again."""
+    """All failures. A failed shared stage is one failure. Reasons already in `reported` are omitted."""
     groups: dict[tuple[object, ...], list[CellResult]] = {}
     for row in rows:
         if row.reason is not None or row.failed_stage is not None:
-            why = None if row.reason in told else (row.reason, row.log, row.line)
+            why = None if row.reason in reported else (row.reason, row.log, row.line)
             groups.setdefault((row.status, row.failed_stage, row.failure, why), []).append(row)
-    found = []
+    failures = []
     for struck in groups.values():
         row = struck[0]
         what = f"{row.failed_stage} failed" if row.failed_stage else row.status.value
-        details = [row.reason or "no reason was given"]
+        details = [row.reason or "no reason given"]
         if row.log is not None:
             place = "" if row.line is None else f":{row.line}"
             details.append(f"log: {row.log if workspace is None else path_from_here(workspace / row.log)}{place}")
         details += [] if row.hint is None else [f"try: {row.hint}"]
         details += [] if row.setting is None else [f"set: {row.setting}"]
         cells = [row.id for row in struck]
-        found.append(FailedCells(f"{what}{in_brackets(row.failure)}", cells, [] if row.reason in told else details))
-    return found
+        failures.append(
+            FailedCells(f"{what}{in_brackets(row.failure)}", cells, [] if row.reason in reported else details)
+        )
+    return failures
 
 
 def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
-    """Notes on the measurements, and of how many cells, the most frequent first.
+    """Notes on the measurements with their numbers of cells, most frequent first.
 
-    Findings that differ in their numbers alone are one note, in the words of the first.
+    Findings that differ only in numbers are one note, with the text of the first.
     """
     first: dict[str, str] = {}
     cells: Counter[str] = Counter()
     for row in rows:
-        found = [*row.changes, *row.warnings]
+        findings = [*row.changes, *row.warnings]
         if any(level.window == "whole" for level in row.levels):
-            found.append("the steady window was too short: rates include ramp-up and drain")
+            findings.append("the steady window was too short: rates include ramp-up and drain")
         other = (row.trtllm_bench or {}).get("not_the_same")
         if isinstance(other, list) and other:
-            found.append(f"trtllm-bench had another load than the server: {', '.join(map(str, other))}")
-        if not found:
+            findings.append(f"trtllm-bench used a different load than the server: {', '.join(map(str, other))}")
+        if not findings:
             continue
-        kinds = [re.sub(r"[0-9.]+", "0", text) for text in found]
+        kinds = [re.sub(r"[0-9.]+", "0", text) for text in findings]
         cells.update(dict.fromkeys(kinds, 1))
-        for kind, text in zip(kinds, found, strict=True):
+        for kind, text in zip(kinds, findings, strict=True):
             if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
                 first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
     return [(first[kind], number) for kind, number in cells.most_common()]
@@ -435,31 +437,31 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
 
 _CONDITIONS: Final = (("system", system_words), ("load", workload_words))
 CONDITIONS_IN_FULL: Final = (("machine", machine_words), ("versions", version_words), ("workload", workload_words))
-"""Label -> its words, for `conditions_of`."""
+"""Label -> text, for `conditions_of`."""
 
 
 def conditions_of(
     rows: Sequence[CellResult], parts: Sequence[tuple[str, Callable[[Conditions], str]]] = _CONDITIONS
 ) -> list[tuple[str, str]]:
-    """When, on what and under which load it was measured; what only some cells have in common is said apart."""
+    """Time, system and load of the measurements. Conditions that only some cells share are separate entries."""
     measured = [row for row in rows if row.levels]
     if not measured:
         return []
     times = sorted({text for row in measured if (text := moment(row.conditions.measured_s))})
-    found = [("measured", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}")] if times else []
+    conditions = [("measured", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}")] if times else []
     for name, words in parts:
         counts = Counter(words(row.conditions) for row in measured)
-        found += [
+        conditions += [
             (name if len(counts) == 1 else f"{name} of {count(cells, 'cell')}", text)
             for text, cells in counts.most_common()
         ]
-    found += [("side by side", line) for line in interference(rows)]
+    conditions += [("side by side", line) for line in interference(rows)]
     lengths = lengths_of([level for row in measured for level in row.levels])
-    return [*found, ("tokens per request", lengths)] if lengths else found
+    return [*conditions, ("tokens per request", lengths)] if lengths else conditions
 
 
 def lengths_of(levels: Sequence[LevelResult]) -> str:
-    """How long prompts and answers were at these levels: "input mean 61.2, at most 80; output mean 16, at most 16"."""
+    """Lengths of prompts and outputs at these levels: "input mean 61.2, at most 80; output mean 16, at most 16"."""
     return "; ".join(
         f"{name.partition('_')[0]} mean {_range(means)}, at most {max(most):g}"
         for name in LENGTHS
@@ -474,14 +476,14 @@ def _range(values: Sequence[float]) -> str:
 
 
 def moment(seconds: float | None) -> str | None:
-    """A Unix time as people read it, in UTC."""
+    """A Unix time as text, in UTC."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def definitions_of(shown: Sequence[Column]) -> list[tuple[str, str]]:
-    """(heads, formula) of the columns shown, equal formulas once."""
+    """(headers, formula) of the columns shown. Columns with equal formulas are one entry."""
     heads: dict[str, list[str]] = {}
     for column in shown:
         if column.formula is not None:
@@ -502,13 +504,13 @@ def print_report(
     finished: bool = True,
     stream: TextIO | None = None,
     workspace: Path | None = None,
-    told: Collection[str] = (),
+    reported: Collection[str] = (),
     verbose: bool = False,
     forecast: ForecastCheck | None = None,
 ) -> None:
     """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown".
 
-    A table does not repeat the reasons in `told`; `verbose` adds definitions and everything known of the measurements.
+    A table does not repeat the reasons in `reported`. `verbose` adds definitions and all details of the measurements.
     """
     stream = sys.stdout if stream is None else stream
     if form == "json":
@@ -521,7 +523,9 @@ def print_report(
         stream.write(terminal.clean(text))
         return
     width = _width_of(stream)
-    _print(to_table(rows, width, workspace=workspace, told=told, verbose=verbose, forecast=forecast), stream, width)
+    _print(
+        to_table(rows, width, workspace=workspace, reported=reported, verbose=verbose, forecast=forecast), stream, width
+    )
 
 
 def _print(shown: Group, stream: TextIO, width: int) -> None:

@@ -1,1 +1,1 @@
-"""Search: the best cell of a large matrix without measuring all of it. `choice.decide` is pure; `driver.search` obeys it."""
+"""Search for the best cell of a large matrix without measuring every cell. `next_cell.decide` is pure. `driver.search` runs it."""

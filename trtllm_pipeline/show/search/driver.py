@@ -1,7 +1,7 @@
-"""`pipeline search`: decide, run one cell as `pipeline run --cells` does, look at what the workspace has now, decide again.
+"""`pipeline search`: decide, run one cell like `pipeline run --cells`, read the workspace's results, decide again.
 
-Nothing is kept of a search but its runs: what was tried is what the workspace has of the matrix's cells. So a search that was
-killed continues where it stopped, and cells that any run has measured need no measuring.
+A search keeps no state except its runs. The tried cells are the matrix's cells with results in the workspace. So a killed
+search continues where it stopped, and cells measured by any run are not measured again.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advic
 from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decide
 
 CHOICE_FILE: Final = "search.json"
-"""In the directory of a run: which cell was chosen, and why."""
+"""File in a run's directory with the chosen cell and the reason."""
 _SAYS_NOTHING: Final = frozenset(each.value for each in (FailureClass.TRANSIENT, FailureClass.LOST, FailureClass.USER))
-"""Failures that say nothing of a cell: it may work as it is."""
+"""Failures unrelated to the cell, which may work unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadState:
-    """The cells of one workload, and what follows from those that were tried."""
+    """The cells of one workload, and the conclusions from the tried ones."""
 
     options: tuple[Option, ...]
     tried: int
@@ -69,57 +69,56 @@ class WorkloadState:
 
 @dataclass(frozen=True, slots=True)
 class SearchState:
-    """A matrix as a search sees it in a workspace."""
+    """The search's view of a matrix in a workspace."""
 
     name: str
     cells: int
-    """That can work."""
+    """Number of feasible cells."""
     tried: Mapping[CellId, Measured]
     groups: tuple[WorkloadState, ...]
 
     @property
     def failed(self) -> list[Measured]:
-        """Those that were tried and failed."""
+        """Cells that were tried and failed."""
         return [cell for cell in self.tried.values() if cell.status is CellStatus.FAILED]
 
     @property
     def spent(self) -> int:
-        """Of a budget: the cells that were measured, and the failures, each of which may have taken several cells with it."""
+        """Spent budget: measured cells plus failures. One failure may affect several cells."""
         return len(self.tried) - len(self.failed) + len({cell.log or cell.reason for cell in self.failed})
 
     @property
     def next(self) -> Decision | None:
-        """What to do next, for the workload of which the fewest cells were tried; None where nothing is left."""
+        """The next decision, for the workload with the fewest tried cells. None if nothing is left."""
         ahead = [group for group in self.groups if group.decision.cell is not None]
         return min(ahead, key=lambda group: group.tried).decision if ahead else None
 
     @property
     def why_done(self) -> str:
-        """Why nothing is left, where that is so."""
+        """The reasons why nothing is left."""
         return "; ".join(dict.fromkeys(group.decision.why for group in self.groups))
 
     @property
     def ruled_out(self) -> dict[CellId, str]:
-        """Cells that need no measuring, and why."""
+        """Cells that need no measurement, with reasons."""
         return {cell: why for group in self.groups for cell, why in group.decision.ruled_out.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How a search ended."""
+    """The result of a search."""
 
     state: SearchState
     advice: Recommendation
     budget: int
     stopped: str
     why: Mapping[CellId, str] = field(default_factory=dict)
-    """Why searches have chosen the cells that they measured."""
+    """Measured cells and the reasons why searches chose them."""
     exit_code: int = 0
-    """130 where it was interrupted, 1 where something failed that says nothing of a cell, 3 where no cell that was tried meets
-    the objectives, else 0."""
+    """130 if interrupted, 1 after a failure unrelated to the cells, 3 if no tried cell meets the objectives, otherwise 0."""
 
     def to_json(self) -> dict[str, Json]:
-        """As `pipeline search --format json` prints it, see docs/formats.md."""
+        """The JSON of `pipeline search --format json`, see docs/formats.md."""
         ahead = self.state.next
         return {
             "schema": 1,
@@ -134,7 +133,7 @@ class Search:
         }
 
     def blocks(self) -> list[Block]:
-        """For people."""
+        """Text output."""
         state, failed = self.state, len(self.state.failed)
         numbers = [f"{len(state.tried) - failed} of {count(state.cells, 'cell')} measured"]
         numbers += [f"{failed} failed"] if failed else []
@@ -149,7 +148,7 @@ class Search:
             Heading(f"{', '.join(numbers)}; {self.stopped}"),
             *ahead,
             *([TextLine(""), *blocks_of_advice(self.advice)] if state.tried else []),
-            Items("why searches chose these", chosen),
+            Items("reasons for these choices", chosen),
             Items("ruled out without measuring", ruled),
         ]
 
@@ -162,20 +161,20 @@ def search(
     budget: int,
     *,
     command: tuple[str, ...] = (),
-    told: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> Search:
-    """Measure cells of the matrix until `budget` are, or no other can be better. Those that were measured before count.
+    """Measure cells of the matrix until the `budget` is spent or no other cell can be better. Earlier measurements count.
 
-    `told` hears of each cell before it runs. Raises as `flow.run`.
+    Calls `announce` before each cell runs. Raises like `flow.run`.
     """
     while True:
         state = look(request, store, goals)
         ahead = state.next
         if ahead is None or state.spent >= budget:
-            why = state.why_done if ahead is None else f"the budget of {count(budget, 'cell')} is spent"
+            why = state.why_done if ahead is None else f"budget of {count(budget, 'cell')} spent"
             return ended(state, store, goals, budget, why)
         assert ahead.cell is not None
-        told(f"search {state.spent + 1}/{budget}: {ahead.cell}: {ahead.why}")
+        announce(f"search {state.spent + 1}/{budget}: {ahead.cell}: {ahead.why}")
         name = f"search-{len(state.tried) + 1}"
         result = flow.run(replace(request, cells=(ahead.cell,)), store, observer, command=command, name=name)
         choice: dict[str, Json] = {"cell": ahead.cell, "why": ahead.why}
@@ -189,8 +188,8 @@ def search(
 
 
 def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
-    """What a workspace knows of the cells, and what to do next. Raises as `flow.outlook`, and PlanError."""
-    plan, seen = flow.outlook(request, store, Path() if store is None else store.workspace)
+    """The state of the cells in a workspace, and the next decision. Raises like `flow.outlook`, and PlanError."""
+    plan, outlook = flow.outlook(request, store, Path() if store is None else store.workspace)
     check_feasible(plan)
     measured = () if store is None else with_files("", rows(plan, store), outline(plan), store).cells
     tried = {cell.id: cell for cell in measured if _was_tried(cell.status, cell.failure)}
@@ -198,36 +197,38 @@ def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
     for cell in plan.feasible:
         if not cell.id.startswith(ALONE):
             groups.setdefault(_workload(cell), []).append(cell)
-    found = []
+    group_states = []
     for cells in groups.values():
-        options = tuple(_option(cell, plan, seen) for cell in cells)
-        found.append(WorkloadState(options, sum(cell.id in tried for cell in cells), decide(options, tried, goals)))
-    searched = {option.id for group in found for option in group.options}
+        options = tuple(_option(cell, plan, outlook) for cell in cells)
+        group_states.append(
+            WorkloadState(options, sum(cell.id in tried for cell in cells), decide(options, tried, goals))
+        )
+    searched = {option.id for group in group_states for option in group.options}
     of_search = {cell: row for cell, row in tried.items() if cell in searched}
-    return SearchState(request.matrix.stem, len(searched), of_search, tuple(found))
+    return SearchState(request.matrix.stem, len(searched), of_search, tuple(group_states))
 
 
 def _was_tried(status: CellStatus, failure: str | None) -> bool:
-    """Whether what came of a cell says something of it."""
+    """True if a result is informative about its cell."""
     failed = status is CellStatus.FAILED and failure not in _SAYS_NOTHING
     return failed or status in {CellStatus.DONE, CellStatus.UP_TO_DATE}
 
 
 def _workload(cell: Cell) -> str:
-    """What is asked of a cell: only cells of the same are compared."""
+    """The workload of a cell. Only cells of the same workload are compared."""
     return json.dumps([cell.model, cell.isl, cell.osl, cell.settings["perf"]], sort_keys=True)
 
 
-def _option(cell: Cell, plan: Plan, seen: Forecast) -> Option:
+def _option(cell: Cell, plan: Plan, outlook: Forecast) -> Option:
     own = part(plan, [cell])
-    missing = to_run(own, lambda run: run.id in seen.present)
-    seconds = sum(seen.durations.expected(own.stage_runs[run]) for run in missing)
+    missing = to_run(own, lambda run: run.id in outlook.present)
+    seconds = sum(outlook.durations.expected(own.stage_runs[run]) for run in missing)
     built = not any(own.stage_runs[run].stage.scope is Scope.ARTIFACT for run in missing)
     return Option(cell.id, axes(cell), seconds, built)
 
 
 def ended(state: SearchState, store: Store | None, goals: Goals, budget: int, why: str) -> Search:
-    """What a search has found when it stops, and `why` it does."""
+    """The result of a stopped search, with the reason `why`."""
     side = Side(state.name, tuple(state.tried.values()))
     advice = advise(side, (), goals.slos, goals.least, goals.objective, ())
     chosen = {}

@@ -1,9 +1,9 @@
-"""Which cell to measure next, why, and when to stop. Pure: what was measured in, a decision out.
+"""The choice of the next cell to measure, and when to stop. Pure: measurements in, decision out.
 
-All cells are of one workload. A cell is worth what `recommend` says of it: its best level that meets the objectives. So the
-model (`surrogate.py`) predicts, at each level, what counts and what is limited; a cell promises the expected improvement on the
-best cell so far, times the probability that it meets the objectives (Gardner et al.: Bayesian Optimization with Inequality
-Constraints, 2014), times that it works at all.
+All cells have the same workload. As in `recommend`, a cell's value is its best level that meets the objectives. The model
+(`surrogate.py`) predicts the goal and the limited metrics at each level. A cell's promise is the expected improvement over
+the best cell so far, times the probability that it meets the objectives (Gardner et al.: Bayesian Optimization with
+Inequality Constraints, 2014), times the probability that it works at all.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trtllm_pipeline.show.search import surrogate
 
 _BATCH: Final = "max_batch_size"
 _NOT_OF_WEIGHTS: Final = ("tp", "pp", "ep", _BATCH)
-"""Axes that leave a model's answers as they are, but for rounding."""
+"""Axes that change a model's answers only by rounding."""
 _CLEARLY: Final = 1.05
-"""A limit that is missed by less may be met when it is measured again."""
+"""A limit missed by less may be met in another measurement."""
 _ENOUGH: Final = 2e-5
-"""The search ends when no cell promises to be better by this share: with 1e-4 it missed the optimum of 1 surface in 40."""
+"""The search ends when no cell promises this relative improvement. With 1e-4 it missed the optimum of 1 surface in 40."""
 _THRIFT: Final = 0.25
-"""A cell that takes ten times as long has to promise 10 ** 0.25 = 1.8 times as much."""
+"""A cell that takes ten times as long must promise 10 ** 0.25 = 1.8 times as much."""
 _QUANTITY: Final[Mapping[Goal, str]] = {"throughput": "output_tps", "latency": "e2e_p50", "size": ""}
 _UNIT: Final[Mapping[Goal, str]] = {"throughput": "tok/s per GPU or host", "latency": "ms e2e p50", "size": "MB"}
 
@@ -39,14 +39,14 @@ class Option:
     id: CellId
     axes: Mapping[str, Json]
     takes_s: float
-    """Seconds until it is measured: of the stages that are not there yet."""
+    """Seconds needed to measure it, for the missing stages."""
     built: bool
-    """Whether its engine is there."""
+    """True if its engine exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goals:
-    """What the best cell is the best at, and what it has to meet."""
+    """The goal and the objectives."""
 
     objective: Goal
     slos: tuple[Objective, ...] = ()
@@ -55,7 +55,7 @@ class Goals:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The cell to measure next, or None; `why` this one, or why none. `ruled_out`: cells that need no measuring, and why."""
+    """The next cell to measure, or None, with the reason `why`. `ruled_out` maps cells that need no measurement to reasons."""
 
     cell: CellId | None
     why: str
@@ -63,7 +63,7 @@ class Decision:
 
 
 def decide(options: Sequence[Option], tried: Mapping[CellId, Measured], goals: Goals) -> Decision:
-    """What follows from the results of the cells that were `tried`, be they failures."""
+    """The decision from the results, including failures, of the cells `tried`."""
     known = {option.id: tried[option.id] for option in options if option.id in tried}
     bases = references({option.id: option.axes for option in options})
     inaccurate_cells = _inaccurate(known, bases, goals)
@@ -78,13 +78,13 @@ def decide(options: Sequence[Option], tried: Mapping[CellId, Measured], goals: G
         return Decision(None, "every cell is measured or ruled out", left_out)
     best = min(good, key=good.__getitem__, default=None)
     if best is not None and (base := _reference(known[best], known, bases, goals)) is not None:
-        return Decision(base, f"the accuracy of {best}, the best so far, is compared with it", left_out)
+        return Decision(base, f"accuracy reference for {best}, the best cell so far", left_out)
     worked = [cell for cell in known.values() if cell.unfit is None and cell.levels]
-    # As many cells as there are axes tell what each of them does, and one more.
+    # One cell per axis plus one shows the effect of each axis.
     if not worked or len(known) < _varying(options) + 2:
         return Decision(*_start(options, left, known), left_out)
     if all(_counts(cell, level, goals) is None for cell in worked for level in cell.levels):
-        return Decision(None, f"of no cell that was measured is known what counts: {goals.objective}", left_out)
+        return Decision(None, f"no measured cell has the goal metric: {goals.objective}", left_out)
     reached = None if best is None else good[best]
     promises = _promises(options, list(known), worked, reached, goals)
     chosen = max(left, key=lambda option: promises[option.id].share / _patience(option))
@@ -94,7 +94,7 @@ def decide(options: Sequence[Option], tried: Mapping[CellId, Measured], goals: G
 
 
 def _varying(options: Sequence[Option]) -> int:
-    """How many axes vary."""
+    """The number of varying axes."""
     names = dict.fromkeys(name for option in options for name in option.axes)
     return sum(len({str(option.axes.get(name)) for option in options}) > 1 for name in names)
 
@@ -104,29 +104,29 @@ def _patience(option: Option) -> float:
 
 
 def _takes(option: Option) -> str:
-    return f"about {about(option.takes_s)}" + (", its engine is there" if option.built else "")
+    return f"about {about(option.takes_s)}" + (", engine exists" if option.built else "")
 
 
-# What needs no measuring
+# Cells that need no measurement
 
 
 def _ruled_out(
     options: Sequence[Option], known: Mapping[CellId, Measured], inaccurate_cells: Mapping[CellId, str], goals: Goals
 ) -> dict[CellId, str]:
-    """Cells that cannot be the best by what was measured of others, and why."""
+    """Cells that cannot be the best according to measurements of others, with reasons."""
     by_line: dict[str, list[Measured]] = {}
     for cell in known.values():
         by_line.setdefault(_but(cell.axes, (_BATCH,)), []).append(cell)
     by_weights = {_but(known[cell].axes, _NOT_OF_WEIGHTS): f"{cell}: {why}" for cell, why in inaccurate_cells.items()}
-    found = {}
+    ruled_out = {}
     for option in options:
         if option.id not in known:
             line = by_line.get(_but(option.axes, (_BATCH,)), ())
             of_batch = (why for cell in line if (why := _by_batch(option, cell, goals.slos)) is not None)
             why = next(of_batch, by_weights.get(_but(option.axes, _NOT_OF_WEIGHTS)))
             if why is not None:
-                found[option.id] = why
-    return found
+                ruled_out[option.id] = why
+    return ruled_out
 
 
 def _but(axes: Mapping[str, Json], names: Sequence[str]) -> str:
@@ -139,7 +139,7 @@ def _batch(axes: Mapping[str, Json]) -> int:
 
 
 def _by_batch(option: Option, cell: Measured, slos: Sequence[Objective]) -> str | None:
-    """Why `option` cannot be better than `cell`, which differs in the batch size alone; None where it can."""
+    """Why `option` cannot be better than `cell`, which differs only in batch size, or None."""
     own, other = _batch(option.axes), _batch(cell.axes)
     if cell.failure == FailureClass.OUT_OF_MEMORY.value and own > other:
         return f"{cell.id} ran out of memory with a smaller batch"
@@ -158,10 +158,10 @@ def _by_batch(option: Option, cell: Measured, slos: Sequence[Objective]) -> str 
 
 
 def _surely_missed(slo: Objective, value: float | None, larger: bool, queues: bool) -> bool:
-    """Whether an objective that was missed by `value` is missed by a larger or smaller batch as well.
+    """True if a larger or smaller batch also misses an objective that was missed by `value`.
 
-    More requests at a time make each token later, and their rate higher. They make the first token later only where none waited
-    for a free slot.
+    More concurrent requests delay each token and raise the total rate. They delay the first token only if no request
+    waited for a free slot.
     """
     if value is None or slo.share(value) < _CLEARLY:
         return False
@@ -174,24 +174,24 @@ def _surely_missed(slo: Objective, value: float | None, larger: bool, queues: bo
 
 
 def _inaccurate(known: Mapping[CellId, Measured], bases: Mapping[CellId, CellId], goals: Goals) -> dict[CellId, str]:
-    """The cells whose answers are not good enough, as far as that can be said, and why."""
-    found = {}
+    """The cells with insufficient accuracy, as far as known, with reasons."""
+    reasons = {}
     for cell in known.values():
         base = known.get(bases.get(cell.id, cell.id))
         scored = goals.least is not None and goals.least.score is not None
         if cell.accuracy and (scored or (base is not None and base.accuracy)):
             why = inaccurate(cell, None if base is cell else base, goals.least, GROUPS)
             if why is not None:
-                found[cell.id] = why
-    return found
+                reasons[cell.id] = why
+    return reasons
 
 
 def _reference(
     best: Measured, known: Mapping[CellId, Measured], bases: Mapping[CellId, CellId], goals: Goals
 ) -> CellId | None:
-    """The unquantized cell that the best so far has to be compared with and that was not tried; None where there is none.
+    """The untried unquantized cell that is the accuracy reference of the best cell so far, or None.
 
-    A precision is compared once, but for a least accuracy that is a share of each cell's own reference.
+    A precision is compared once, unless the minimum accuracy is relative to each cell's own reference.
     """
     least = goals.least
     if not best.accuracy or (least is not None and (least.score is not None or (least.share or 0.0) >= 1)):
@@ -203,25 +203,25 @@ def _reference(
 
 
 def _value(cell: Measured, goals: Goals) -> float | None:
-    """What a cell costs, the less the better; None where it does not meet the objectives, or nobody knows."""
-    found = at_best(cell, (), goals.slos, goals.objective, None)
-    value = cost(found, goals.objective) if found.reason is None and found.level is not None else math.inf
+    """The cost of a cell, lower is better. None if it misses the objectives or the metric is unknown."""
+    candidate = at_best(cell, (), goals.slos, goals.objective, None)
+    value = cost(candidate, goals.objective) if candidate.reason is None and candidate.level is not None else math.inf
     return value if math.isfinite(value) else None
 
 
-# What the model says
+# Predictions of the model
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the model expects of a cell at its most promising level."""
+    """The model's prediction for a cell at its most promising level."""
 
     share: float
-    """Expected improvement on the best so far, as a share, times the probability that it meets all objectives and works."""
+    """Expected relative improvement over the best so far, times the probability that it meets all objectives and works."""
     level: str
     low: float
     high: float
-    """The 68% interval of what counts."""
+    """The 68% interval of the goal metric."""
     fits: float
     """Probability that it meets the objectives."""
 
@@ -230,29 +230,29 @@ def _words(promise: Promise, option: Option, best: float | None, goals: Goals) -
     per = 1e-6 if goals.objective == "size" else 1.0
     level = f" at {load_words(promise.level)}"
     fits = f"; {promise.fits:.0%} likely to meet the objectives" if goals.slos else ""
-    than = "" if best is None else f"; the best so far has {number(abs(best) * per)}"
+    than = "" if best is None else f"; best so far {number(abs(best) * per)}"
     expected = f"{number(promise.low * per)} to {number(promise.high * per)} {_UNIT[goals.objective]}"
     return f"expected {expected}{level}{than}{fits}; {_takes(option)}"
 
 
 def _start(options: Sequence[Option], left: Sequence[Option], known: Mapping[CellId, Measured]) -> tuple[CellId, str]:
-    """The cell that is least like those that were tried; where none was, the one that is most like all."""
+    """The cell least similar to the tried ones. Without tried cells, the cell most similar to all."""
     place = {option.id: index for index, option in enumerate(options)}
     others = [place[cell] for cell in known] or list(range(0, len(options), 1 + len(options) // 256))
     apart = surrogate.distances([option.axes for option in options], others).mean(axis=0)
     if known:
         farthest = apart.min(axis=1)
         chosen = max(left, key=lambda option: float(farthest[place[option.id]]) / _patience(option))
-        return chosen.id, f"a start: it differs most from what was measured; {_takes(chosen)}"
+        return chosen.id, f"initial cell: differs most from the measured cells; {_takes(chosen)}"
     middle = 1.0 + apart.mean(axis=1)
     chosen = min(left, key=lambda option: float(middle[place[option.id]]) * _patience(option))
-    return chosen.id, f"a start in the middle; {_takes(chosen)}"
+    return chosen.id, f"initial cell: center of the matrix; {_takes(chosen)}"
 
 
 def _promises(
     options: Sequence[Option], tried: Sequence[CellId], worked: Sequence[Measured], best: float | None, goals: Goals
 ) -> dict[CellId, Promise]:
-    """What each cell promises beyond the `best`, by those of the cells `tried` that `worked`."""
+    """The promise of each cell over the `best`, from those of the cells `tried` that `worked`."""
     import numpy as np
 
     place = {option.id: index for index, option in enumerate(options)}
@@ -271,7 +271,7 @@ def _promises(
     works = (1 + likeness[:, of_worked].sum(axis=1)) / (1 + likeness.sum(axis=1))
     sign, width = 1.0 if goals.objective == "throughput" else -1.0, 1 + len(goals.slos)
     reached = sign * math.log(abs(best)) if best else float((sign * mean[:, ::width]).min()) - 1.0
-    found: dict[CellId, Promise] = {}
+    promises: dict[CellId, Promise] = {}
     for index, option in enumerate(options):
         at_levels = []
         for at, key in zip(range(0, mean.shape[1], width), levels, strict=True):
@@ -282,12 +282,12 @@ def _promises(
             share = _improvement(sign * mean[index, at] - reached, error[index, at]) * fits * works[index]
             low, high = (math.exp(mean[index, at] + side * error[index, at]) for side in (-1, 1))
             at_levels.append(Promise(float(share), key, low, high, fits))
-        found[option.id] = max(at_levels, key=lambda each: each.share)
-    return found
+        promises[option.id] = max(at_levels, key=lambda each: each.share)
+    return promises
 
 
 def _quantities(cell: Measured, key: str, goals: Goals) -> list[float]:
-    """Logarithms of what counts and of each metric that is limited, at a level; NaN where one was not measured."""
+    """Logarithms of the goal metric and of each limited metric at a level, NaN if not measured."""
     level = cell.level(key)
     counts = _counts(cell, level, goals)
     values = [counts, *(None if level is None else level.value(slo.metric) for slo in goals.slos)]
@@ -295,7 +295,7 @@ def _quantities(cell: Measured, key: str, goals: Goals) -> list[float]:
 
 
 def _counts(cell: Measured, level: LevelResult | None, goals: Goals) -> float | None:
-    """What counts at a level of a cell; None where it was not measured."""
+    """The goal metric at a level of a cell, or None if not measured."""
     if goals.objective == "size":
         return cell.engine_size_bytes
     value = None if level is None else level.value(_QUANTITY[goals.objective])

@@ -1,10 +1,10 @@
-"""A Gaussian process over the axes of a matrix: what a few measured cells say of the others, and how sure that is.
+"""A Gaussian process over the axes of a matrix that predicts unmeasured cells from a few measured ones, with uncertainty.
 
-Axes of numbers are ordinal, by their logarithm; all others are categories. The covariance of two cells is a mixture of a mean over
-the axes (effects that add up) and a product over them (effects that depend on each other), with a length for each axis
-(Duvenaud, Nickisch, Rasmussen: Additive Gaussian Processes, 2011). Lengths, mixture and noise are those that make what was
-measured most likely (Rasmussen, Williams: Gaussian Processes for Machine Learning, 2006, 2.2 and 5.4), with one scale for each
-quantity, known to be a factor of about `_SPREAD` before anything is measured.
+Numeric axes are ordinal, by their logarithm. All others are categorical. The covariance of two cells is a mixture of a mean
+over the axes (additive effects) and a product over them (interactions), with a length scale per axis (Duvenaud, Nickisch,
+Rasmussen: Additive Gaussian Processes, 2011). Lengths, mixture and noise maximize the likelihood of the measurements
+(Rasmussen, Williams: Gaussian Processes for Machine Learning, 2006, 2.2 and 5.4). Each quantity has one scale with a prior
+factor of about `_SPREAD`.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 _RATES: Final = (0.1, 0.3, 1.0, 3.0, 10.0)
-"""How fast likeness falls over the whole of an axis."""
+"""Decay of similarity over the full length of an axis."""
 _PRODUCT: Final = (0.05, 0.2, 0.5, 1.0)
 """Share of the product in the covariance."""
 _NOISE: Final = (1e-3, 1e-2, 5e-2)
-"""Variance of measurements in that of the quantity."""
+"""Share of measurement noise in the variance of the quantity."""
 _SPREAD: Final = 0.7
-"""Standard deviation of a quantity's logarithm over a matrix, before anything is known; it weighs as much as `_PRIOR` cells."""
+"""Prior standard deviation of a quantity's logarithm over a matrix, weighted like `_PRIOR` cells."""
 _PRIOR: Final = 2.0
 
 
 def distances(cells: Sequence[Mapping[str, Json]], others: Sequence[int]) -> Array:
-    """[axes, cells, others]: squared differences from some of the cells along each axis that varies.
+    """[axes, cells, others]: squared differences from some of the cells along each varying axis.
 
-    Those of numbers are of shares of the axis, those of categories 0 or 1.
+    Numeric differences are fractions of the axis. Categorical differences are 0 or 1.
     """
     import numpy as np
 
     chosen = np.array(others, dtype=int)
-    found = [np.zeros((len(cells), len(chosen)))]
+    per_axis = [np.zeros((len(cells), len(chosen)))]
     for name in dict.fromkeys(name for cell in cells for name in cell):
         values = [cell.get(name) for cell in cells]
         if len(set(map(str, values))) < 2:
@@ -50,16 +50,16 @@ def distances(cells: Sequence[Mapping[str, Json]], others: Sequence[int]) -> Arr
         numbers = _numbers(values)
         if numbers is None or min(numbers) == max(numbers):
             texts = np.array([str(value) for value in values])
-            found.append((texts[:, None] != texts[None, chosen]).astype(float))
+            per_axis.append((texts[:, None] != texts[None, chosen]).astype(float))
         else:
             places = np.array(numbers)
             places = (places - places.min()) / (places.max() - places.min())
-            found.append((places[:, None] - places[None, chosen]) ** 2)
-    return np.array(found[1:] or found)
+            per_axis.append((places[:, None] - places[None, chosen]) ** 2)
+    return np.array(per_axis[1:] or per_axis)
 
 
 def _numbers(values: Sequence[Json]) -> list[float] | None:
-    """Places of an axis of numbers: their logarithms, or themselves where one is not positive. None for categories."""
+    """Positions on a numeric axis: logarithms, or the values themselves if one is not positive. None for categories."""
     try:
         numbers = [float(value) for value in values if not isinstance(value, bool)]  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -71,14 +71,14 @@ def _numbers(values: Sequence[Json]) -> list[float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Covariance:
-    """A covariance: how fast likeness falls along each axis, the share of the product, and noise."""
+    """A covariance: decay of similarity along each axis, share of the product, and noise."""
 
     rates: tuple[float, ...]
     product: float = 0.5
     noise: float = 1e-2
 
     def covariance(self, apart: Array) -> Array:
-        """Of cells that are `apart` [axes, ...]."""
+        """The covariance of cells at distances `apart` [axes, ...]."""
         import numpy as np
 
         falls = np.exp(-np.array(self.rates)[:, None, None] * apart)
@@ -87,7 +87,7 @@ class Covariance:
 
 
 def fitted(apart: Array, values: Array) -> Covariance:
-    """The shape that makes `values` [cells, quantities] most likely, found one part after the other."""
+    """The shape that maximizes the likelihood of `values` [cells, quantities], by coordinate search."""
     best = Covariance((1.0,) * len(apart))
     most = _likelihood(best, apart, values)
     for _ in range(2):
@@ -115,14 +115,14 @@ def _likelihood(shape: Covariance, apart: Array, values: Array) -> float:
 
 def _scales(white: Array) -> Array:
     """Variance of each quantity."""
-    found: Array = ((white**2).sum(axis=0) + _PRIOR * _SPREAD**2) / (len(white) + _PRIOR)
-    return found
+    scales: Array = ((white**2).sum(axis=0) + _PRIOR * _SPREAD**2) / (len(white) + _PRIOR)
+    return scales
 
 
 def predicted(shape: Covariance, apart: Array, measured: Sequence[int], values: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation [cells, quantities] of all cells by the `values` of those that were `measured`.
+    """Mean and standard deviation [cells, quantities] of all cells, given the `values` of the `measured` cells.
 
-    `apart` are the distances [axes, cells, measured].
+    `apart` has the distances [axes, cells, measured].
     """
     import numpy as np
 
@@ -132,5 +132,5 @@ def predicted(shape: Covariance, apart: Array, measured: Sequence[int], values: 
     white = np.linalg.solve(factor, values - mean)
     shares = np.linalg.solve(factor, across.T)
     unknown = np.maximum(1.0 - (shares**2).sum(axis=0), 0.0) + shape.noise
-    found: Array = shares.T @ white + mean
-    return found, np.sqrt(unknown[:, None] * _scales(white))
+    means: Array = shares.T @ white + mean
+    return means, np.sqrt(unknown[:, None] * _scales(white))

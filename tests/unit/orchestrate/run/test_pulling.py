@@ -113,7 +113,7 @@ def test_a_plan_shows_what_is_pulled(made: Store, url: str) -> None:
     text = plan_text(PLAN, seen, verbose=False)
     assert "to pull" in text
     assert ": not needed" in plan_text(PLAN, seen, verbose=True), "what is not made has no expected time"
-    assert f"pull: 2 artifacts from {url}, 0.0 MB, instead of making them" in text
+    assert f"pull: 2 artifacts from {url}, 0.0 MB, instead of creating them" in text
     assert "| to pull |" in plan_markdown(PLAN, seen, "Plan")
     data = json.loads("\n".join(plan_commands.plan_json(PLAN, None, seen)))
     actions = {(run["stage"], run["action"], "pull_bytes" in run) for run in data["stage_runs"]}

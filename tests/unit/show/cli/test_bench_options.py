@@ -92,7 +92,7 @@ def test_names_that_are_the_same_everywhere() -> None:
     [
         (("--concurrency", "1,x"), "--concurrency: expected a positive whole number up to 65536, got 'x'"),
         (("--concurrency", "1_0"), "--concurrency: expected a positive whole number up to 65536, got '1_0'"),
-        (("--concurrency", "4,4"), "--concurrency 4,4: has a value twice"),
+        (("--concurrency", "4,4"), "--concurrency 4,4: duplicate value"),
         (("--request-rate", "nan"), "--request-rate: expected a positive number up to 1000000, got 'nan'"),
         (("--requests", "0"), "should be greater than or equal to 1"),
         (("--burstiness", "inf"), "--burstiness: expected a positive number, got inf"),

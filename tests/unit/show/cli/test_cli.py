@@ -47,10 +47,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["status", "--workspace", ""], "--workspace: is empty"),
+        (["status", "--workspace", ""], "--workspace is empty"),
         (["stage", "download", "tiny", "--output-dir", "/proc/q"], "--output-dir /proc/q: cannot be written"),
-        (["stage", "download", "tiny", "--output-dir", "file"], "is not an empty directory"),
-        (["stage", "download", "--output-dir", "o"], "which model?"),
+        (["stage", "download", "tiny", "--output-dir", "file"], "not an empty directory"),
+        (["stage", "download", "--output-dir", "o"], "no model given"),
         (["stage", "download", "tiny"], "--output-dir is required"),
         (["stage", "download", "no-such-model", "--output-dir", "o"], "neither a recipe nor a directory"),
         (
@@ -63,8 +63,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["stage", "repository", "--toolchain", "embedded", "--llm-args", "a=1"], "--llm-args: this toolchain has no"),
         (["report", "-o", "/nonexist/x"], "--output /nonexist/x: cannot be written"),
         (["report", "-o", "."], "--output .: cannot be written: Is a directory"),
-        (["stage", "replay", "job.json", "--output-dir", "file"], "is not an empty directory"),
-        (["stage", "replay", "job.json", "--output-dir", ""], "--output-dir: is empty"),
+        (["stage", "replay", "job.json", "--output-dir", "file"], "not an empty directory"),
+        (["stage", "replay", "job.json", "--output-dir", ""], "--output-dir is empty"),
     ],
 )
 def test_mistakes_are_answered_in_words(

@@ -204,7 +204,7 @@ def unbuilt(matrix: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--ready-timeout-s", "nan"), "--ready-timeout-s: 'nan' is not a duration such as 300ms, 5s, 2m or 1h"),
         (("--restarts", "-1"), "--restarts should be greater than or equal to 0, not -1"),
         (("--threads", "2"), "--threads: this toolchain has no such option"),
-        (("--repository", "d"), "--repository is for a stage on explicit files, without --matrix"),
+        (("--repository", "d"), "--repository cannot be combined with --matrix"),
     ],
 )
 def test_what_is_typed_beside_a_matrix_is_checked_before_anything_is_built(
@@ -235,7 +235,7 @@ def test_what_a_matrix_says_itself_is_refused_with_what_works(
 ) -> None:
     assert app.main(["stage", *words.split(), "--matrix", str(unbuilt)]) == 2
     said = capsys.readouterr().err
-    assert f"{words.split()[1]} is for a stage on explicit files, without --matrix\n  try: {hint}" in said
+    assert f"{words.split()[1]} cannot be combined with --matrix\n  try: {hint}" in said
 
 
 # ------------------------------------------------------------------------------------------------------- parameters
@@ -403,7 +403,7 @@ def test_what_only_another_toolchain_has_is_refused(
 
 def test_by_hand_nobody_guesses_which_prompts_perf_timed(inputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["stage", "score", "--perf", "d", "--engine", "d", "--output-dir", "o"]) == 2
-    assert "--input-data is required: the file, or builtin:NAME, that perf was given" in capsys.readouterr().err
+    assert "--input-data is required: the same file or builtin:NAME as for perf" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["convert", "quantize", "build"])

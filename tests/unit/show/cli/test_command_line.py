@@ -188,7 +188,7 @@ def test_the_matrix_may_be_the_first_word(
     assert main([*words, MATRIX, "-m", "other.yaml"]) == 2
     assert "are two matrices" in capsys.readouterr().err
     assert main(list(words)) == 2
-    assert "the matrix is missing" in capsys.readouterr().err
+    assert "no matrix given" in capsys.readouterr().err
 
 
 def test_commands_that_take_other_words_take_the_matrix_as_an_option_alone() -> None:
@@ -220,19 +220,19 @@ def test_a_wrong_key_gets_a_suggestion(change: str, near: str, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("run", "--resume"), "there is no workspace"),
-        (("resume",), "there is no workspace"),
+        (("run", "--resume"), "no such workspace"),
+        (("resume",), "no such workspace"),
         (("run",), "pipeline run FILE, or pipeline run --resume"),
-        (("status", "--runs"), "there is no workspace"),
-        (("status", "--runs", "--watch"), "--runs lists all runs of the workspace, without --watch"),
+        (("status", "--runs"), "no such workspace"),
+        (("status", "--runs", "--watch"), "--runs lists all runs of the workspace and cannot be combined with --watch"),
         (("stage", "replay", "no.json"), "no.json"),
         (("models", "show", "no-such"), "no-such"),
         (("models", "lint", "no-such"), "no-such"),
-        (("serve", "gateway"), "which server?"),
+        (("serve", "gateway"), "no server given"),
         (("eval", "drift", "a", "b"), "a"),
-        (("store", "prune"), "there is no workspace"),
-        (("store", "rm", "build"), "there is no workspace"),
-        (("store", "rm"), "nothing is named"),
+        (("store", "prune"), "no such workspace"),
+        (("store", "rm", "build"), "no such workspace"),
+        (("store", "rm"), "nothing selected"),
         (("stage", "convert"), "--precision"),
     ],
     ids=" ".join,

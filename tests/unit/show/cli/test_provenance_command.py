@@ -100,9 +100,9 @@ def test_formats(artifacts: tuple[Artifact, Artifact], run: Run) -> None:
     [
         (("nothing",), "'nothing' is neither an artifact"),
         (("0bad0bad",), "'0bad0bad' is neither an artifact"),
-        (("build", "--attach", "me.key"), "2 artifacts are meant"),
+        (("build", "--attach", "me.key"), "2 artifacts are selected"),
         (("build", "--sign", "trusted/me.pem"), "is not a private key"),
-        (("build", "--sign", "encrypted.key"), "nobody can be asked for its passphrase"),
+        (("build", "--sign", "encrypted.key"), "there is no terminal to prompt for its passphrase"),
         (("build", "--trusted-keys", "nowhere"), "nowhere: cannot be read"),
     ],
 )

@@ -32,12 +32,15 @@ def test_of_very_many_cells_those_are_listed_that_are_not_done(tmp_path: Path, m
         return to_text(status_of(store, outline(plan), "run")).splitlines()
 
     assert [line.split()[0] for line in said()[2:4]] == ["bs2", "bs3"]
-    assert said()[-1] == "and 1 cell done, 1 cell more to do or failed: --cells PATTERN or --format json shows them"
+    assert (
+        said()[-1]
+        == "and 1 cell done, 1 cell more unfinished or failed (show them with --cells PATTERN or --format json)"
+    )
     fabricated.fail(store, fabricated.stage_run(plan, cells[3], "build"), StageError("no such tensor"))
     assert any("no such tensor" in line for line in said()), "whatever failed is told"
     for cell in cells[1:]:
         make(cell)
-    assert said()[1:] == ["and 4 cells done: --cells PATTERN or --format json shows them"]
+    assert said()[1:] == ["and 4 cells done (show them with --cells PATTERN or --format json)"]
     store.close()
 
 

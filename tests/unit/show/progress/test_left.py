@@ -19,8 +19,8 @@ def test_it_counts_down_as_long_as_the_run_goes_on(tmp_path: Path, monkeypatch: 
     assert read(tmp_path) is None
     told = TimeLeft(tmp_path)
     assert read(tmp_path) is None, "nothing is known yet"
-    told.say(123456.789, True)
-    told.say(90.0, False)
+    told.write(123456.789, True)
+    told.write(90.0, False)
     at = json.loads((tmp_path / left.NAME).read_text())["time_s"]
     for later, seconds in ((0, 90.0), (80, 10.0), (100, 0.0), (-5, 90.0)):
         monkeypatch.setattr(left.time, "time", lambda later=later: at + later)
@@ -36,7 +36,7 @@ def test_it_is_told_although_somebody_looked_at_the_moment_of_the_start(
     assert looks is not None
     monkeypatch.setattr(claims.time, "sleep", lambda _seconds: looks.release())
     told = TimeLeft(tmp_path)
-    told.say(90.0, True)
+    told.write(90.0, True)
     assert read(tmp_path) is not None
     told.close()
 

@@ -120,7 +120,7 @@ def test_plain_lines(tmp_path: Path) -> None:
         "  | log:9: line 9",
         "  try: look",
     ]
-    assert plain.told == {error.message, "look", NEVER.reason}
+    assert plain.reported == {error.message, "look", NEVER.reason}
     plain.waiting(run("perf"), "a dropped connection; attempt 2 in 4 s")
     plain.end()
     assert lines(stream) == [
@@ -144,7 +144,7 @@ def test_a_failure_that_is_explained_needs_no_end_of_a_log(tmp_path: Path) -> No
         f"  log: {log}",
         "  try: buy some",
     ]
-    assert quiet.told == {"build: no memory", "buy some"}
+    assert quiet.reported == {"build: no memory", "buy some"}
     quiet.changed(run("repository"), S.FAILED, error, 2.0)
     assert lines(stream) == [
         f"{run('repository').id}  {FP16.id}  failed after 2.0 s (out of memory): for the same reason",
@@ -182,7 +182,7 @@ def test_quiet_says_only_what_failed() -> None:
     quiet.end()
     assert lines(stream) == [
         f"{run('convert').id}  {FP16.id} (for 2 cells)  failed after 1.0 s: convert: bad",
-        "node n1 has gone: nothing is started there",
+        "lost node n1: no stages will start on it",
     ]
 
 

@@ -73,7 +73,7 @@ def test_it_goes_on_as_long_as_a_run_that_waits() -> None:
     stream = io.StringIO()
     watching.watch(lambda: left.pop(0) if len(left) > 1 else left[0], stream)
     assert "running: perf, m/c0" in stream.getvalue().splitlines()
-    assert "the run continues, but nothing runs now" in to_text(waits)
+    assert "the run is active, but no stage is running" in to_text(waits)
     assert "the run continues" not in to_text(replace(STEPS[2], goes_on=True))
 
 

@@ -85,5 +85,5 @@ def test_precisions_that_no_toolchain_has_are_no_rows() -> None:
 
 @pytest.mark.parametrize("name", ["qwen", "qwen2.5"])
 def test_a_family_by_a_name_that_people_use_gets_those_that_are_meant(name: str) -> None:
-    with pytest.raises(UsageError, match=r"there is no 'qwen.*'; did you mean .*qwen2"):
+    with pytest.raises(UsageError, match=r"unknown name 'qwen.*'; did you mean .*qwen2"):
         examination._check("--family", [name], ["llama", "qwen2", "qwen3", "qwen2_moe"])

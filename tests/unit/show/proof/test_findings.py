@@ -26,9 +26,14 @@ H100 = Machine(8, "CPU", gpus=(Gpu(0, "GPU-a", "NVIDIA H100", 80 << 30, 90),), t
 @pytest.mark.parametrize(
     ("row", "agreement", "status", "said"),
     [
-        (DONE, GOOD, "verified", "180 of 192 tokens are the reference's, 0.020 nats lost a token"),
+        (DONE, GOOD, "verified", "180 of 192 tokens match the reference, 0.020 nats lost per token"),
         (DONE, replace(GOOD, loss_nats=0.31), "differs", "expected at most 0.3"),
-        (DONE, replace(GOOD, unreadable=("a",)), "differs", "1 of 8 answers are not what this model can say"),
+        (
+            DONE,
+            replace(GOOD, unreadable=("a",)),
+            "differs",
+            "1 of 8 answers contain text that this model cannot generate",
+        ),
         (DONE, None, "cannot", "not finished: done"),
         (replace(DONE, status=CellStatus.INFEASIBLE, reason="too old"), None, "cannot", "too old"),
         (replace(DONE, status=CellStatus.INTERRUPTED), None, "cannot", "not finished: interrupted"),
@@ -82,16 +87,16 @@ def test_only_what_was_verified_may_be_said() -> None:
     found = examined(good, other, findings.of_comparison(InstalledComparison("trtllm-build", ("b",), known=7)))
     split = findings.of_cell(replace(DONE, axes={**AXES, "tp": 2}), GOOD)
     assert examined(good, split).sentences()[1] == (
-        "TensorRT-LLM 1.2.0 on NVIDIA H100: a tiny llama model that tensorrt_llm makes and serves over tp2pp1 answers as the "
+        "TensorRT-LLM 1.2.0 on NVIDIA H100: a tiny llama model built and served by tensorrt_llm over tp2pp1 matches the "
         "float reference within tolerance, in fp8"
     )
     assert found.exit_code == 0
     assert found.sentences() == (
         (
-            "TensorRT-LLM 1.2.0 on NVIDIA H100: a tiny llama model that tensorrt_llm makes and serves answers as the float "
+            "TensorRT-LLM 1.2.0 on NVIDIA H100: a tiny llama model built and served by tensorrt_llm matches the float "
             "reference within tolerance, in fp8, fp16"
         ),
-        "TensorRT-LLM 1.2.0 on NVIDIA H100: the options that trtllm-build print are those that are recorded",
+        "TensorRT-LLM 1.2.0 on NVIDIA H100: the options printed by trtllm-build match the recorded ones",
     )
     assert (examined(bad).sentences(), examined(bad).exit_code) == ((), 1)
     assert examined(findings.of_toolchain("embedded", "no wheel")).exit_code == 3
@@ -119,7 +124,7 @@ def test_what_is_another_in_help() -> None:
     change = installed._change
     assert change(recorded, program_options.Installed(takes_value=True, choices=("b", "a", "None"))) is None
     assert change(recorded, program_options.Installed(takes_value=True, choices=None)) is None
-    assert change(recorded, program_options.Installed(takes_value=False, choices=None)) == "takes no value any more"
+    assert change(recorded, program_options.Installed(takes_value=False, choices=None)) == "no longer takes a value"
     told = change(recorded, program_options.Installed(takes_value=True, choices=("a",)))
     assert told == "takes one of a; recorded: a, b"
 

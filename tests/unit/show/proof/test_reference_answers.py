@@ -212,7 +212,7 @@ def test_every_precision_has_a_limit_that_wrong_answers_exceed(precision: str) -
     ("text", "told"),
     [
         (None, "there is no such file"),
-        ("", "there is no answer in this file"),
+        ("", "the file contains no answers"),
         ('{"id": "a"', "answers.jsonl:1:"),
         ("[1]", "answers.jsonl:1: expected an object"),
         ('{"id": "a", "input": "b"}', "answers.jsonl:1: answer: expected a text"),

@@ -30,14 +30,14 @@ ALONE_ROW = row(f"{ALONE}m/fp8/tp1", 2000.0, level(1000.0, 50.0))
 
 def test_ratios_are_of_each_load_that_both_have() -> None:
     (line,) = interference([BESIDE, OTHER, ALONE_ROW])
-    assert line == "m/fp8/tp1 beside 1 other over alone, concurrency 4: output tokens/s -2.0%, TTFT p50 +2.0%"
+    assert line == "m/fp8/tp1 alongside 1 other vs. alone, concurrency 4: output tokens/s -2.0%, TTFT p50 +2.0%"
     assert line in to_markdown([BESIDE, OTHER, ALONE_ROW])
 
 
 @pytest.mark.parametrize(("at", "share"), [(1061.0, "none"), (1045.0, "only 25%")])
 def test_a_pair_that_others_hardly_met_gives_no_ratio(at: float, share: str) -> None:
     (line,) = interference([BESIDE, row("m/fp16/tp1", at, level(700.0, 60.0)), ALONE_ROW])
-    assert line == f"m/fp8/tp1 shared {share} of its time with another measurement: the effect of others is unknown"
+    assert line == f"m/fp8/tp1 shared {share} of its time with another measurement: too little to show an effect"
 
 
 def test_without_both_there_is_nothing_to_say() -> None:

@@ -271,7 +271,7 @@ def test_a_run_before_that_is_not_comparable_is_told_in_a_sentence() -> None:
     ]
     text = to_html(rows, record, plots=False, comparison=compare(*sides))
     assert (
-        "<p>The run before, run-0, is not comparable with run-1: it was measured under other conditions: "
+        "<p>The previous run run-0 is not comparable with run-1: measured under different conditions: "
         "CPU: B in the baseline, A &lt;b&gt; here; the questions: not recorded on either side.</p>"
     ) in text
     text = to_html(rows, record, plots=False, comparison=compare(Side("run-1", ()), sides[1]))

@@ -102,7 +102,7 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "warning (2 cells): the client was busy (concurrency 4)",
         "note (2 cells): the steady window was too short: rates include ramp-up and drain",
         "Latencies are medians (p50), @1 is concurrency 1, @4 is concurrency 4.",
-        "Measured on an unrecorded system",
+        "Measured on an unknown system",
         "-v: definitions, system and load in full",
     ]
 
@@ -128,7 +128,7 @@ def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch
 def test_reasons_that_were_told_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()
-    print_report(ROWS, stream=stream, workspace=Path("/ws"), told={str(failed("int4_wo").reason)})
+    print_report(ROWS, stream=stream, workspace=Path("/ws"), reported={str(failed("int4_wo").reason)})
     text = stream.getvalue()
     assert "build failed (out of memory), 2 cells: int4_wo/bs4, int4_wo/bs8\n\n" in text
     assert "somebody" not in text
@@ -292,7 +292,7 @@ def test_of_a_thousand_rows_a_table_lists_what_people_read(monkeypatch: pytest.M
     assert shown.startswith("1000 cells: 1000 done")
     assert "bs199 " in shown
     assert "bs200 " not in shown
-    assert "\nand 800 more cells: pipeline report --format csv has all\n" in shown
+    assert "\nand 800 more cells: see pipeline report --format csv\n" in shown
 
 
 def test_of_very_many_rows_those_are_listed_that_something_has_come_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +300,7 @@ def test_of_very_many_rows_those_are_listed_that_something_has_come_of(monkeypat
     rows = [dataclasses.replace(row("fp16", batch), status=CellStatus.INTERRUPTED, levels=()) for batch in range(300)]
     assert table(tuple(rows), 80, monkeypatch).splitlines()[:2] == [
         "300 cells: 300 interrupted; all: smollm2-135m-instruct fp16 tp1pp1 isl128-osl64",
-        "none has ended: pipeline report --format csv has all",
+        "no cell has finished: see pipeline report --format csv",
     ]
     rows[250] = row("fp16", 250)
     shown = table(tuple(rows), 80, monkeypatch)
@@ -430,5 +430,5 @@ def test_a_report_of_trtllm_bench_has_a_column_a_place_in_csv_and_a_note_where_t
     (first, *_) = flat([row])
     assert (first["trtllm_bench_output_tokens_per_s"], first["trtllm_bench_ttft_ms"]) == (812.4, 9.5)
     assert "trtllm_bench_tpot_ms" not in first
-    assert ("trtllm-bench had another load than the server: input tokens 64 here, 256 there", 1) in notes_of([row])
+    assert ("trtllm-bench used a different load than the server: input tokens 64 here, 256 there", 1) in notes_of([row])
     assert CellResult.from_json(row.to_json()).trtllm_bench == told

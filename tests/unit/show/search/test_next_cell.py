@@ -78,7 +78,7 @@ def test_it_starts_with_what_takes_least_time() -> None:
     options = [option("fp16", batch, takes_s=1.0 if batch == 16 else 1000.0) for batch in (1, 2, 4, 8, 16)]
     first = decide(options, {}, Goals("throughput"))
     assert first.cell == "fp16/bs16"
-    assert first.why == "a start in the middle; about 1 s"
+    assert first.why == "initial cell: center of the matrix; about 1 s"
 
 
 def test_one_cell_is_measured_and_then_nothing_is_left() -> None:
@@ -132,11 +132,11 @@ def test_the_best_cell_of_a_precision_is_compared_with_its_reference_once() -> N
     by_id = {each.id: each for each in options}
     best = scored(by_id[CellId("int4/bs4")], 0.5, tps=300.0)
     first = decide(options, {best.id: best}, Goals("throughput"))
-    assert (first.cell, first.why) == ("fp16/bs4", "the accuracy of int4/bs4, the best so far, is compared with it")
+    assert (first.cell, first.why) == ("fp16/bs4", "accuracy reference for int4/bs4, the best cell so far")
     reference = scored(by_id[CellId("fp16/bs4")], 0.51)
     equal = decide(options, {each.id: each for each in (best, reference)}, Goals("throughput"))
     assert equal.ruled_out == {}
-    assert equal.why.startswith("a start")
+    assert equal.why.startswith("initial cell")
     better = scored(by_id[CellId("fp16/bs4")], 0.9)
     worse = decide(options, {each.id: each for each in (best, better)}, Goals("throughput"))
     assert set(worse.ruled_out) == {"int4/bs1", "int4/bs8"}
@@ -148,7 +148,7 @@ def test_a_least_accuracy_that_is_a_score_needs_no_reference() -> None:
     low = scored(options[2], 0.5)
     found = decide(options, {low.id: low}, Goals("throughput", (), parse_least("0.6")))
     assert set(found.ruled_out) == {"int4/bs4"}
-    assert found.why.startswith("a start")
+    assert found.why.startswith("initial cell")
 
 
 def test_it_says_what_it_expects() -> None:
@@ -157,10 +157,10 @@ def test_it_says_what_it_expects() -> None:
     options = [Option(row.id, row.axes, 600.0, built=True) for row in rows]
     tried = {row.id: Measured.of(row) for row in rows[::9]}
     chosen = decide(options, tried, Goals("throughput", parse_slo(surface.slo)))
-    words = r"expected \d+ to \d+ tok/s per GPU or host at concurrency \d+; the best so far has \d+; \d+% likely to meet the objectives"
+    words = r"expected \d+ to \d+ tok/s per GPU or host at concurrency \d+; best so far \d+; \d+% likely to meet the objectives"
     assert chosen.cell not in tried
     assert re.match(words, chosen.why), chosen.why
-    assert chosen.why.endswith("; about 10 min, its engine is there")
+    assert chosen.why.endswith("; about 10 min, engine exists")
 
 
 def test_a_metric_that_nothing_measured_stops_nothing() -> None:
@@ -173,6 +173,6 @@ def test_what_counts_is_not_known_of_servers_without_engines() -> None:
     options = [option("bf16", batch, tp=tp) for batch in (1, 4, 16, 64, 256) for tp in (1, 2)]
     tried = {each.id: measured(each) for each in options[:5]}
     chosen = decide(options, tried, Goals("size"))
-    assert (chosen.cell, chosen.why) == (None, "of no cell that was measured is known what counts: size")
+    assert (chosen.cell, chosen.why) == (None, "no measured cell has the goal metric: size")
     sized = {**tried, options[5].id: measured(options[5], engine_size_bytes=10**9)}
-    assert "; the best so far has 1000;" in decide(options, sized, Goals("size")).why
+    assert "; best so far 1000;" in decide(options, sized, Goals("size")).why

@@ -59,7 +59,7 @@ class World:
             Observer(),
             Goals("throughput"),
             budget,
-            told=told,  # type: ignore[arg-type]
+            announce=told,  # type: ignore[arg-type]
         )
         return found
 
@@ -79,7 +79,7 @@ def test_it_stops_at_its_budget_and_goes_on_with_a_larger_one(world: Callable[..
     said: list[str] = []
     here = world(lambda each: measured(each, tps=100.0 + int(str(each.axes["max_batch_size"]))))
     first = here.search(3, said.append)
-    assert (len(here.ran), first.stopped, first.exit_code) == (3, "the budget of 3 cells is spent", 0)
+    assert (len(here.ran), first.stopped, first.exit_code) == (3, "budget of 3 cells spent", 0)
     assert [line.split(":")[0] for line in said] == ["search 1/3", "search 2/3", "search 3/3"]
     assert here.search(3).state.tried == first.state.tried
     assert len(here.ran) == 3, "nothing is run again"
@@ -92,7 +92,7 @@ def test_it_stops_at_its_budget_and_goes_on_with_a_larger_one(world: Callable[..
     assert all(each["why"] for each in data["tried"])
     text = as_markdown(whole.blocks())
     assert f"{len(here.ran)} of 8 cells measured" in text
-    assert "**Why searches chose these**" in text
+    assert "**Reasons for these choices**" in text
 
 
 def test_workloads_take_turns(world: Callable[..., World]) -> None:

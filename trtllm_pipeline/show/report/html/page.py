@@ -1,11 +1,11 @@
 """A run as one HTML page that needs no network: recommended configurations, all results, and their provenance.
 
-The page is `assets/page.html` (tables, readable without scripts), `page.css`, `page.js` (sorting, filtering, plots) and
-two compressed blocks: the run's data, and Vega with Vega-Lite, which draw the plots. Vega comes from vl-convert-python,
-the Vega project's own package of it; without it the page has its tables and no plots.
+The page consists of `assets/page.html` (tables, readable without scripts), `page.css`, `page.js` (sorting, filtering,
+plots) and two compressed blocks: the run's data, and Vega with Vega-Lite for the plots. Vega comes from
+vl-convert-python, the Vega project's own package. Without it the page has tables but no plots.
 
-A content security policy names the hashes of the page's own scripts and styles, so nothing else on it can run, whatever
-a log or a cell's name says; text is only ever written as text.
+A content security policy lists the hashes of the page's scripts and styles, so content of logs or cell names cannot
+run. Text is only ever inserted as text.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from trtllm_pipeline.show.report.writers import (
 
 NAME: Final = "report.html"
 LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
-"""Latencies that the page takes limits of."""
+"""Latencies that the page has limits for."""
 _ASSETS: Final = Path(__file__).parent / "assets"
 _STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "n")
 _LOGS_BYTES: Final = 1_000_000
-"""Together the ends of all logs may be this long before compression; beyond it only failures keep theirs."""
+"""Maximum total length of all log ends before compression. Beyond it, only failures include their logs."""
 _SYMBOLS: Final = {
     CellStatus.DONE: "✓",
     CellStatus.UP_TO_DATE: "=",
@@ -91,9 +91,9 @@ def to_html(
     workspace: Path | None = None,
     comparison: Comparison | None = None,
 ) -> str:
-    """The page. `limits` presets its form: "ttft_ms", "tpot_ms", "e2e_ms", "statistic". `plots=False` leaves plots out.
+    """The page. `limits` presets its form: "ttft_ms", "tpot_ms", "e2e_ms", "statistic". `plots=False` leaves out plots.
 
-    With the `workspace`, the page has the command that serves each cell. `comparison` is with the run before.
+    With a `workspace`, the page includes the launch command of each cell. `comparison` is with the previous run.
     """
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
@@ -139,7 +139,7 @@ def to_html(
 
 @lru_cache(maxsize=1)
 def vega() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script that sets `vegaEmbed`; empty when vl-convert-python is not installed."""
+    """Vega, Vega-Lite and Vega-Embed as one script that sets `vegaEmbed`. Empty if vl-convert-python is not installed."""
     try:
         import vl_convert
     except ImportError:
@@ -152,7 +152,7 @@ def vega() -> str:
 
 
 def _packed(text: str) -> str:
-    """Text for a block that the page unpacks itself: gzip, base64."""
+    """Text for a block that the page unpacks: gzip, base64."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
@@ -166,7 +166,7 @@ def _policy(scripts: Sequence[str], style: str) -> str:
     )
 
 
-# The run's data, as the page's script reads it
+# The run's data for the page's script
 
 
 def _data(
@@ -180,7 +180,7 @@ def _data(
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
-    asked = shortened(workloads(rows))
+    workload_of_row = shortened(workloads(rows))
     under = {json.dumps(each): each for each in (_under(row) for row in rows)}
     places = {text: place for place, text in enumerate(under)}
     brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
@@ -202,10 +202,10 @@ def _data(
                 "under": places[json.dumps(_under(row))],
                 "launch": _launch(row, record, workspace),
             }
-            for row, workload in zip(rows, asked, strict=True)
+            for row, workload in zip(rows, workload_of_row, strict=True)
         ],
         "under": list(under.values()),
-        "apart": list(dict.fromkeys(label_of(name) for workload in asked for name, _ in workload)),
+        "apart": list(dict.fromkeys(label_of(name) for workload in workload_of_row for name, _ in workload)),
         "runs": of_cell,
         "one_machine": record.request.get("executor") is None,
         "stages": [_stage(stage, record, logs=brief or stage.ending is Ending.FAILED) for stage in record.stages],
@@ -213,15 +213,15 @@ def _data(
 
 
 def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | None:
-    """The command line that serves a cell; None where it failed, or no server of ours serves it."""
+    """The command line that serves a cell. None if the cell failed or cannot be served by this project."""
     served = any(stage.scope is Scope.SERVICE and row.id in stage.cells for stage in record.stages)
     if workspace is None or row.unfit is not None or not served:
         return None
-    asked = record.request
-    words = ["pipeline", "stage", "launch", "--matrix", str(asked.get("matrix"))]
-    sets = asked.get("sets")
+    request = record.request
+    words = ["pipeline", "stage", "launch", "--matrix", str(request.get("matrix"))]
+    sets = request.get("sets")
     words += [word for value in (sets if isinstance(sets, list) else ()) for word in ("--set", str(value))]
-    words += [] if asked.get("toolchain") is None else ["--toolchain", str(asked["toolchain"])]
+    words += [] if request.get("toolchain") is None else ["--toolchain", str(request["toolchain"])]
     return shlex.join([*words, "--cells", row.id, "--workspace", str(workspace)])
 
 
@@ -232,7 +232,7 @@ _CELL: Final = (
 
 
 def _drift(drift: Drift) -> dict[str, Any]:
-    """What the page shows of it: 1000 cells shall not take more than 1.5 MB."""
+    """Only the data that the page shows, so that 1000 cells take at most 1.5 MB."""
     changes = {
         name: {"difference": _short(of.difference), "interval": list(map(_short, of.interval))}
         for name, of in drift.scores.items()
@@ -241,7 +241,7 @@ def _drift(drift: Drift) -> dict[str, Any]:
 
 
 def _under(row: CellResult) -> dict[str, str]:
-    """On what and under which load a cell was measured, by label, in words."""
+    """System and load of a cell's measurement, as text by label."""
     known = [(field, row.conditions.value(field)) for field in FIELDS if row.levels]
     return {field.label: field.shown(value) for field, value in known if value is not None}
 
@@ -264,14 +264,14 @@ def _level(level: LevelResult) -> dict[str, Any]:
             name: {key: _short(values[key]) for key in _STATISTICS if key in values}
             for name, values in level.latencies.items()
         },
-        # Elsewhere not even as null: 1000 cells shall not take more than 1.5 MB.
+        # Omitted if empty, so that 1000 cells take at most 1.5 MB.
         **({} if level.gpu_use is None else {"gpu": asdict(level.gpu_use), "joule": _short(level.tokens_per_joule)}),
         **({} if level.triton_use is None else {"triton": _triton(level.triton_use)}),
     }
 
 
 def _triton(use: TritonUse) -> dict[str, Any]:
-    """What the page shows of it, in as many digits as it shows."""
+    """Only the data that the page shows, with as many digits as it shows."""
     models = {
         name: [of.get("requests"), *(_short(of.get(time), 3) for time in _TIMES)] for name, of in use.models.items()
     }
@@ -283,7 +283,7 @@ _TIMES: Final = ("request_ms", "queue_ms", "compute_input_ms", "compute_infer_ms
 
 
 def _short(value: float | None, digits: int = 6) -> float | None:
-    """Six significant digits: rounded again to the page's three, the last one is still right. Whole numbers are brief."""
+    """Six significant digits, so that rounding to the page's three digits stays exact. Whole numbers stay short."""
     if value is None:
         return None
     short = float(f"{value:.{digits}g}")
@@ -323,7 +323,7 @@ _STAGE: Final = (
     *("fingerprint", "files", "size_bytes"),
 )
 
-# What stands in the page itself
+# Content of the page itself
 
 
 def _models(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
@@ -333,7 +333,7 @@ def _models(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
 
 
 def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinition]:
-    """The metrics that the page shows a value of, and the terms of their formulas."""
+    """The metrics on the page, and the terms of their formulas."""
     levels = [level for row in rows for level in row.levels]
     windows = {level.window for level in levels}
     known = {name for level in levels for name, values in level.latencies.items() if values}
@@ -362,28 +362,28 @@ def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, st
         facts.append(("duration", duration(record.seconds)))
     endings = Counter(stage.ending for stage in record.stages)
     words = {Ending.MADE: "executed", Ending.UP_TO_DATE: "up to date", Ending.FAILED: "failed"}
-    told = ", ".join(f"{endings[ending]} {word}" for ending, word in words.items() if endings[ending])
-    if told:
-        facts.append(("stage runs", told))
+    outcomes = ", ".join(f"{endings[ending]} {word}" for ending, word in words.items() if endings[ending])
+    if outcomes:
+        facts.append(("stage runs", outcomes))
     if forecast is not None:
         facts.append(("time", forecast.line()))
     return facts
 
 
 def _stage_summary(record: Record) -> list[dict[str, Any]]:
-    """For each stage: how many were made, were up to date, failed; seconds spent here, and saved by what was there."""
-    found = []
+    """Per stage: numbers executed, up to date and failed, and the seconds spent and saved."""
+    lines = []
     for name in dict.fromkeys(stage.stage for stage in record.stages):
         stages = [stage for stage in record.stages if stage.stage == name]
         saved = sum(stage.made_s or 0.0 for stage in stages if stage.ending is Ending.UP_TO_DATE)
         line = {"stage": name, **Counter(_COUNTED.get(stage.ending, "not_run") for stage in stages)}
         spent = duration(sum(stage.seconds for stage in stages))
-        found.append({**line, "spent": spent, "saved": duration(saved) if saved else ""})
-    return found
+        lines.append({**line, "spent": spent, "saved": duration(saved) if saved else ""})
+    return lines
 
 
 def _environment(record: Record) -> list[tuple[str, str]]:
-    """Where and with what: the request, the versions that results depend on, the GPUs, the memory."""
+    """Environment: request, versions that results depend on, GPUs, memory."""
     about = record.about
     facts = [("run", record.id)]
     if about is not None:
@@ -399,9 +399,9 @@ def _environment(record: Record) -> list[tuple[str, str]]:
     for stage in record.stages:
         identity = stage.key.get("identity")
         for name, value in identity.items() if isinstance(identity, dict) else ():
-            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            if said not in known.setdefault(name, []):
-                known[name].append(said)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            if text not in known.setdefault(name, []):
+                known[name].append(text)
     facts += [(name, "; ".join(values)) for name, values in known.items()]
     gpus = sorted({gpu for stage in record.stages for gpu in stage.gpus})
     if gpus:

@@ -1,20 +1,20 @@
 "use strict";
-// The page's behaviour: one state (filters, limits, order), one function that shows it. Text is only ever set as text.
+// The page's behavior: one state (filters, limits, order) and one function that renders it. Text is only set as text.
 (() => {
   const $ = (id) => document.getElementById(id);
   const ROWS_AT_FIRST = 200;
   const CURVES = 8;
-  const WORKLOADS = 6; // that have plots of their own
-  const FEW = 100; // requests below which a high percentile says little
-  const GLYPHS = "●■▲◆✚▼▶◀"; // of the shapes, for legends
+  const WORKLOADS = 6; // workloads with separate plots
+  const FEW = 100; // with fewer requests, high percentiles are unreliable
+  const GLYPHS = "●■▲◆✚▼▶◀"; // glyphs of the shapes, for legends
   const SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"];
   const DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [10, 4], [1, 3], [6, 2, 1, 2]];
-  const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => `var(--s${n})`);
+  const COLORS = [1, 2, 3, 4, 5, 6, 7, 8].map((n) => `var(--s${n})`);
   const NAMES = { ttft_ms: "TTFT", tpot_ms: "TPOT", itl_ms: "ITL", icl_ms: "ICL", e2e_ms: "End-to-end latency" };
   const LIMITS = { ttft_ms: "ttft", tpot_ms: "tpot", e2e_ms: "e2e" };
   let data;
   let cells;
-  let palette; // precision -> place of its colour, the same everywhere on the page
+  let palette; // precision -> index of its color, the same everywhere on the page
   let order = { column: null, down: false };
   let shownRows = ROWS_AT_FIRST;
 
@@ -58,9 +58,9 @@
   const statistic = () => $("statistic").value;
   const unique = (values) => [...new Set(values)];
   const breakable = (name) => name.split("/").flatMap((part, n) => (n ? ["/", make("wbr"), part] : [part]));
-  const group = (cell) => cell.workload; // what is asked for other answers, of other models, or on another system, is not compared
+  const group = (cell) => cell.workload; // cells of other workloads, models or systems are not compared
   const numeric = (a, b) => a.localeCompare(b, undefined, { numeric: true });
-  const colourOf = (precision) => COLOURS[palette.get(String(precision)) ?? 0];
+  const colorOf = (precision) => COLORS[palette.get(String(precision)) ?? 0];
   const tint = (cell) => `k${(palette.get(String(cell.axes.precision)) ?? 0) + 1}`;
   const link = (cell) => make("a", { href: `#cell=${encodeURIComponent(cell.id)}` }, ...breakable(cell.name));
 
@@ -69,13 +69,13 @@
     button.addEventListener("click", async () => {
       try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch {
         if (fallback) getSelection().selectAllChildren(fallback);
-        button.textContent = fallback ? "Selected: press Ctrl+C" : "Copying was refused: open the cell";
+        button.textContent = fallback ? "Selected: press Ctrl+C" : "Copying not permitted: open the cell";
       }
     });
     return button;
   }
 
-  // One place for each workload, with its name above it where there are several; what is drawn there stays.
+  // One container per workload, with its name above it if there are several. Existing drawings stay.
   function places(id, names, inside) {
     const box = $(id);
     const wanted = JSON.stringify(names);
@@ -85,14 +85,14 @@
   }
 
   function fill(table, heads, rows) {
-    // heads: [text, is a number]; rows: {values, mark}; the first column is the row's head.
+    // heads: [text, is a number]; rows: {values, mark}. The first column is the row header.
     const head = make("tr", {}, ...heads.map(([text, right]) => make("th", { scope: "col", className: right ? "number" : "" }, text)));
     table.tHead.replaceChildren(head);
     table.tBodies[0].replaceChildren(...rows.map(({ values, mark }) => make("tr", { className: mark ? "first" : "" }, ...values.map((value, n) =>
       n === 0 ? make("th", { scope: "row" }, value) : make("td", { className: heads[n][1] ? "number" : "" }, value ?? "")))));
   }
 
-  // what is shown
+  // selection
 
   function filtered() {
     const words = $("words").value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -102,8 +102,8 @@
       words.every((word) => (word.startsWith("!") && word.length > 1 ? !cell.text.includes(word.slice(1)) : cell.text.includes(word))));
   }
 
-  // A point is one cell at one concurrency or request rate. `misses` names the SLO that it misses, null when it meets all;
-  // a failed or unfinished cell meets none.
+  // A point is one cell at one concurrency or request rate. `misses` names the first SLO that it misses, or is null if it
+  // meets all. A failed or unfinished cell meets none.
   function points(shown) {
     const at = statistic();
     const least = limit("accuracy");
@@ -132,7 +132,7 @@
     const best = gpus ? "Highest throughput per GPU" : "Highest throughput";
     const scored = all.some((point) => point.score !== null);
     const groups = unique(shown.map(group));
-    const strict = scored && limit("accuracy") === null; // then the page itself keeps out what is clearly less accurate
+    const strict = scored && limit("accuracy") === null; // without a limit, the page excludes clearly less accurate cells
     const goals = [
       [strict ? `${best}, accuracy preserved` : best, cheaper, (point) => point.kept],
       ...(strict ? [[`${best}, any accuracy`, cheaper, () => true]] : []),
@@ -142,13 +142,13 @@
     const rows = [];
     const cards = [];
     for (const one of groups) {
-      let kept = null; // the best whose accuracy is preserved
+      let kept = null; // the best point with preserved accuracy
       goals.forEach(([goal, compare, possible], place) => {
         const ranked = good.filter((point) => group(point.cell) === one && possible(point)).sort(compare);
         if (!ranked.length) return;
         const first = ranked[0];
         if (place === 0) kept = first;
-        else if (compare === cheaper && first === kept) return; // the same of any accuracy
+        else if (compare === cheaper && first === kept) return; // identical for any accuracy
         const next = ranked.find((point) => point.cell !== first.cell);
         const { repeats } = first.level;
         const spread = repeats.length > 1 ? ` (${number(Math.min(...repeats))}–${number(Math.max(...repeats))})` : "";
@@ -158,7 +158,7 @@
           values: [
             groups.length > 1 ? `${one}: ${goal}` : goal, make("span", {}, link(first.cell), " ", make("span", { className: "whole" }, `at ${first.at}`)), number(first.out) + spread, ...(gpus ? [number(first.perGpu)] : []),
             number(first.latency.ttft_ms), number(first.latency.tpot_ms), ...(scored ? [first.score === null ? "" : first.score.toFixed(2)] : []),
-            next ? make("span", {}, link(next.cell), ` @${next.level.key}${compare === cheaper ? ` (${((next.perGpu / first.perGpu - 1) * 100).toFixed(0)} %)` : ""}`) : "",
+            next ? make("span", {}, link(next.cell), ` @${next.level.key}${compare === cheaper ? ` (${((next.perGpu / first.perGpu - 1) * 100).toFixed(0)}%)` : ""}`) : "",
           ],
         });
       });
@@ -179,7 +179,7 @@
     else if (!limited()) text = `Best of ${counted(all.length, "measured point")} of ${counted(unique(all.map((point) => point.cell)).length, "cell")}${why ? `; excluded: ${why}` : ""}. No SLOs are set: enter the latencies your users accept.`;
     else if (good.length) text = `Best of ${good.length} that meet the SLOs, out of ${counted(all.length, "measured point")}${why ? `; excluded: ${why}` : ""}.`;
     else text = `None of ${counted(all.length, "measured point")} meets the SLOs; excluded: ${why}. ${nearest(all)}`;
-    if (strict && good.length) text += ` Accuracy counts as preserved unless ${$("score").value} is significantly (95 %) below the unquantized cell or, without one, the most accurate cell.`;
+    if (strict && good.length) text += ` Accuracy counts as preserved unless ${$("score").value} is significantly (95%) below the unquantized cell or, without one, the most accurate cell.`;
     const fewest = Math.min(...all.map((point) => point.level.ttft_ms?.n ?? Infinity));
     if (["p95", "p99"].includes(at) && fewest < FEW) text += ` The ${at} of ${counted(fewest, "request")} is little more than their maximum.`;
     $("take-why").textContent = text;
@@ -187,7 +187,7 @@
     return good;
   }
 
-  // The best of a goal at a glance: what it is the best at, large.
+  // A card for the best point of a goal, with its main metric in large type.
   function card(goal, point, metric, gpus) {
     const at = statistic();
     const shown = {
@@ -204,8 +204,8 @@
       point.cell.launch ? copying("Copy launch command", point.cell.launch) : null);
   }
 
-  // Whether a cell's accuracy is kept: not clearly below that of the unquantized cell, by the paired 95 % interval of the
-  // difference; where there is none, not below the 95 % interval of the most accurate cell of its group that was asked the same questions.
+  // Whether a cell's accuracy is preserved: not clearly below the unquantized cell by the paired 95% interval of the
+  // difference. Without that interval: not below the 95% interval of the group's most accurate cell with the same questions.
   function accurate(shown, metric) {
     const floors = new Map();
     const same = (cell) => JSON.stringify([group(cell), cell.asked]);
@@ -224,13 +224,13 @@
 
   function nearest(all) {
     const fit = all.filter((point) => point.cell.unfit === null);
-    const told = Object.entries(LIMITS).filter(([, id]) => limit(id) !== null).map(([name]) => {
+    const facts = Object.entries(LIMITS).filter(([, id]) => limit(id) !== null).map(([name]) => {
       const values = fit.map((point) => point.latency[name]).filter((value) => value !== null);
       return values.length ? `the lowest ${NAMES[name]} is ${number(Math.min(...values))} ms` : `${NAMES[name]} was not measured`;
     });
     const scores = fit.map((point) => point.score).filter((score) => score !== null);
-    if (limit("accuracy") !== null && scores.length) told.push(`the best ${$("score").value} is ${Math.max(...scores).toFixed(2)}`);
-    const text = told.join(", ");
+    if (limit("accuracy") !== null && scores.length) facts.push(`the best ${$("score").value} is ${Math.max(...scores).toFixed(2)}`);
+    const text = facts.join(", ");
     return text && `${text[0].toUpperCase()}${text.slice(1)}.`;
   }
 
@@ -252,7 +252,7 @@
       return place > 0 && !Number.isNaN(parsed) ? parsed : text;
     };
     const sorted = place === null ? [...cells] : cells.map((cell) => [value(cell), cell]).sort(([a], [b]) => {
-      if (a === "" || b === "") return (a === "") - (b === ""); // what is missing stays last in either direction
+      if (a === "" || b === "") return (a === "") - (b === ""); // missing values stay last in either direction
       const way = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
       return order.down ? -way : way;
     }).map(([, cell]) => cell);
@@ -271,7 +271,7 @@
     for (const cell of cells) cell.row.cells[0].after((cell.best = make("td")));
   }
 
-  // On a wide window the table is not cut off: of columns that do not fit, those of the highest rank go first, as on a terminal.
+  // In a wide window the table is not cut off. Columns that do not fit are hidden, highest rank first, as on a terminal.
   function fit() {
     const table = $("cells-table");
     const box = table.parentElement;
@@ -285,7 +285,7 @@
       const head = byRank.pop();
       left.unshift(head.firstChild.textContent);
       show(head, false);
-      $("unfit").textContent = ` In this window there is no room for ${left.join(", ")}: a wider one and the CSV have them.`;
+      $("unfit").textContent = ` Hidden for lack of space: ${left.join(", ")} (see a wider window or the CSV).`;
     }
   }
 
@@ -339,7 +339,7 @@
     const box = $("tip");
     box.hidden = value === null || value === undefined || value === "";
     if (box.hidden) return;
-    box.textContent = typeof value === "object" ? Object.entries(value).map(([name, said]) => `${name}: ${said}`).join("\n") : String(value);
+    box.textContent = typeof value === "object" ? Object.entries(value).map(([name, text]) => `${name}: ${text}`).join("\n") : String(value);
     const { width, height } = box.getBoundingClientRect();
     box.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - width - 4))}px`;
     box.style.top = `${event.clientY + height + 18 > innerHeight ? event.clientY - height - 10 : event.clientY + 14}px`;
@@ -347,25 +347,25 @@
 
   const wide = (values) => values.length > 1 && Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 30;
   const scale = (values, extra = {}) => (wide(values) ? { type: "log", ...extra } : { zero: false, nice: true, ...extra });
-  const said = (point) => [
+  const description = (point) => [
     point.name, point.at, ...(point.level.goodput === null ? [] : [`goodput ${point.level.goodput.toFixed(2)}`]), `${number(point.out)} output tokens/s${point.cell.gpus > 1 ? `, ${number(point.perGpu)} per GPU` : ""}`,
     ...Object.entries(NAMES).filter(([name]) => point.latency[name] !== null).map(([name, text]) => `${text} ${number(point.latency[name])} ms (${statistic()} of ${point.level[name]?.n ?? "?"})`),
     ...(point.score === null ? [] : [`${$("score").value} ${point.score.toFixed(2)}`]), ...(point.kept ? [] : ["accuracy not preserved"]), ...(point.cell.unfit !== null ? [point.cell.unfit] : point.misses ? [`misses the SLO: ${point.misses}`] : []),
   ].join("\n");
 
   function front(known) {
-    const found = [];
-    for (const point of [...known].sort((a, b) => a.x - b.x || b.y - a.y)) if (!found.length || point.y > found[found.length - 1].y) found.push(point);
-    return found;
+    const points = [];
+    for (const point of [...known].sort((a, b) => a.x - b.x || b.y - a.y)) if (!points.length || point.y > points[points.length - 1].y) points.push(point);
+    return points;
   }
 
   function pareto(all) {
     $("pareto").hidden = !window.vegaEmbed || !all.length;
     const key = $("latency").value;
-    const axis = $("colour").value;
+    const axis = $("color").value;
     const gpus = unique(all.map((point) => point.cell.gpus)).length > 1;
     const known = all.filter((point) => point.latency[key] !== null).map((point) => ({
-      x: point.latency[key], y: gpus ? point.perGpu : point.out, kind: axis === "" ? "all" : String(point.cell.axes[axis]), group: group(point.cell), holds: point.misses === null, kept: point.kept, cell: point.cell.id, said: said(point), point,
+      x: point.latency[key], y: gpus ? point.perGpu : point.out, kind: axis === "" ? "all" : String(point.cell.axes[axis]), group: group(point.cell), holds: point.misses === null, kept: point.kept, cell: point.cell.id, text: description(point), point,
     }));
     const fronts = unique(known.map((point) => point.group)).flatMap((one) => front(known.filter((point) => point.group === one && point.kept && point.point.cell.unfit === null)));
     const on = new Set(fronts);
@@ -385,7 +385,7 @@
       known.some((point) => !point.kept) ? "Hollow points: accuracy not preserved, excluded from the Pareto front." : "",
       known.some((point) => point.point.cell.unfit !== null) ? "Faint points: failed or unfinished cells, excluded from the Pareto front." : "",
       groups.length > 1 ? `Only cells with the same workload and system are compared: one plot per ${data.apart.join(", ")}.` : "",
-      groups.length > WORKLOADS ? `The first ${WORKLOADS} of ${groups.length} workloads are drawn; filter the cells to see others.` : "",
+      groups.length > WORKLOADS ? `The first ${WORKLOADS} of ${groups.length} workloads are drawn; filter the cells to see the others.` : "",
     ].join(" ");
   }
 
@@ -396,14 +396,14 @@
     const plain = ({ point, ...rest }) => rest;
     const x = { field: "x", type: "quantitative", title: latency, scale: scale(xs) };
     const y = { field: "y", type: "quantitative", title: speed, scale: { zero: true, nice: true } };
-    const hues = axis === "precision" ? kinds.map(colourOf) : COLOURS;
+    const hues = axis === "precision" ? kinds.map(colorOf) : COLORS;
     const shapes = axis === "precision" ? kinds.map((kind) => SHAPES[palette.get(kind)]) : SHAPES;
-    const colour = kinds.length > 1 || axis === "precision" ? { color: { field: "kind", type: "nominal", scale: { domain: kinds, range: hues } }, shape: { field: "kind", type: "nominal", scale: { domain: kinds, range: shapes } } } : { color: { value: COLOURS[0] } };
+    const color = kinds.length > 1 || axis === "precision" ? { color: { field: "kind", type: "nominal", scale: { domain: kinds, range: hues } }, shape: { field: "kind", type: "nominal", scale: { domain: kinds, range: shapes } } } : { color: { value: COLORS[0] } };
     plot(id, `Scatter plot of ${counted(known.length, "point")}: ${speed} against ${latency}. ${counted(fronts.length, "point")} on the Pareto front, listed in the table below.`, {
       height: 380,
       layer: [
         ...(fronts.length ? [{ data: { values: fronts.map(plain) }, mark: { type: "line", interpolate: "step-after", strokeWidth: 1.5, strokeDash: [5, 3], opacity: 0.8, color: "var(--quiet)" }, encoding: { x, y, order: { field: "x" } } }] : []),
-        { data: { values: known.map(plain) }, mark: { type: "point", cursor: "pointer", strokeWidth: 1.5 }, encoding: { x, y, ...colour, fill: colour.color, tooltip: { field: "said" },
+        { data: { values: known.map(plain) }, mark: { type: "point", cursor: "pointer", strokeWidth: 1.5 }, encoding: { x, y, ...color, fill: color.color, tooltip: { field: "text" },
           size: { condition: { test: "datum.rank == 'front'", value: 110 }, value: 55 }, fillOpacity: { condition: { test: "datum.kept", value: 1 }, value: 0 },
           opacity: { condition: [{ test: "datum.rank == 'front'", value: 1 }, { test: "datum.rank == 'holds'", value: 0.55 }], value: 0.18 } } },
         ...(rule ? [
@@ -426,7 +426,7 @@
       most > CURVES ? `The first ${CURVES} of ${counted(most, "cell")}${drawn.length > 1 ? " at most" : ""} in table order; sort or filter the table to see others.` : "All cells in the table.",
       groups.length > WORKLOADS ? `The first ${WORKLOADS} of ${groups.length} workloads.` : "",
     ].join(" ");
-    // Closed loops where there are any, else open ones: the two share no axis.
+    // Closed loops if there are any, otherwise open ones. They have different axes.
     const load = measured.some((cell) => cell.levels.some((level) => level.rate === null)) ? "concurrency" : "requests/s";
     $("curves-head").textContent = `Scaling with ${load}`;
     places("curve-plots", drawn, (n) => [
@@ -436,7 +436,7 @@
     of.forEach((members, n) => lines(members.slice(0, CURVES), load, n ? `-${n}` : ""));
   }
 
-  // A line for each cell: the colour is its precision's, the shape and the dashes tell cells of one precision apart.
+  // One line per cell. Its color shows the precision. Shapes and dashes separate cells of the same precision.
   function lines(chosen, load, suffix) {
     const twin = (cell, n) => chosen.slice(0, n).filter((other) => other.axes.precision === cell.axes.precision).length;
     $(`curve-legend${suffix}`).replaceChildren(...chosen.map((cell, n) => make("span", { className: tint(cell) }, make("b", { className: "dot", ariaHidden: "true" }, `${GLYPHS[twin(cell, n)]} `), link(cell), cell.unfit === null ? "" : ` (${cell.status})`)));
@@ -446,17 +446,17 @@
     const kind = (range) => ({ field: "name", type: "nominal", scale: { domain: names, range }, legend: null });
     const draw = (id, title, of) => {
       const values = chosen.flatMap((cell) => cell.levels.filter((level) => level[of_load] !== null).map((level) => ({ c: level[of_load], v: of(level), at: level.at, name: cell.name, cell: cell.id })).filter((one) => one.v !== null && one.v !== undefined));
-      for (const one of values) one.said = `${one.name}\n${one.at}\n${title}: ${number(one.v)}`;
+      for (const one of values) one.text = `${one.name}\n${one.at}\n${title}: ${number(one.v)}`;
       $(id).hidden = !values.length;
       if (!values.length) return;
       const steps = unique(values.map((one) => one.c)).sort((a, b) => a - b);
-      const color = kind(chosen.map((cell) => colourOf(cell.axes.precision)));
+      const color = kind(chosen.map((cell) => colorOf(cell.axes.precision)));
       plot(id, `${title} by ${load} ${steps.join(", ")} for ${counted(chosen.length, "cell")}: ${chosen.map((cell) => `${cell.name}: ${values.filter((one) => one.cell === cell.id).map((one) => number(one.v)).join(", ")}`).join("; ")}.`, {
         data: { values }, height: 240,
         encoding: {
           x: { field: "c", type: "quantitative", title: load, scale: { ...(steps[0] > 0 && steps.length > 2 ? { type: "log", base: 2 } : { zero: false }), nice: false, padding: 10 }, axis: { values: steps, format: "~g" } },
           y: { field: "v", type: "quantitative", title, scale: scale(values.map((one) => one.v), wide(values.map((one) => one.v)) ? {} : { zero: true }) },
-          color, tooltip: { field: "said" },
+          color, tooltip: { field: "text" },
         },
         layer: [
           { mark: { type: "line", strokeWidth: 2 }, encoding: { strokeDash: kind(chosen.map((cell, n) => DASHES[twin(cell, n)])) } },
@@ -491,21 +491,21 @@
     const range = (ends) => (ends ? `${ends[0].toFixed(3)} to ${ends[1].toFixed(3)}` : "");
     const drifts = lines.some((line) => line.change);
     const many = models.length > 1;
-    fill($("precision-table"), [["precision", false], ...(many ? [["model", false]] : []), ["cells", true], [metric, true], ["95 % interval", true], ...(drifts ? [["change", true], ["its 95 % interval", true], ["agreement", true]] : []), ["questions", true]],
+    fill($("precision-table"), [["precision", false], ...(many ? [["model", false]] : []), ["cells", true], [metric, true], ["95% interval", true], ...(drifts ? [["change", true], ["95% interval of change", true], ["agreement", true]] : []), ["questions", true]],
       lines.map((line) => ({ values: [line.kind, ...(many ? [line.model] : []), String(line.n), line.mean.toFixed(3) + (line.most - line.least >= 0.0005 ? ` (${line.least.toFixed(3)}–${line.most.toFixed(3)})` : ""), line.low === null ? "" : range([line.low, line.high]),
-        ...(drifts ? [line.change ? `${line.change.difference > 0 ? "+" : ""}${line.change.difference.toFixed(3)}` : "", range(line.change?.interval), line.agreement === undefined ? "" : `${(line.agreement * 100).toFixed(0)} %`] : []), String(line.questions ?? "")] })));
-    $("precision-caption").textContent = `Mean ${metric} of the cells of each precision. Intervals${drifts ? ", change from the unquantized cell and agreement with it" : ""} are those of the cell nearest to the mean.`;
-    for (const line of lines) line.said = `${line.kind}${many ? `, ${line.model}` : ""}\n${metric} ${line.mean.toFixed(3)}, ${counted(line.n, "cell")}${line.low === null ? "" : `\n95 % interval of ${counted(line.questions, "question")}: ${range([line.low, line.high])}`}`;
+        ...(drifts ? [line.change ? `${line.change.difference > 0 ? "+" : ""}${line.change.difference.toFixed(3)}` : "", range(line.change?.interval), line.agreement === undefined ? "" : `${(line.agreement * 100).toFixed(0)}%`] : []), String(line.questions ?? "")] })));
+    $("precision-caption").textContent = `Mean ${metric} of the cells of each precision. Intervals${drifts ? ", and the change from and agreement with the unquantized cell," : ""} are those of the cell nearest to the mean.`;
+    for (const line of lines) line.text = `${line.kind}${many ? `, ${line.model}` : ""}\n${metric} ${line.mean.toFixed(3)}, ${counted(line.n, "cell")}${line.low === null ? "" : `\n95% interval of ${counted(line.questions, "question")}: ${range([line.low, line.high])}`}`;
     const y = { field: "kind", type: "nominal", title: null, sort: unique(lines.map((line) => line.kind)) };
-    const few = many && models.length <= COLOURS.length;
-    const color = { field: "kind", type: "nominal", scale: { domain: y.sort, range: y.sort.map(colourOf) }, legend: null };
-    const tell = { color, ...(few ? { yOffset: { field: "model" } } : {}) };
+    const few = many && models.length <= COLORS.length;
+    const color = { field: "kind", type: "nominal", scale: { domain: y.sort, range: y.sort.map(colorOf) }, legend: null };
+    const marks = { color, ...(few ? { yOffset: { field: "model" } } : {}) };
     const shape = few ? { shape: { field: "model", type: "nominal", scale: { domain: models, range: SHAPES } } } : {};
-    plot("accuracy-plot", `${metric} per precision: ${lines.slice(0, 12).map((line) => `${line.kind} ${line.mean.toFixed(2)}`).join(", ")}. The table below has all.`, {
+    plot("accuracy-plot", `${metric} per precision: ${lines.slice(0, 12).map((line) => `${line.kind} ${line.mean.toFixed(2)}`).join(", ")}. The table below lists all.`, {
       data: { values: lines }, height: Math.max(70, y.sort.length * (few ? 10 + 12 * models.length : 30)),
       layer: [
-        { mark: { type: "rule", strokeWidth: 2, opacity: 0.5 }, encoding: { y, x: { field: "low", type: "quantitative" }, x2: { field: "high" }, ...tell, tooltip: { field: "said" } } },
-        { mark: { type: "point", filled: true, size: 90 }, encoding: { y, x: { field: "mean", type: "quantitative", title: `${metric}${lines.some((line) => line.low !== null) ? ", with 95 % interval" : ""}`, scale: { domain: [0, 1] } }, ...tell, ...shape, tooltip: { field: "said" } } },
+        { mark: { type: "rule", strokeWidth: 2, opacity: 0.5 }, encoding: { y, x: { field: "low", type: "quantitative" }, x2: { field: "high" }, ...marks, tooltip: { field: "text" } } },
+        { mark: { type: "point", filled: true, size: 90 }, encoding: { y, x: { field: "mean", type: "quantitative", title: `${metric}${lines.some((line) => line.low !== null) ? ", with 95% interval" : ""}`, scale: { domain: [0, 1] } }, ...marks, ...shape, tooltip: { field: "text" } } },
         ...(limit("accuracy") === null ? [] : [{ data: { values: [{ least: limit("accuracy") }] }, mark: { type: "rule", strokeWidth: 2, color: "var(--bad)" }, encoding: { x: { field: "least", type: "quantitative" } } }]),
       ],
     });
@@ -518,7 +518,7 @@
     if (!bars.length) return;
     const lanes = new Map(kinds.map((kind) => [kind, []]));
     bars.sort((a, b) => a.start - b.start);
-    for (const bar of bars) { // the first lane of its stage that is free
+    for (const bar of bars) { // use the first free lane of the stage
       const free = lanes.get(bar.stage.stage);
       let lane = free.findIndex((end) => end <= bar.start);
       if (lane < 0) lane = free.push(0) - 1;
@@ -534,19 +534,19 @@
       const cores = bar.outcome === "succeeded" && made.cpu_s !== undefined && made.duration_s > 0 ? `\n${(made.cpu_s / made.duration_s).toFixed(1)} cores busy` : "";
       const outcome = outcomes[bar.outcome] ?? bar.outcome;
       return { row: `${bar.stage.stage} ${bar.lane}`, start: bar.start, end: Math.max(bar.end, bar.start), outcome,
-        said: `${bar.stage.stage} · ${bar.stage.name}\n${outcome}, ${seconds(bar.end - bar.start)} from ${seconds(bar.start)}${cores}${bar.stage.gpus.length ? `\nGPUs ${bar.stage.gpus.join(", ")}` : ""}` };
+        text: `${bar.stage.stage} · ${bar.stage.name}\n${outcome}, ${seconds(bar.end - bar.start)} from ${seconds(bar.start)}${cores}${bar.stage.gpus.length ? `\nGPUs ${bar.stage.gpus.join(", ")}` : ""}` };
     });
     const x = { field: "start", type: "quantitative", title: null, axis: { labels: true, grid: true }, scale: { nice: false, domain: [0, Math.max(...bars.map((bar) => bar.end))] } };
     const present = domain.filter((outcome) => values.some((value) => value.outcome === outcome));
-    const colours = { succeeded: "var(--s1)", "served or stopped": "var(--s8)", failed: "var(--bad)", interrupted: "var(--s5)", running: "var(--s6)" };
-    const margin = { minExtent: 90, maxExtent: 90 }; // the plots below each other share their time axis
-    plot("gantt", `Timeline of ${counted(bars.length, "attempt")} in ${seconds(x.scale.domain[1])}; the table below sums it up by stage.`, {
+    const colors = { succeeded: "var(--s1)", "served or stopped": "var(--s8)", failed: "var(--bad)", interrupted: "var(--s5)", running: "var(--s6)" };
+    const margin = { minExtent: 90, maxExtent: 90 }; // stacked plots share their time axis
+    plot("gantt", `Timeline of ${counted(bars.length, "attempt")} in ${seconds(x.scale.domain[1])}; the table below summarizes them by stage.`, {
       height: Math.max(60, Math.min(18 * rows.length, 420)), data: { values },
       mark: { type: "bar", stroke: "var(--back)", strokeWidth: 0.5 },
       encoding: {
-        x, x2: { field: "end" }, tooltip: { field: "said" },
+        x, x2: { field: "end" }, tooltip: { field: "text" },
         y: { field: "row", type: "nominal", title: "stage", scale: { domain: rows }, axis: { ...margin, labelExpr: "slice(datum.label, -2) == ' 0' ? slice(datum.label, 0, -2) : ''", ticks: false, labelOverlap: false } },
-        color: { field: "outcome", type: "nominal", scale: { domain: present, range: present.map((outcome) => colours[outcome]) } },
+        color: { field: "outcome", type: "nominal", scale: { domain: present, range: present.map((outcome) => colors[outcome]) } },
       },
     });
     for (const [id, title] of [["cpus", "CPU slots"], ["gpus", "GPUs"]]) {
@@ -560,8 +560,8 @@
     }
   }
 
-  // How much of a resource the stage runs held, from the first to the last: a step at each change. A server that is loaded
-  // while the one before it, alone on the machine, is stopped takes over what that one holds.
+  // The amount of a resource held by stage runs over time, with a step at each change. A server that loads while its
+  // predecessor with exclusive use of the machine stops takes over the predecessor's resources.
   function held(bars, kind) {
     const alone = bars.filter((bar) => data.one_machine && bar.stage.exclusive === "machine");
     const next = new Map(alone.map((bar, place) => [bar, alone[place + 1]?.start ?? bar.end]));
@@ -588,11 +588,11 @@
     for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
     pair(about, "highest rate", cell.highest_rate);
     for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} (${cell.accuracy_total} questions)`);
-    if (cell.accuracy_asked) pair(about, "questions asked at", cell.accuracy_asked);
+    if (cell.accuracy_asked) pair(about, "questions from", cell.accuracy_asked);
     body.push(about);
     if (cell.launch) {
-      const text = make("pre", { tabIndex: 0, ariaLabel: "Command that starts its server" }, cell.launch);
-      body.push(make("h3", {}, "Start its server"), text, copying("Copy launch command", cell.launch, text));
+      const text = make("pre", { tabIndex: 0, ariaLabel: "Launch command" }, cell.launch);
+      body.push(make("h3", {}, "Launch the server"), text, copying("Copy launch command", cell.launch, text));
     }
     if (cell.levels.length) {
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
@@ -621,12 +621,12 @@
     $("details-body").replaceChildren(...body);
   }
 
-  // What Triton itself says, beside ours: a line for each model of a level, its gauges on the first.
+  // Triton's own metrics: one line per model of a level, with the gauges on the first.
   function triton(levels) {
     const gauges = [["in flight: Triton", "in_flight"], ["in flight: client", "in_flight_by_client"], ["waiting", "waiting"], ["KV cache %", "kv_cache_use", 100]]
       .filter(([, name]) => levels.some((level) => (level.triton?.[name] ?? null) !== null));
     const most = (use, name, times) => (use[`${name}_max`] ?? null) === null ? "" : `, max ${number(use[`${name}_max`] * times)}`;
-    const table = make("table", {}, make("caption", {}, "Triton's own metrics, warm-up included: milliseconds for each request of a model; means of the whole level."), make("thead"), make("tbody"));
+    const table = make("table", {}, make("caption", {}, "Triton's own metrics, including warm-up: mean milliseconds per request of a model over the whole level."), make("thead"), make("tbody"));
     fill(table, [["load", false], ["model", false], ...["requests", "whole", "queue", "input", "compute", "output"].map((head) => [head, true]), ...gauges.map(([head]) => [head, true])],
       levels.filter((level) => level.triton).flatMap((level) => {
         const models = Object.entries(level.triton.models);
@@ -638,23 +638,23 @@
 
   function stageDetails(stage, pair) {
     const spent = stage.attempts.reduce((sum, [start, end]) => sum + end - start, 0);
-    const time = stage.attempts.length ? `, ${seconds(spent)}` : stage.made_s === null ? "" : `, made in ${seconds(stage.made_s)}`;
+    const time = stage.attempts.length ? `, ${seconds(spent)}` : stage.made_s === null ? "" : `, created in ${seconds(stage.made_s)}`;
     const box = make("details", { open: stage.ending === "failed" }, make("summary", {}, make("b", {}, stage.stage), ` ${stage.ending}${time} `, make("code", { className: "quiet" }, stage.id)));
-    if (stage.message) box.append(make("p", { className: "warn said" }, stage.message + (stage.hint ? `\ntry: ${stage.hint}` : "")));
+    if (stage.message) box.append(make("p", { className: "warn message" }, stage.message + (stage.hint ? `\ntry: ${stage.hint}` : "")));
     for (const command of stage.commands) {
       const text = make("pre", { tabIndex: 0, ariaLabel: `Command of ${stage.stage}` }, command);
       box.append(text, copying("Copy", command, text));
     }
     for (const [name, text] of [["log", stage.log], ["server log", stage.server_log]]) {
-      if (text === null) box.append(make("p", { className: "quiet" }, `The ${name} is omitted because the logs are too long together. See: pipeline logs ${stage.id}`));
+      if (text === null) box.append(make("p", { className: "quiet" }, `The ${name} is omitted because all logs together are too long. Print it with: pipeline logs ${stage.id}`));
       else if (text) box.append(make("details", { open: stage.ending === "failed" }, make("summary", {}, `End of the ${name}`), make("pre", { tabIndex: 0, ariaLabel: name }, text)));
     }
     const facts = make("dl");
-    pair(facts, "reason to run", stage.planned);
+    pair(facts, "reason", stage.planned);
     pair(facts, "fingerprint", stage.fingerprint);
-    pair(facts, "folder", stage.folder);
+    pair(facts, "directory", stage.folder);
     pair(facts, "resources", Object.entries(stage.resources).filter(([, n]) => n).map(([name, n]) => `${n} ${name}`).join(", "));
-    pair(facts, "beside it", { machine: "nothing while it measures", gpu: "measurements on other GPUs" }[stage.exclusive]);
+    pair(facts, "exclusive use", { machine: "whole machine while measuring", gpu: "its GPUs while measuring" }[stage.exclusive]);
     pair(facts, "GPUs", stage.gpus.join(", "));
     pair(facts, "files", stage.files ? `${stage.files}, ${(stage.size_bytes / 1e6).toFixed(1)} MB` : "");
     for (const [name, value] of Object.entries(stage.provenance)) pair(facts, name, name === "finished_s" ? new Date(value * 1000).toISOString() : value);
@@ -683,7 +683,7 @@
     const good = take(shown, all);
     const inOrder = showTable(shown, good);
     const holding = limited() ? `, ${good.length} meet the SLOs` : "";
-    $("told").textContent = `${shown.length} of ${counted(cells.length, "cell")}, ${counted(all.length, "measured point")}${holding}.`;
+    $("summary").textContent = `${shown.length} of ${counted(cells.length, "cell")}, ${counted(all.length, "measured point")}${holding}.`;
     pareto(all);
     curves(inOrder);
     precision(shown);
@@ -696,8 +696,8 @@
     for (const [axis, values] of varying) if (values.length <= 60) $("filters").append(make("label", {}, axis.replaceAll("_", " "), " ", select(axis, values)));
     const statuses = unique(cells.map((cell) => cell.status));
     if (statuses.length > 1) $("filters").append(make("label", {}, "status ", select("status", statuses)));
-    const colours = varying.filter(([, values]) => values.length <= COLOURS.length).map(([axis]) => axis);
-    $("colour").append(...colours.map((axis) => make("option", { value: axis, selected: axis === "precision" }, axis.replaceAll("_", " "))), make("option", { value: "" }, "none"));
+    const colors = varying.filter(([, values]) => values.length <= COLORS.length).map(([axis]) => axis);
+    $("color").append(...colors.map((axis) => make("option", { value: axis, selected: axis === "precision" }, axis.replaceAll("_", " "))), make("option", { value: "" }, "none"));
     const scores = unique(cells.flatMap((cell) => Object.keys(cell.accuracy)));
     $("score").append(...scores.map((name) => make("option", { value: name }, name)));
     document.querySelector("#controls .accuracy").hidden = !scores.length;
@@ -712,18 +712,18 @@
     $("controls").addEventListener("reset", () => setTimeout(show));
     $("controls").addEventListener("submit", (event) => event.preventDefault());
     $("latency").addEventListener("input", later);
-    $("colour").addEventListener("input", later);
+    $("color").addEventListener("input", later);
   }
 
   async function start() {
     if (!window.DecompressionStream) {
-      document.querySelector("header").append(make("p", { className: "warn" }, "This browser is too old for the plots and details: it has no DecompressionStream."));
+      document.querySelector("header").append(make("p", { className: "warn" }, "This browser is too old for plots and details: it lacks DecompressionStream."));
       return;
     }
     data = JSON.parse(await unpack("data"));
     const rows = [...$("cells-table").tBodies[0].rows];
     cells = data.cells.map((cell, n) => ({ ...cell, row: rows[n], text: `${cell.id} ${cell.status} ${cell.axes.toolchain ?? ""}`.toLowerCase() }));
-    palette = new Map(unique(cells.map((cell) => String(cell.axes.precision))).sort(numeric).map((kind, n) => [kind, n % COLOURS.length]));
+    palette = new Map(unique(cells.map((cell) => String(cell.axes.precision))).sort(numeric).map((kind, n) => [kind, n % COLORS.length]));
     for (const cell of cells) cell.row.cells[0].prepend(make("span", { className: `dot hue ${tint(cell)}` }));
     const measured = cells.some((cell) => cell.levels.length);
     document.querySelectorAll(".needs-script").forEach((node) => { node.hidden = false; });
@@ -743,7 +743,7 @@
     followHash();
     if ($("library")) {
       const script = make("script");
-      script.textContent = await unpack("library"); // its hash stands in the page's policy
+      script.textContent = await unpack("library"); // its hash is in the page's policy
       document.body.append(script);
       for (const id of ["pareto", "curves", "gantt", "cpus", "gpus"]) $(id).hidden = false;
       show();
