@@ -1,4 +1,4 @@
-"""What answers at an address that was asked over another protocol: Triton's gRPC, HTTP or metrics port, or an OpenAI API."""
+"""Recognize the server at an address after a request over a wrong protocol: Triton's gRPC, HTTP or metrics port, or OpenAI."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FRAME_BYTES: Final = 9
 
 
 async def wrong_protocol(address: str, asked: str, timeout_s: float) -> ServerError | None:
-    """An error that says what `address` (host:port or a URL) is, if it is known to be something else than `asked`."""
+    """An error that names the server at `address` (host:port or a URL), if it is known to differ from `asked`."""
     found = await kind_of(address, min(timeout_s, _TIMEOUT_S))
     if found is None or found == asked:
         return None
@@ -41,7 +41,7 @@ async def wrong_protocol(address: str, asked: str, timeout_s: float) -> ServerEr
 
 
 async def kind_of(address: str, timeout_s: float = _TIMEOUT_S) -> Kind | None:
-    """What answers at `address`; None if it is unknown or does not respond within `timeout_s` to each request."""
+    """The kind of server at `address`, None if it is unknown or a request takes longer than `timeout_s`."""
     paths: tuple[tuple[str, Kind], ...] = (("/v2", "http"), ("/v1/models", "openai"), ("/metrics", "metrics"))
     base = urlsplit(address if "://" in address else f"http://{address}")
     server = f"{base.scheme}://{base.netloc}"
@@ -68,7 +68,7 @@ def _is(kind: Kind, body: bytes) -> bool:
 
 
 async def _speaks_http2(host: str | None, port: int | None, timeout_s: float) -> bool:
-    """Whether the server answers a request in HTTP/1.1 with a frame of HTTP/2, as gRPC servers do."""
+    """True if the server responds to HTTP/1.1 with an HTTP/2 frame, as gRPC servers do."""
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
         try:

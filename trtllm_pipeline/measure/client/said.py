@@ -1,8 +1,8 @@
 """The text in a message of an OpenAI-compatible server, or in a delta of one, whatever field carries it.
 
-Servers agree on `content` and `tool_calls` alone. Reasoning arrives as `reasoning_content`, `reasoning` or `thinking`, in the
+Servers only agree on `content` and `tool_calls`. Reasoning arrives as `reasoning_content`, `reasoning` or `thinking`, in the
 objects of `reasoning_details`, or among the parts of a `content` that is a list. The name of a field decides whether its
-strings are text, at any depth. A text in a field with another name is not seen; the gate `unseen_text` notices that.
+strings are text, at any depth. Text in a field with another name is ignored, which the gate `unseen_text` detects.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OTHER: Final = frozenset(
     | {"url", "logprobs", "annotation", "annotations", "citation", "citations", "context", "filter", "documents"}
     | {"source", "sources", "search", "usage", "metadata"}
 )
-"""Words in the name of a field that holds no generated text at any depth, even with a word of `_TEXTS`."""
+"""Words in names of fields without generated text at any depth, even with a word of `_TEXTS`."""
 _DEEPEST: Final = 12
 _WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
@@ -53,7 +53,7 @@ class Said(NamedTuple):
     calls: str
     """Names and arguments of tool calls, which are generated text too."""
     unread: str | None
-    """The first field with strings that are not known to be text or to be none."""
+    """The first unknown field with strings: possibly generated text."""
 
 
 class _Piece(NamedTuple):

@@ -73,7 +73,7 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
 
 
 def _wide(levels: Iterable[LevelResult], asked: object) -> Iterator[MeasurementFinding]:
-    """What repeats were to continue for, and was not reached: the most of them, or the seconds, were spent before."""
+    """Findings for intervals that are still too wide when the limit of repeats or seconds is reached."""
     for level in levels:
         for name, wanted in asked.items() if isinstance(asked, dict) else ():
             values = [value for repeat in level.repeats if (value := repeat.value(name)) is not None]
@@ -90,7 +90,7 @@ def _wide(levels: Iterable[LevelResult], asked: object) -> Iterator[MeasurementF
 
 
 class SoFar:
-    """What decides which levels come next, of an event file to which more is added. What was looked at is not read again."""
+    """Incremental reader of a growing event file, for the choice of the next levels. It reads each record once."""
 
     def __init__(self, events: Path, tokenizer: Tokenizer | None, objectives: Objectives) -> None:
         self._events, self._tokenizer, self._objectives = events, tokenizer, objectives
@@ -136,13 +136,13 @@ def _at_headline(repeats: Sequence[RepeatResult]) -> tuple[RepeatResult, ...]:
 
 
 def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
-    """What a search saw."""
+    """Results of a search's probes."""
     found = ((level, _probe_rounds(level, objectives)) for level in run.probes)
     return [Probe(level.request_rate or 0.0, rounds) for level, rounds in found if rounds]
 
 
 def _probe_rounds(level: LevelRun, objectives: Objectives) -> tuple[tuple[bool, ...], ...]:
-    """Whether each request of each time met the objectives. What was not sent did not; it was due last."""
+    """For each round: whether each request met the objectives. Unsent requests, which were due last, did not."""
     *before, last = (
         tuple(request.met(objectives.per_request) for request in repeat if request.measured)
         for repeat in level.repeats.values()
@@ -173,7 +173,7 @@ def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
 
 
 def _token_count(run: LoadRun) -> dict[str, Any]:
-    """Who counted the output tokens of the measured answers, and what the other counts say."""
+    """Source of the output token counts, and the other counts."""
     answers = [request for level in run.levels for request in level.ok]
     server = sum(request.output_tokens for request in answers) if run.counted_by_server else None
     blind = run.special_tokens is None
@@ -188,7 +188,7 @@ def _token_count(run: LoadRun) -> dict[str, Any]:
 
 
 def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Sequence[str]) -> LevelResult:
-    """The metrics of a level. Of a run that was `refused` what was observed stays, the rates that people quote do not."""
+    """The metrics of a level. A `refused` run keeps its observations but not its headline rates."""
     measured, good = level.measured, level.answered
     joules = [_energy_j(level, repeat) for repeat in level.repeats]
     repeats = [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
@@ -258,7 +258,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
 
 
 def _of_turns(good: Sequence[TimedRequest]) -> dict[str, Summary]:
-    """TTFT of each turn, where there are conversations."""
+    """TTFT by turn, if there are conversations."""
     turns: dict[int, list[float]] = {}
     for request in good:
         turns.setdefault(request.record.get("turn", 1), []).append(request.ttft_ms)
@@ -283,7 +283,7 @@ def _acceptance(level: LevelRun) -> float | None:
 
 
 def _energy_j(level: LevelRun, repeat: int) -> float | None:
-    """Of the GPUs, from the first sending of a repeat to its last content."""
+    """GPU energy from a repeat's first request to its last content."""
     good = [request for request in level.repeats[repeat] if request.measured and request.answered]
     records = [each for each in level.gpus if each["repeat"] == repeat]
     if not good or not records:

@@ -1,7 +1,7 @@
-"""Evidence for the validity gates beside the requests: settings read back, the roofline, a probe of the KV cache.
+"""Evidence for the validity gates apart from the requests: settings read back, the roofline, a KV cache probe.
 
-Three sources are held against each other: what a matrix asked for, what the engine and the repository say, and the
-configuration the server itself reports over the wire. All goes into the event file; `measure/load/validity.py` judges it.
+Three sources are compared: the matrix, the engine and repository, and the
+configuration that the server reports. All goes into the event file. `measure/load/validity.py` judges it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _ALWAYS: Final = frozenset({"max_batch_size", "decoupled", "max_queue_delay_microseconds"})
-"""Fields whose default says something. Any other that a configuration leaves out is Triton's to fill in."""
+"""Fields whose default is meaningful. Triton fills in the others if a configuration omits them."""
 _TRITONS_CHOICE: Final = frozenset({"kind", "gpus"})
 _BUILD: Final = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
 PROBES: Final = 4
 PROBE_TOKENS: Final = 256
-"""Length of a probe's prompt where the engine takes that much: long enough to see whether it was computed."""
+"""Length of a probe's prompt if the engine accepts it: long enough to detect a skipped prefill."""
 PROBE_ANSWER_TOKENS: Final = 2
 _CHARACTERS_PER_TOKEN: Final = 4
-"""Of ordinary English, about; for probes where there is no tokenizer."""
+"""Rough value for English text, for probes without a tokenizer."""
 _NOT_TOLD: Final = frozenset({"tp", "speculative", "weight_bits"})
-"""Declared for the roofline, and for what is counted; neither engine nor server has them under that name."""
+"""Declared for the roofline and token counts. Engine and server do not report them under these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,22 @@ class ExpectedServer:
     """Expected server configuration, verified against the server."""
 
     declared: Mapping[str, Json] = field(default_factory=dict)
-    """Settings under TensorRT-LLM's names, e.g. `enable_kv_cache_reuse`; `tp` is how many GPUs read the weights."""
+    """Settings by TensorRT-LLM's names, e.g. `enable_kv_cache_reuse`. `tp` is the number of GPUs that read the weights."""
     engine: Path | None = None
-    """What it serves: its config.json has limits and the size of the weights."""
+    """The served engine: its config.json has limits and the size of the weights."""
     repository: Path | None = None
-    """Its config.pbtxt are held against the configurations that the server reports."""
+    """Its config.pbtxt files are compared with the configurations that the server reports."""
     by: str = "the matrix"
-    """Who says so."""
+    """Source of `declared`."""
 
     @property
     def drafts(self) -> bool:
-        """Something drafts tokens: servers of TensorRT-LLM that tell it count those that are accepted."""
+        """True with speculative decoding: TensorRT-LLM's servers then count accepted tokens."""
         return "speculative" in self.declared
 
     @property
     def without_reuse(self) -> bool:
-        """KV cache reuse is said to be off."""
+        """KV cache reuse is declared off."""
         return self.declared.get("enable_kv_cache_reuse") is False
 
 
@@ -99,7 +99,7 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
 
 
 async def reused_blocks(client: Client) -> float | None:
-    """KV cache blocks the server has reused so far, by TensorRT-LLM's own metric; None where it tells none."""
+    """KV cache blocks the server has reused so far, by TensorRT-LLM's own metric. None if it is not reported."""
     if client.service.metrics is None:
         return None
     page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)
@@ -112,7 +112,7 @@ async def reused_blocks(client: Client) -> float | None:
 
 
 def probes(texts: Sequence[str], tokenizer: Tokenizer | None, *, longest: int | None) -> list[str]:
-    """Prompts nobody has sent before, of `texts` one after another, in at most `longest` and PROBE_TOKENS tokens."""
+    """New prompts, concatenated from `texts`, of at most `longest` and PROBE_TOKENS tokens."""
     # Joining and cutting can change a token or two, and the server may add special ones.
     room = max(1, min(longest or PROBE_TOKENS, PROBE_TOKENS) - 8)
     made = []
@@ -125,7 +125,7 @@ def probes(texts: Sequence[str], tokenizer: Tokenizer | None, *, longest: int | 
 
 
 def _ends(text: str, tokenizer: Tokenizer | None) -> Sequence[int]:
-    """Where each token of `text` ends, in characters."""
+    """End of each token of `text`, in characters."""
     if tokenizer is None:
         return range(_CHARACTERS_PER_TOKEN, len(text) + 1, _CHARACTERS_PER_TOKEN)
     return [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
@@ -139,12 +139,12 @@ async def probe(
     tokenizer: Tokenizer | None,
     events: EventFile,
 ) -> None:
-    """Try a cache that is said to be off: each of a few new prompts sent twice, nothing else in flight.
+    """Probe a cache that is declared off: send each of a few new prompts twice, with nothing else in flight.
 
-    A first token that takes as long again ends it: the gate finds a cache only where every prompt was faster.
+    It ends when a TTFT does not fall: the gate only reports a cache if every prompt was faster.
     """
     longest = None
-    if claim.engine is not None and find(claim.engine, "config.json") is not None:  # a GGUF file has none
+    if claim.engine is not None and find(claim.engine, "config.json") is not None:  # GGUF files have no config.json
         told = claim.declared.get("max_seq_len")
         engine = Engine.read(claim.engine, max_seq_len=told if isinstance(told, int) else None)
         longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)
@@ -168,7 +168,7 @@ async def probe(
 
 
 class SettingCheck(NamedTuple):
-    """One setting: the expected value and its source, the value found and where."""
+    """One setting: the expected value and its source, the actual value and its source."""
 
     setting: str
     asked: Json
@@ -185,8 +185,8 @@ async def read_back(
     repository: Path | None,
     asked_by: str = "the matrix",
 ) -> list[SettingCheck]:
-    """Every setting that two sources know. `declared` is what `asked_by` asked for, under TensorRT-LLM's names; without
-    a repository it is held against the client's model and `tensorrt_llm`. A client of None is no Triton's.
+    """Settings that two sources report. `declared` has the values of `asked_by` by TensorRT-LLM's names. Without
+    a repository they are compared with the client's model and `tensorrt_llm`. `client` is None for other servers than Triton.
 
     Raises ServerError when the server does not answer, OSError or ValueError for a file that cannot be read.
     """
@@ -195,7 +195,7 @@ async def read_back(
         return checks
     if repository is None:
         for name in dict.fromkeys((client.model.name, ENGINE_MODEL)):
-            with suppress(ServerError):  # without an ensemble there is no second model
+            with suppress(ServerError):  # without an ensemble, the second model is missing
                 checks += _model(declared, name, await client.config(name), asked_by)
     else:
         checks += _llm_api(declared, repository / ENGINE_MODEL / "1" / "model.yaml", asked_by)
@@ -237,7 +237,7 @@ def compare(written: Message, served: Message, prefix: str = "") -> Iterator[tup
 
 
 def _same_file(one: object, other: object) -> bool:
-    """Whether both are absolute paths of one file or directory: a server is told another name of one; see `links`."""
+    """True if both are absolute paths of one file or directory: servers get another name of it, see `links`."""
     if not (isinstance(one, str) and isinstance(other, str) and one.startswith("/") and other.startswith("/")):
         return False
     with suppress(OSError, ValueError):
@@ -255,7 +255,7 @@ def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]
 
 
 def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[SettingCheck]:
-    """The limits of an engine's config.json, where TensorRT-LLM writes them too."""
+    """The limits in an engine's config.json, at TensorRT-LLM's paths."""
     built = dict(Fields.read_optional(engine, "config.json").fields("build_config").values)
     if built.get("max_seq_len") is not None:
         built["max_seq_len"] = Engine.read(engine).max_seq_len  # without the builder's room for drafted tokens
@@ -265,7 +265,7 @@ def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterat
 
 
 def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterator[SettingCheck]:
-    """What TensorRT-LLM's `llmapi` model reads, where a repository has one."""
+    """Settings of TensorRT-LLM's `llmapi` model, if a repository has one."""
     if not path.is_file():
         return
     said = read_mapping(path, decode_yaml)
@@ -292,6 +292,6 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
             (batch, served.max_batch_size),
             ("decoupled", served.model_transaction_policy.decoupled),
         ):
-            # Without a batch dimension a model batches by itself, as llmapi does.
+            # A model without a batch dimension batches internally, as llmapi does.
             if declared.get(key) is not None and not (key == batch and got == 0):
                 yield SettingCheck(f"{name}: {key}", declared[key], asked_by, got, "the server")

@@ -25,7 +25,7 @@ _LOOK_S: Final = 0.1
 
 
 def wanted(level: Level, asked: int | None = None) -> int:
-    """How many processes a level takes: as many as were `asked` for, or else as leave the server at least half of the cores.
+    """Number of processes for a level: the requested number, or as many as leave the server at least half of the cores.
 
     Never more than requests may be in flight: each process has one at least.
     """
@@ -39,7 +39,7 @@ def wanted(level: Level, asked: int | None = None) -> int:
 
 
 async def run(target: Target, level: Level, events: Path, done: Callable[[], None], *, workers: int) -> None:
-    """Run `level` in `workers` processes that append to `events`; `done` is called for each request that ended.
+    """Run `level` in `workers` processes that append to `events`; `done` is called for each finished request.
 
     Raises ServerError when a process did not come to its end.
     """
@@ -96,7 +96,7 @@ def _work(
     barrier: Barrier,
 ) -> None:
     """A process's program."""
-    # Ctrl-C is the parent's to handle; it ends its workers.
+    # The parent handles Ctrl-C and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def done() -> None:

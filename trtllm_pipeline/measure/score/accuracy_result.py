@@ -20,25 +20,25 @@ ACCURACY_FILE: Final = "accuracy.json"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which of a load run's answers to one question."""
+    """Position of an answer in a load run that repeats questions."""
 
     concurrency: int | None
     request_rate: float | None
     repeat: int
     time: int
-    """From 0, among the answers at this level and repeat."""
+    """Index among the answers to the question at this level and repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredQuestion:
-    """One answer to one question. The same question may have been asked again, at other levels of a load run."""
+    """One answer to one question. A load run may ask a question several times."""
 
     question: Question
     answer: str
     tokens: tuple[int, ...] | None = None
     """The answer encoded again, without special tokens; None without a tokenizer."""
     place: Place | None = None
-    """Where in a load run; None for an answer that was asked for alone."""
+    """Position in a load run. None for a separately requested answer."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """By metric; empty before it is scored."""
 
@@ -66,15 +66,15 @@ class AccuracyResult:
     total: int | None = None
     """All questions."""
     rows_digest: str | None = None
-    """Of what was asked and what was right: equal for scores that may be compared."""
+    """Digest of questions and references. Scores are comparable if it is equal."""
     asked: str | None = None
     """The endpoint, and whose chat template wrote the prompts."""
     interval_method: str = MEAN_INTERVAL
     definitions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What was asked for."""
+    """Request options."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Other keys of the file; not read back."""
+    """Other keys of the file, not read back."""
 
     def to_json(self) -> dict[str, Json]:
         """The content of accuracy.json."""
@@ -83,7 +83,7 @@ class AccuracyResult:
 
     @staticmethod
     def read(data: Mapping[str, Any]) -> AccuracyResult:
-        """What is in an accuracy.json. What is not what it should be counts as missing."""
+        """Read an accuracy.json. Values of a wrong type count as missing."""
         from trtllm_pipeline.measure.load.result import count_of, numbers_of
 
         ends, digest, settings, asked = (data.get(name) for name in ("intervals", "rows_digest", "settings", "asked"))
@@ -107,7 +107,7 @@ class AccuracyResult:
         return f"{', '.join(parts)} on {self.total} questions{f', asked at {self.asked}' if self.asked else ''}"
 
     def check_least(self, first: str, least: float | None) -> None:
-        """Raise StageError when the mean of metric `first` is below `least`, or there is none; None asks for nothing."""
+        """Raise StageError if the mean of metric `first` is missing or below `least`. None accepts any score."""
         if least is None:
             return
         score = self.scores.get(first)
@@ -117,7 +117,7 @@ class AccuracyResult:
             raise StageError(
                 f"{first} is {score:.3f} on {self.questions[first]} questions, expected at least {least}",
                 failure=FailureClass.CHECK,
-                hint=f"out/{ANSWERS} beside the log has every answer; settings.accuracy.min_score sets the limit",
+                hint=f"see the answers in out/{ANSWERS} next to the log; settings.accuracy.min_score sets the limit",
             )
 
 
@@ -130,7 +130,7 @@ def score(
     metrics: Mapping[str, Metric],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[AnsweredQuestion]:
-    """`answers` with their scores. Raises StageError where a user's function fails."""
+    """`answers` with their scores. Raises StageError if a user's function fails."""
     scored = []
     for each in answers:
         found = {name: metrics[name].score(each.answer, each.question) for name in each.question.metrics}
@@ -209,7 +209,7 @@ def _digest(scored: Iterable[AnsweredQuestion]) -> str:
 
 
 def write_answers(folder: Path, answers: Iterable[AnsweredQuestion]) -> None:
-    """Write answers.jsonl, also of answers without scores: scoring may fail, and the answers took their time."""
+    """Write answers.jsonl, also for answers without scores: they are expensive, and scoring may fail."""
     with (folder / ANSWERS).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(each.to_json(), ensure_ascii=False) + "\n" for each in answers)
 

@@ -51,7 +51,7 @@ def score_url(
     `names` are the metrics of rows that name none. `tokenizer` is a tokenizer.json or a model's directory.
     """
     metrics = metrics_of(names)
-    # Before anything is asked: a wrong directory must not cost the answers.
+    # Before the first request: a wrong directory must not waste the answers.
     tokens = None if tokenizer is None else tokenizer_at(tokenizer)
     chats = target.protocol.startswith("openai_chat")  # the server has the template
     from trtllm_pipeline.measure.load.target import adds_special_tokens
@@ -83,10 +83,10 @@ def score_server(
     settings: Mapping[str, Any],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> AccuracyResult:
-    """Ask, score, and leave answers.jsonl and accuracy.json in `directory`.
+    """Send the questions, score the answers, and write answers.jsonl and accuracy.json to `directory`.
 
-    Answers are in the directory before they are scored, and stay there when scoring fails. Raises StageError for requests
-    that failed: what is missing is no wrong answer.
+    Answers are written before they are scored, and stay there if scoring fails. Raises StageError if requests
+    failed: a missing answer is not a wrong answer.
     """
     import asyncio
 

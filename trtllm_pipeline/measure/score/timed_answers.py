@@ -16,15 +16,15 @@ from trtllm_pipeline.measure.score.scores import Question
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswers:
-    """The measured answers of a load run to some questions."""
+    """A load run's measured answers to questions."""
 
     answers: tuple[AnsweredQuestion, ...]
     failed: int
-    """Measured requests of these questions that have no answer; they are not scored."""
+    """Failed measured requests of these questions, which are not scored."""
     not_asked: tuple[str, ...]
-    """Ids of questions that no measured request asked: there were fewer requests than prompts."""
+    """Ids of questions without a measured request, because there were fewer requests than prompts."""
     settings: Mapping[str, Any]
-    """Of the load run."""
+    """Settings of the load run."""
     protocol: str
 
 
@@ -34,10 +34,10 @@ def timed_answers(
     encode: Callable[[str], tuple[int, ...]] | None,
     prefix: str = "",
 ) -> TimedAnswers:
-    """The measured answers in an event file to `questions`, by id.
+    """An event file's measured answers to `questions`, by id.
 
     A prompt may have been sent with `prefix`, the special tokens that the server did not add itself.
-    Raises StageError for what is no event file, and for questions that are not those that were asked.
+    Raises StageError for an invalid event file, and for questions that differ from the recorded ones.
     """
     told = read_records(events)
     answers: list[AnsweredQuestion] = []
@@ -46,9 +46,9 @@ def timed_answers(
     for id_, text in told.prompts.items():
         if id_ in questions and text.removeprefix(prefix) != questions[id_].prompt.text:
             raise StageError(
-                f"row {id_!r}: the load run asked {text[:60]!r}, the row says {questions[id_].prompt.text[:60]!r}",
+                f"row {id_!r}: the load run sent {text[:60]!r}, the row has {questions[id_].prompt.text[:60]!r}",
                 failure=FailureClass.USER,
-                hint="score with the file that was asked",
+                hint="score with the prompt file of the load run",
             )
     for record in told.requests:
         if record["phase"] != "measured" or record["prompt"] not in questions:
