@@ -206,7 +206,7 @@ async def read_back(
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
                 raise
-            checks.append(SettingCheck(f"model {name}", "there", "the repository", "not there", "the server"))
+            checks.append(SettingCheck(f"model {name}", "present", "the repository", "missing", "the server"))
             continue
         checks += [
             SettingCheck(f"{name}: {key}", asked, "config.pbtxt", got, "the server")
@@ -249,7 +249,7 @@ def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]
     if not hasattr(asked, "DESCRIPTOR"):
         yield path, asked, got
     elif got is None:
-        yield path, "there", None
+        yield path, "present", None
     else:
         yield from compare(asked, got, f"{path}.")
 

@@ -181,7 +181,7 @@ def _adapters(run: LoadRun) -> Found:
 def _settings(run: LoadRun) -> Found:
     checks = [check for record in run.records.settings for check in record["checks"]]
     wrong = dict.fromkeys(
-        f"{check['setting']} is {check['got']} in {check['got_from']}, {check['asked']} in {check['asked_by']}"
+        f"{check['setting']} is {check['got']} according to {check['got_from']}, {check['asked']} according to {check['asked_by']}"
         for check in checks
         if check["asked"] != check["got"]
     )

@@ -166,7 +166,7 @@ def test_no_generation_prompt() -> None:
 
 # ------------------------------------------------------------------------------------------------------- hostile templates
 
-MEMORY, TEXT, TIME = "needs more than 64 MB of memory", "writes more than 10000 characters", "takes more than 0.2 s"
+MEMORY, TEXT, TIME = "needs more than 64 MB of memory", "writes more than 10000 characters", "needs more than 0.2 s"
 HOSTILE = {
     "range": ("{% for i in range(10**9) %}x{% endfor %}", RefusedError, "Range too big"),
     "loops": (

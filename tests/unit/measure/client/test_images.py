@@ -48,7 +48,7 @@ def test_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
     path.write_bytes(images.png(8, 8, 0))
     assert images.read(path).startswith("data:image/png;base64,")
     path.write_bytes(b"text")
-    with pytest.raises(ValueError, match="no PNG, JPEG, GIF or WebP"):
+    with pytest.raises(ValueError, match="not a PNG, JPEG, GIF or WebP"):
         images.read(path)
     with pytest.raises(ValueError, match="cannot be read: No such file"):
         images.read(tmp_path / "b.png")

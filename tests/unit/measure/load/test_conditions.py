@@ -133,9 +133,9 @@ def test_a_load_in_words() -> None:
     ]
     told = workload_words(Conditions(None, None, {"levels": levels})).partition("concurrency ")[2]
     assert told.split("; ") == [
-        "2, 8: 8 requests after 4 to 128 of warm-up, until TTFT is flat, 3 times",
-        "concurrency 1: 1.5 s after 2 of warm-up, 0.5 s between turns",
-        "5 requests/s: 600 requests after 4 of warm-up, at most 8 in flight",
+        "2, 8: 8 requests after 4 to 128 of warmup, until TTFT is flat, 3 times",
+        "concurrency 1: 1.5 s after 2 of warmup, 0.5 s between turns",
+        "5 requests/s: 600 requests after 4 of warmup, at most 8 in flight",
     ]
 
 

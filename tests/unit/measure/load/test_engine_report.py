@@ -72,7 +72,7 @@ def test_the_level_that_is_nearest_stands_beside_it(tmp_path: Path) -> None:
 def test_another_load_is_said_to_be_one(tmp_path: Path) -> None:
     beside = Beside.of(result(level(32, tokens=64.0)), EngineReport.read(written(tmp_path, REPORT)))
     assert list(beside.differences()) == ["in flight 32 here, 7.6 there", "input tokens 64 here, 256 there"]
-    assert "not the same load" in beside.title()
+    assert "different load" in beside.title()
 
 
 def test_without_streaming_there_are_no_times_of_tokens(tmp_path: Path) -> None:

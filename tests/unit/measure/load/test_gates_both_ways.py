@@ -170,7 +170,7 @@ def test_a_server_repeats_most_prompts_and_a_model_one(tmp_path: Path, echoes: i
     ]
     found = Run(records, prompts={text: text for text in texts}).findings(tmp_path, "prompt_echo")
     assert [each["severity"] for each in found] == ([] if severity is None else [severity])
-    assert all(f"{echoes} of 3 answers start with their prompt" in each["message"] for each in found)
+    assert all(f"{echoes} of 3 responses start with their prompt" in each["message"] for each in found)
 
 
 def test_other_first_words_make_another_prompt(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_other_first_words_make_another_prompt(tmp_path: Path) -> None:
 
     assert opened("some new", "or other", "").findings(tmp_path, "repeated_prompts") == []
     (finding,) = opened("some new", "or other", "", "", "").findings(tmp_path, "repeated_prompts")
-    assert finding["message"].startswith("2 of 5 requests had a prompt that had been sent before; ")
+    assert finding["message"].startswith("2 of 5 requests repeat an earlier prompt; ")
     warm = Run([answer(0, phase="warmup", opening="some new"), moved(answer(0, opening="or other"), 100)])
     assert warm.findings(tmp_path, "warmup") == []
 

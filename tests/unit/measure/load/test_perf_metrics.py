@@ -185,7 +185,7 @@ def test_the_servers_counts_are_the_tokens(tmp_path: Path) -> None:
         "mismatch": round(3 / 7, 6),
     }
     assert found(result) == {"token_count": "warning"}
-    assert "counts 7 output tokens, encoding the answers again gives 4" in result["findings"][0]["message"]
+    assert "counts 7 output tokens, encoding the texts again gives 4" in result["findings"][0]["message"]
 
 
 @pytest.mark.parametrize(("off", "expected"), [(0, None), (1, None), (2, "warning")])
@@ -422,7 +422,7 @@ def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) ->
     for text in ("ttft<3", "ttft_p42=3ms", "output_tps=3ms", "ttft=0"):
         with pytest.raises(UsageError, match="is not an objective"):
             of_load(text)
-    with pytest.raises(UsageError, match="there is no ttft_p99") as caught:
+    with pytest.raises(UsageError, match="not ttft_p99") as caught:
         per_request("ttft_p99=300ms")
     assert str(caught.value.hint).startswith("write ttft=300ms; bench load,")
 

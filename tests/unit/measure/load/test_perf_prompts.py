@@ -129,7 +129,7 @@ def test_what_a_chat_request_has_beside_its_messages(tmp_path: Path) -> None:
         ({"response_format": "json"}, "response_format: expected an object, got 'json'"),
         ({"temperature": True}, "temperature: expected an integer or a number, got True"),
         ({"seed": 0.5}, "seed: expected an integer, got 0.5"),
-        ({"n": 2}, "n: expected 1, one answer to a request, got 2"),
+        ({"n": 2}, "n: expected 1, one choice per request, got 2"),
     ],
 )
 def test_fields_of_a_chat_request_of_another_type_are_refused(
@@ -245,7 +245,7 @@ def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match=r"rows\.jsonl:1: image: 'b\.png' cannot be read: No such file"):
         prompts.check_images(path, named)
     (tmp_path / "b.png").write_text("text")
-    with pytest.raises(MatrixError, match=r"'b\.png' is no PNG, JPEG, GIF or WebP image"):
+    with pytest.raises(MatrixError, match=r"'b\.png' is not a PNG, JPEG, GIF or WebP image"):
         prompts.check_images(path, named)
 
 
@@ -292,7 +292,7 @@ GOOD = '{"input": "a", "output": "b"}\n'
     ("stage", "name", "content", "said"),
     [
         (PERF, "rows.jsonl", f'{GOOD}\n{{"text": "a"}}\n', "rows.jsonl:3: input: expected exactly one of"),
-        (PERF, "rows.jsonl", "", "there is no prompt in this file"),
+        (PERF, "rows.jsonl", "", "no prompt in this file"),
         (PERF, "rows.jsonl", f"{GOOD}plain text\n", "rows.jsonl:2: not JSON"),
         (PERF, "rows.json", '[{"input": "a"}, {"input": 5}]', "rows.json:2: input: expected a text"),
         (PERF, "rows.csv", "prompt\na\n", "row 1: input: expected exactly one of"),
@@ -301,7 +301,7 @@ GOOD = '{"input": "a", "output": "b"}\n'
         (PERF, "rows.json", f"[{','.join([GOOD] * 40_000)}]", None),
         (PERF, "rows.jsonl", '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}', None),
         (ACCURACY, "rows.jsonl", f'{GOOD}{{"input": "a"}}\n', "rows.jsonl:2: output"),
-        (ACCURACY, "rows.jsonl", '{"input": "a", "output": "b", "metric": "rouge"}', "there is no metric 'rouge'"),
+        (ACCURACY, "rows.jsonl", '{"input": "a", "output": "b", "metric": "rouge"}', "unknown metric 'rouge'"),
         (ACCURACY, "rows.jsonl", GOOD, None),
         (SCORE, "rows.jsonl", '{"input": "a"}\n', None),
         (SCORE, "rows.jsonl", '{"input": "a", "choices": 5}\n', "rows.jsonl:1: choices: expected a list"),

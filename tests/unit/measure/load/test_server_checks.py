@@ -64,14 +64,14 @@ def test_what_triton_fills_in_is_no_difference() -> None:
         ),
         (lambda c: setattr(c.instance_group[0], "count", 1), "instance_group[0].count", 2, 1),
         (lambda c: c.instance_group.add(count=1), "number of instance_group", 1, 2),
-        (lambda c: c.ClearField("input"), "input[0]", "there", None),
+        (lambda c: c.ClearField("input"), "input[0]", "present", None),
         (
             lambda c: setattr(c.parameters["enable_kv_cache_reuse"], "string_value", "true"),
             "parameters[enable_kv_cache_reuse].string_value",
             "false",
             "true",
         ),
-        (lambda c: c.parameters.clear(), "parameters[enable_kv_cache_reuse]", "there", None),
+        (lambda c: c.parameters.clear(), "parameters[enable_kv_cache_reuse]", "present", None),
     ],
 )
 def test_what_is_different_is_told(change: Callable[[Any], Any], path: str, asked: Any, got: Any) -> None:

@@ -173,9 +173,9 @@ def test_bisection_finds_the_known_rate_of_a_queue() -> None:
 @pytest.mark.parametrize(
     ("rate", "low", "high", "words"),
     [
-        (7.2, 7.0, 7.6, "7.2 requests/s keep ttft 300 ms for 99.5% of requests (95% interval 7 to 7.6)"),
-        (7.2, 7.2, None, "7.2 requests/s keep ttft 300 ms for 99.5% of requests (no higher rate was tried)"),
-        (None, None, 5.0, "no rate that was tried keeps ttft 300 ms for 99.5% of requests; the lowest was 5/s"),
+        (7.2, 7.0, 7.6, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (95% interval 7 to 7.6)"),
+        (7.2, 7.2, None, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (no higher rate was tried)"),
+        (None, None, 5.0, "no rate tried meets ttft 300 ms for 99.5% of requests; the lowest was 5/s"),
     ],
 )
 def test_the_highest_rate_in_words(rate: float | None, low: float | None, high: float | None, words: str) -> None:
@@ -222,7 +222,9 @@ def test_a_rate_that_is_tried_lasts_until_a_queue_would_be_long() -> None:
 
 def test_a_rate_that_is_not_known_says_why() -> None:
     found = HighestRate(0.95, {"ttft": 300.0}, None, None, None, {"5": {}}, "16 requests at a rate, 300 are needed")
-    assert str(found) == ("not known at which 95% of requests keep ttft 300 ms: 16 requests at a rate, 300 are needed")
+    assert str(found) == (
+        "unknown rate at which 95% of requests meet ttft 300 ms: 16 requests at a rate, 300 are needed"
+    )
     assert HighestRate.read(json.loads(json.dumps(asdict(found)))) == found
 
 

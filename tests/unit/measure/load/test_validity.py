@@ -93,7 +93,7 @@ def test_the_models_around_the_engine_are_no_bottleneck(
     [
         ("preprocessing", answer(0), "; raise settings.repository.preprocessing_instances"),
         ("postprocessing", at_once(), "; raise settings.repository.postprocessing_instances"),
-        ("postprocessing", answer(0), "; several instances of it mix up the parts of streamed answers"),
+        ("postprocessing", answer(0), "; several instances of it would reorder the chunks of streamed responses"),
     ],
 )
 def test_what_would_mix_up_answers_is_not_advised(
@@ -359,7 +359,9 @@ def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
     path = write(tmp_path / "e", answer(0), {"type": "settings", "at": "end", "checks": [{**check, "got": 4}]})
     (finding,) = analyze(path, Words())["findings"]
     assert (finding["check"], finding["severity"]) == ("settings", "invalid")
-    assert finding["message"].endswith("settings: max_batch_size is 4 by the server, 8 by the matrix")
+    assert finding["message"].endswith(
+        "than expected: max_batch_size is 4 according to the server, 8 according to the matrix"
+    )
 
 
 @pytest.mark.parametrize(
@@ -428,8 +430,8 @@ def test_each_look_reads_what_is_new_and_tells_what_one_look_at_the_end_would(tm
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        ("tpot_p50", "there is no tpot_p50 here"),
-        ("tokens_per_joule", "there is no tokens_per_joule here"),
+        ("tpot_p50", "this level has no tpot_p50"),
+        ("tokens_per_joule", "this level has no tokens_per_joule"),
         ("input_tps", "input_tps has no interval after 1 repeats, not to 3.0%"),
         ("rps", "rps has no interval after 1 repeats, not to 3.0%"),
     ],

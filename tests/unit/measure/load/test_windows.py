@@ -122,7 +122,7 @@ def test_a_window_that_is_cut_short_gives_no_headline() -> None:
     assert headline([windows(one_after_another(4), 1), found])[0] == "whole", "every repeat needs one"
     assert headline([windows(one_after_another(9), 2)]) == (
         "whole",
-        "no steady window: the requests in flight never reached the wanted number",
+        "no steady window: the requests in flight never reached the target",
     )
 
 

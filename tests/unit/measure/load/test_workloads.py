@@ -113,7 +113,7 @@ def test_conditions_tell_the_lengths_of_a_file_instead_of_means() -> None:
         ('{"input_tokens": 0, "output_tokens": 1}', "input_tokens: expected a positive"),
         ('{"input_tokens": 1}', "output_tokens: expected a positive integer, got None"),
         ('{"input_tokens": true, "output_tokens": 1}', "input_tokens"),
-        ("", "there are no lengths"),
+        ("", "no lengths in this file"),
     ],
 )
 def test_lengths_that_are_none_are_named(tmp_path: Path, row: str, words: str) -> None:
@@ -225,7 +225,7 @@ def test_rows_like_those_of_sharegpt_with_other_names(tmp_path: Path, who: str, 
         ({"speaker": "human", "value": "x"}, "expected an object with `from` and `value`, or `role` and `content`"),
         ({"from": "human", "words": "x"}, "expected an object with `from` and `value`, or `role` and `content`"),
         ({"from": "human", "value": 3}, "expected an object with `from` and `value`, or `role` and `content`"),
-        ({"from": "nobody", "value": "x"}, "'nobody' is not the name of a speaker; expected human, user, gpt"),
+        ({"from": "nobody", "value": "x"}, "'nobody' is an unknown speaker; expected human, user, gpt"),
     ],
 )
 def test_a_conversation_that_is_not_understood_is_named_by_its_line(

@@ -273,7 +273,7 @@ def test_a_report_that_was_kept_is_recognised_as_the_same_measurement() -> None:
         (
             other("workload", levels=[{**CONDITIONS.level(1, None), "warmup_requests": 0}]),
             "workload",
-            "warm-up requests at concurrency 1: 2 in the baseline, 0 here",
+            "warmup requests at concurrency 1: 2 in the baseline, 0 here",
         ),
         (
             dataclasses.replace(CONDITIONS, questions={**QUESTIONS, "max_tokens": 8}),
