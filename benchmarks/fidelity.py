@@ -25,7 +25,7 @@ from trtllm_pipeline.tensorrt.embedded.reference import Array, Reference
 LIKELY: Final = 1e-3
 """Probability from which on a token's log-probability counts for `max_error`."""
 _TOP: Final = 1024
-"""Log-probabilities asked of llama.cpp a position; what lies beyond counts as one event."""
+"""Log probabilities requested from llama.cpp per position. The rest counts as one event."""
 
 
 _FLOOR: Final = -80.0
@@ -46,7 +46,7 @@ class Tolerance:
     """Largest ratio of the two perplexities, either way round."""
 
     def admits(self, kl: float, perplexity_ratio: float) -> bool:
-        """Whether measured values are within."""
+        """True if measured values are within the limits."""
         return kl <= self.kl and 1 / self.perplexity <= perplexity_ratio <= self.perplexity
 
 
@@ -138,7 +138,7 @@ class LlamaCpp:
     def predict(self, text: Sequence[int]) -> Iterator[Prediction]:
         """The distribution after each token of `text` but the last."""
         for position in range(1, len(text)):
-            # The bias makes llama.cpp take the text's own next token, and report it; log-probabilities are those before it.
+            # The bias forces the text's own next token. The reported log probabilities do not include the bias.
             answer = self._complete(text[:position], 1, logit_bias=[[int(text[position]), 1e4]], n_probs=self._top)
             content = answer["choices"][0]["logprobs"]["content"][0]
             assert content["id"] == text[position]
@@ -150,7 +150,7 @@ class LlamaCpp:
             )
 
     def generate(self, tokens: Sequence[int], count: int) -> list[int]:
-        """Up to `count` greedy tokens after `tokens`; one that ends the text is not among them."""
+        """Up to `count` greedy tokens after `tokens`, without the end token."""
         answer = self._complete(tokens, count, n_probs=1)
         return [entry["id"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
@@ -181,7 +181,7 @@ def open_llama_cpp(
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.fit_params = params.warmup = params.ui = False
     params.verbosity = 1
-    # llama.cpp insists on listening; a socket in a directory that is gone a moment later is reached by nobody.
+    # llama.cpp always listens. A socket in a deleted directory is unreachable.
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as folder:
         params.hostnames = [f"{folder}/closed.sock"]
         params.n_threads_http = 1
@@ -201,7 +201,7 @@ def _predict(model: Reference, text: Sequence[int]) -> Iterator[Prediction]:
 
 
 def _divergence(wanted: NDArray[np.float64], found: NDArray[np.float64]) -> float:
-    """KL of two distributions over the same events; what is missing from 1 counts as one more event."""
+    """KL divergence of two distributions over the same events. The rest up to 1 counts as one more event."""
     wanted, found = np.maximum(wanted, _FLOOR), np.maximum(found, _FLOOR)
     weights = np.exp(wanted)
     total = float(np.sum(weights * (wanted - found)))

@@ -1,11 +1,11 @@
-"""Whatever a server sends, the client ends: millions of broken and lying answers for every parser of ours.
+"""Fuzz the client's parsers with millions of broken and lying responses.
 
     python benchmarks/fuzz_wire.py [--inputs 1000000] [--seconds 600] [--seed 1] [--only http sse ...] [--format json]
 
-Inputs follow the structure of what they break: heads, chunks, frames, header blocks, events, messages, each valid or with a
-lie in one place, then changed byte by byte, and cut at random. An input fails when a parser raises anything but
-ProtocolError, takes more than CPU_S seconds of processor time, or keeps more than was sent. The seed and number of an
-input make it again: --seed S --first N --inputs 1 --only PARSER.
+Inputs follow the structure of the protocol: heads, chunks, frames, header blocks, events, messages. Each is valid or has a
+lie in one place, is then changed byte by byte, and cut at random. An input fails if a parser raises anything but
+ProtocolError, needs more than CPU_S seconds of CPU time, or keeps more than was sent. Seed and number reproduce an
+input: --seed S --first N --inputs 1 --only PARSER.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ JSON: Final = (
 
 
 def http_answer(draw: random.Random) -> bytes:
-    """An answer over HTTP/1.1."""
+    """A response over HTTP/1.1."""
     interim = b"HTTP/1.1 100 Continue\r\n\r\n" * draw.choice((*(0, 0, 1) * 50, 5000))
     status = draw.choice(("200", "200", "200", "404", "204", "304", "101", "099", "1000", "-20", "2 0", "²00"))
     version = draw.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2", "http/1.1", "SSH-2.0", ""))
@@ -101,7 +101,7 @@ def read_http(parts: Sequence[bytes]) -> int:
 
 
 def frames(draw: random.Random) -> bytes:
-    """What a server of gRPC sends on one connection."""
+    """Bytes of a gRPC server on one connection."""
     encoder = hpack.Encoder()
     out = bytearray()
     for _ in range(draw.choice((*(1, 3, 10) * 33, 300))):
@@ -141,7 +141,7 @@ def grpc_message(draw: random.Random) -> bytes:
 
 
 def infer_response(draw: random.Random) -> bytes:
-    """A message of ModelStreamInfer, with a lie in it or none."""
+    """A message of ModelStreamInfer, possibly with a lie."""
     message = service_pb2.ModelStreamInferResponse(error_message=draw.choice(("", "", "", "boom", "é" * 500)))
     response = message.infer_response
     for name in ("text_output", "num_output_tokens", "other")[draw.randrange(3) :: draw.choice((1, 1, 2))]:
@@ -187,11 +187,11 @@ def read_response(parts: Sequence[bytes]) -> int:
         raise ProtocolError(str(error)) from error
     response = message.infer_response
     num_output_tokens(response)
-    return len(text_output(response)) // 3  # U+FFFD for a byte that is no text
+    return len(text_output(response)) // 3  # U+FFFD for an invalid byte
 
 
 def json_text(draw: random.Random, value: object) -> str:
-    """JSON with a lie in one place, or none."""
+    """JSON, possibly with a lie in one place."""
     places: list[tuple[Any, Any]] = []
 
     def walk(node: Any) -> None:
@@ -328,7 +328,7 @@ PARSERS: Final[dict[str, tuple[Callable[[random.Random], bytes], Callable[[Seque
     "grpc_config": (binary_configuration, read_binary_configuration),
     "metrics": (metrics, read_metrics),
 }
-"""What is sent, and what reads it; the reader returns how many bytes it kept."""
+"""Generator and reader of each input. The reader returns the number of bytes that it kept."""
 
 
 def made(parser: str, seed: int, number: int) -> list[bytes]:
@@ -383,7 +383,7 @@ def limited() -> Iterator[None]:
 
 
 def fault(parser: str, parts: Sequence[bytes]) -> str | None:
-    """What is wrong with how `parts` are read; None when nothing is."""
+    """The parser's fault on `parts`, None without one."""
     try:
         with limited():
             kept = PARSERS[parser][1](parts)

@@ -1,4 +1,4 @@
-"""What the stage runs of `two_gpus.py` do with their GPUs."""
+"""GPU work of the stage runs of `two_gpus.py`."""
 
 import os
 import time
@@ -30,16 +30,16 @@ LLAMA: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What a stage run does with its GPUs."""
+    """GPU work of a stage run."""
 
     number: Annotated[int, Param("which of them")]
     what: Annotated[str, Param("hold or load")]
-    rule: Annotated[str, Param("what may run beside it")]
-    seconds: Annotated[float, Param("of holding, and of each window of a load")]
+    rule: Annotated[str, Param("what may run at the same time")]
+    seconds: Annotated[float, Param("duration of holding, and of each window of a load")]
     gib: Annotated[float, Param("allocated on each device")]
-    together: Annotated[int, Param("loads that begin at the same time")]
+    together: Annotated[int, Param("loads that start at the same time")]
     cpu: Annotated[bool, Param("on the CPU instead")]
-    meet: Annotated[str, Param("directory where these meet", runtime=True)]
+    meet: Annotated[str, Param("directory where these synchronize", runtime=True)]
 
 
 def use(context: StageContext[Use]) -> None:
@@ -76,7 +76,7 @@ def _hold(devices: Sequence[str], seconds: float) -> None:
 
 
 def _load(asked: Use, device: str) -> dict[str, Json]:
-    """Windows of decoding and prefilling: begin, end, tokens."""
+    """Windows of decoding and prefilling: start, end, tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

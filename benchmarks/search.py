@@ -1,12 +1,12 @@
-"""How soon `pipeline search` finds a good cell: on surfaces of 200 cells each, drawn from models (`surfaces.py`).
+"""Speed of `pipeline search` in finding a good cell, on surfaces of 200 cells each, drawn from models (`surfaces.py`).
 
     python benchmarks/search.py [--seeds 10] [--first-seed 0] [--budget 30] [--surface WORDS] [--format json]
 
-Beside it random search, TPE of Optuna where that is installed (`pip install optuna`: multivariate, eight random trials, the
-objectives as constraints, cells that come again are not counted), and the full grid, which sees the same numbers. A seed is another
-draw of the noise, another order of the cells, and another seed of those that are random. A search has found a good cell when the
-best of its cells is within 5% of the grid's best. Times are those of the surfaces: 10 minutes for quantizing to a precision, 6 for
-building and measuring a cell.
+It is compared with random search, with TPE of Optuna if installed (`pip install optuna`: multivariate, eight random trials,
+objectives as constraints, repeated cells are not counted), and with the full grid, on the same numbers. Each seed gives another
+draw of the noise, another order of the cells, and another seed of the random methods. A search has found a good cell when its
+best cell is within 5% of the grid's best. Times are those of the surfaces: 10 minutes to quantize to a precision, 6 to
+build and measure a cell.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Rows = Mapping[CellId, CellResult]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a way of searching found on a surface, over all seeds."""
+    """Results of a search method on a surface, over all seeds."""
 
     surface: str
     way: str
@@ -50,7 +50,7 @@ class Found:
     hours: float
     """Median, of all that it built and measured."""
     gap: float
-    """How much worse than the grid's best its best was, the worst of the seeds; infinite where none met the objectives."""
+    """Gap between its best and the grid's best, worst of the seeds. Infinite if no cell met the objectives."""
     decision_ms: float
     """Mean time of one decision."""
 
@@ -60,7 +60,7 @@ def goals_of(surface: Surface) -> Goals:
 
 
 def value(row: CellResult, goals: Goals) -> float | None:
-    """What a cell costs, the less the better; None where it fails or misses the objectives."""
+    """Cost of a cell, None if it fails or misses the objectives."""
     best = at_best(Measured.of(row), (), goals.slos, goals.objective, None)
     return cost(best, goals.objective) if best.reason is None else None
 

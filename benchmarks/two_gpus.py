@@ -1,16 +1,16 @@
-"""Stage runs on real GPUs: what they see, what is left after kill -9, and what measuring side by side costs.
+"""Stage runs on real GPUs: visible devices, cleanup after kill -9, and the cost of measuring side by side.
 
     python benchmarks/two_gpus.py [--gib 8] [--seconds 3] [--passes 2] [--format json] [--pretend]
 
-Needs two GPUs or more, torch and transformers; nothing is downloaded. Everything is started by the pipeline's own loop,
-executor and leases. Three parts, each with checks, and exit code 1 where one fails:
+Needs two or more GPUs, torch and transformers. Downloads nothing. All stage runs are started by the pipeline's own loop,
+executor and leases. The exit code is 1 if a check of one of the three parts fails:
 
-    devices     four stage runs of one GPU and one of two allocate on all devices that they see; utilisation meanwhile
-    kill        the pipeline is killed with SIGKILL, then one stage run of another: leases and memory are free again
-    control     the same load alone and beside another on the second GPU: decoding, which waits for the CPU, and
-                prefilling, which does not; pinned to the CPUs near the GPU (`settings.perf.exclusive: gpu`) and not
+    devices     four stage runs of one GPU and one of two allocate on all visible devices, with the GPU use meanwhile
+    kill        SIGKILL of the pipeline, then of a stage run of another one: leases and memory become free
+    control     the same load alone and next to another on the second GPU: decoding, which waits for the CPU, and
+                prefilling, which does not, with and without pinning to the GPU's CPUs (`settings.perf.exclusive: gpu`)
 
-With `--pretend` two made-up GPUs and the CPU take their place, to try the script.
+`--pretend` replaces the GPUs with two fake ones and the CPU, to test the script.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ TOOLCHAIN: Final = Toolchain(
 
 
 def _plan(each: Sequence[tuple[int, Mapping[str, Any]]]) -> Plan:
-    """A plan of a stage run for each (GPUs, what is asked of it)."""
+    """A plan with one stage run for each (GPUs, parameters)."""
     cells = []
     for number, (gpus, asked) in enumerate(each):
         settings: dict[str, Any] = {"use": {"number": number, **asked}}
@@ -107,7 +107,7 @@ def _gpus_now() -> list[tuple[int, int]]:
 
 
 def _execute(plan: Plan, folder: Path, observer: Observer) -> tuple[list[dict[str, Any]], int]:
-    """What each stage run of a plan left, in order, and the exit code."""
+    """Results of a plan's stage runs, in order, and the exit code."""
     store = Store(folder)
     on = capacity(plan.machine)
     outcome = execute(plan, store, Executor(), observer, run_id="gpus", nodes=[on], present={})
@@ -125,7 +125,7 @@ def _execute(plan: Plan, folder: Path, observer: Observer) -> tuple[list[dict[st
 
 
 def devices(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dict[str, Json]:
-    """What stage runs see of the GPUs."""
+    """GPUs visible to stage runs."""
     holding = {**asked, "what": "hold", "rule": "none", "seconds": 6.0}
     plan = _plan([(1, holding)] * 4 + [(2, holding)])
     seen = Utilisation()
@@ -133,7 +133,7 @@ def devices(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> 
     checks["all stage runs succeeded"] = code == 0
     if code == 0:
         names = [str(each["visible"]).split(",") for each in found]
-        checks["each sees as many GPUs as it asked for"] = [len(each) for each in names] == [1, 1, 1, 1, 2]
+        checks["each sees as many GPUs as requested"] = [len(each) for each in names] == [1, 1, 1, 1, 2]
         if not asked["cpu"]:
             checks["what it sees is what it was given"] = all(
                 each["uuids"] == [*name] for each, name in zip(found, names, strict=True)
@@ -157,7 +157,7 @@ def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
 
 
 def kill(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dict[str, Json]:
-    """What is left of a pipeline that was killed, and of a stage run that was."""
+    """Remains of a killed pipeline, and of a killed stage run."""
     gpus = tuple(gpu.uuid for gpu in probe.this_machine().gpus[:2])
     before = [used for _, used in _gpus_now()]
     with _holding(folder / "pipeline", asked, 2) as (pipeline, pids):
@@ -175,7 +175,7 @@ def kill(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dic
         run_s = _until(lambda: _free(gpus), begin)
         code = pipeline.wait(FREE_S)
     checks["after a stage run was killed its lease was free"] = run_s is not None
-    checks["and its pipeline told of a failure"] = code == 1
+    checks["and its pipeline reported a failure"] = code == 1
     return {
         "leases_free_after_s": pipeline_s,
         "memory_free_after_s": memory_s,
@@ -186,7 +186,7 @@ def kill(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dic
 
 @contextmanager
 def _holding(folder: Path, asked: Mapping[str, Any], runs: int) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """A pipeline of its own whose stage runs hold a GPU each, and their process ids."""
+    """A separate pipeline whose stage runs hold a GPU each, and their process ids."""
     given = json.dumps({**asked, "what": "hold", "rule": "none", "seconds": 300.0})
     words = [sys.executable, __file__, "--keep", str(folder), str(runs), given]
     with subprocess.Popen([*words, *(["--pretend"] if asked["cpu"] else [])]) as pipeline:
@@ -221,7 +221,7 @@ def _is_back(before: Sequence[int]) -> bool:
 
 
 def _until(done: Callable[[], bool], begin: float) -> float | None:
-    """Seconds since `begin` until it is so; None where it takes too long."""
+    """Seconds from `begin` until `done`, None after a timeout."""
     while time.monotonic() < begin + FREE_S:
         if done():
             return round(time.monotonic() - begin, 2)
@@ -230,7 +230,7 @@ def _until(done: Callable[[], bool], begin: float) -> float | None:
 
 
 def control(folder: Path, asked: Mapping[str, Any], passes: int, checks: dict[str, bool]) -> dict[str, Json]:
-    """Tokens a second of the same load alone and beside another, over all windows of all passes."""
+    """Tokens per second of the same load alone and next to another, over all windows of all passes."""
     cases = {
         "alone": (1, "machine"),
         "alone, pinned": (1, "gpu"),
@@ -312,7 +312,7 @@ def main() -> int:
     checks: dict[str, bool] = {}
     asked = {"seconds": args.seconds, "gib": args.gib, "together": 1, "cpu": args.pretend, "meet": ""}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_RUNTIME_DIR"] = folder  # leases of its own: other pipelines are not waited for
+        os.environ["XDG_RUNTIME_DIR"] = folder  # separate leases: do not wait for other pipelines
         for name, part in (("devices", devices), ("kill", kill)):
             told[name] = part(Path(folder), asked, checks)
             print(name, json.dumps(told[name]), file=sys.stderr, flush=True)

@@ -125,7 +125,7 @@ from .score import lm_eval as lm_eval
 from .score.accuracy_result import ACCURACY_FILE as ACCURACY_FILE
 from .score.accuracy_result import ANSWERS as ANSWERS
 from .score.accuracy_result import AccuracyResult as AccuracyResult
-from .score.answers import asked_at as asked_at
+from .score.answers import question_endpoint as question_endpoint
 from .score.answers import questions_of as questions_of
 from .score.answers import score_server as score_server
 from .score.answers import score_url as score_url

@@ -204,16 +204,16 @@ class Renderer:
             self._end()
         raise self._error(answer["kind"], answer["error"])
 
-    def _error(self, kind: str, said: str) -> TemplateError:
+    def _error(self, kind: str, details: str) -> TemplateError:
         cls, failure, words, hint = _ERRORS[kind]
-        return cls(words.format(self._template.origin, said), failure=failure, hint=hint)
+        return cls(words.format(self._template.origin, details), failure=failure, hint=hint)
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = process = _start()
-            told = {"source": self._template.source, **asdict(self._limits)}
+            setup = {"source": self._template.source, **asdict(self._limits)}
             try:
-                self._waited(self._exchange(process, told), process, _START_S)
+                self._waited(self._exchange(process, setup), process, _START_S)
             except TemplateError as error:
                 raise TemplateError(
                     f"the process that renders chat templates did not start: {error.message}",

@@ -76,13 +76,13 @@ def main(source: TextIO, sink: TextIO) -> None:
 
 def environment() -> Environment:
     """Jinja2 as chat templates expect it. Source: https://huggingface.co/docs/transformers/chat_templating_writing"""
-    found = ImmutableSandboxedEnvironment(
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
-    found.filters["tojson"] = _to_json
-    found.globals["raise_exception"] = _refuse
-    found.globals["strftime_now"] = _now
-    return found
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals["raise_exception"] = _refuse
+    sandbox.globals["strftime_now"] = _now
+    return sandbox
 
 
 def _to_json(
@@ -105,13 +105,13 @@ def _now(form: str) -> str:
 
 
 def _joined(parts: Iterator[str], most: int) -> str:
-    found, length = [], 0
+    texts, length = [], 0
     for part in parts:
         length += len(part)
         if length > most:
             raise TooLongError(f"writes more than {most} characters")
-        found.append(part)
-    return "".join(found)
+        texts.append(part)
+    return "".join(texts)
 
 
 def _said(error: Exception) -> str:

@@ -78,10 +78,10 @@ class Conversation:
 
         Raises ServerError and leaves the history unchanged.
         """
-        said = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": text}]
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        reply = asyncio.run(self._ask([*system, *said], show))
-        self.messages = [*said, {"role": "assistant", "content": reply.text}]
+        reply = asyncio.run(self._ask([*system, *messages], show))
+        self.messages = [*messages, {"role": "assistant", "content": reply.text}]
         return reply
 
     async def _ask(self, messages: list[dict[str, str]], show: Show) -> Reply:
@@ -189,12 +189,12 @@ async def _models(url: str, api_key: str | None) -> dict[str, str | None]:
             raise await recognise.wrong_protocol(url.removesuffix("/v1"), "openai", _LOOK_S) or _refused(
                 url, status, body
             )
-        found: dict[str, str | None] = {}
+        names: dict[str, str | None] = {}
         for each in fields.items(fields.parse(body).get("data"), "data"):
             model = fields.mapping(each, "a model")
             parent = model.get("parent")
-            found[fields.text(model.get("id"), "id")] = None if parent is None else fields.text(parent, "parent")
-        return found
+            names[fields.text(model.get("id"), "id")] = None if parent is None else fields.text(parent, "parent")
+        return names
     except (OSError, ProtocolError) as error:
         other = await recognise.wrong_protocol(url.removesuffix("/v1"), "openai", _LOOK_S)
         raise other or _unreachable(url, error) from error
@@ -238,17 +238,17 @@ def _call(call: Mapping[str, Any], reply: Reply) -> None:
 
 def _refused(url: str, status: int, body: bytes) -> ServerError:
     try:
-        said = _message(fields.error_of(fields.parse(body)) or "")
+        message = _message(fields.error_of(fields.parse(body)) or "")
     except ProtocolError:
-        said = ""
+        message = ""
     hint = "set OPENAI_API_KEY" if status in {401, 403} else None
     failure = FailureClass.USER if status in _USERS else FailureClass.TRANSIENT
-    return ServerError(f"{url}: {said or f'HTTP status {status}'}", failure=failure, hint=hint)
+    return ServerError(f"{url}: {message or f'HTTP status {status}'}", failure=failure, hint=hint)
 
 
 def _message(error: object) -> str:
-    said = error.get("message") if isinstance(error, dict) else error
-    return fields.shortened(said if isinstance(said, str) else fields.shown(said))
+    text = error.get("message") if isinstance(error, dict) else error
+    return fields.shortened(text if isinstance(text, str) else fields.shown(text))
 
 
 def _unreachable(url: str, error: Exception) -> ServerError:

@@ -80,10 +80,10 @@ def _kind(image: bytes) -> str:
 def check(path: Path) -> None:
     """Raise ValueError for a file that cannot be read, or that has no image header."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("is not a file")
-        if found.st_size > _LARGEST:
+        if status.st_size > _LARGEST:
             raise ValueError(f"is larger than {_LARGEST // 1_000_000} MB")
         with path.open("rb") as file:
             _kind(file.read(_MAGIC))

@@ -25,16 +25,16 @@ _TIMEOUT_S: Final = 2.0
 _FRAME_BYTES: Final = 9
 
 
-async def wrong_protocol(address: str, asked: str, timeout_s: float) -> ServerError | None:
+async def wrong_protocol(address: str, expected: str, timeout_s: float) -> ServerError | None:
     """An error that names the server at `address` (host:port or a URL), if it is known to differ from `asked`."""
-    found = await kind_of(address, min(timeout_s, _TIMEOUT_S))
-    if found is None or found == asked:
+    actual = await kind_of(address, min(timeout_s, _TIMEOUT_S))
+    if actual is None or actual == expected:
         return None
     where = urlsplit(address if "://" in address else f"//{address}").netloc
-    advice = [f"use {_PORTS[asked]}"] if asked in _PORTS and found != "openai" else []
-    advice += [f"--protocol {found}"] if found != "metrics" else []
+    advice = [f"use {_PORTS[expected]}"] if expected in _PORTS and actual != "openai" else []
+    advice += [f"--protocol {actual}"] if actual != "metrics" else []
     return ServerError(
-        f"{where}: this is {_NAMES[found]}",
+        f"{where}: this is {_NAMES[actual]}",
         failure=FailureClass.USER,
         hint=" or ".join(advice) or "give the address of the OpenAI-compatible server",
     )
@@ -62,8 +62,8 @@ def _is(kind: Kind, body: bytes) -> bool:
     if kind == "metrics":
         return b"nv_inference_" in body
     with suppress(ProtocolError, KeyError):
-        told = fields.parse(body)
-        return isinstance(told["data"], list) if kind == "openai" else "extensions" in told
+        document = fields.parse(body)
+        return isinstance(document["data"], list) if kind == "openai" else "extensions" in document
     return False
 
 

@@ -79,11 +79,11 @@ def read(message: Mapping[str, Any]) -> Said:
         else:
             reasoning = reasoning or fields.text(value, name)
     for name, value in others:
-        found = list(_pieces(value, name))
-        said, thought = _joined(found, "text"), _joined(found, "reasoning")
+        pieces = list(_pieces(value, name))
+        reply, thought = _joined(pieces, "text"), _joined(pieces, "reasoning")
         # Some servers repeat a text in several fields, so the first one that has a text counts.
-        text, reasoning = (text + said if name in _ANSWER else text or said), reasoning or thought
-        unread = unread or next((piece.field for piece in found if piece.kind == "unread"), None)
+        text, reasoning = (text + reply if name in _ANSWER else text or reply), reasoning or thought
+        unread = unread or next((piece.field for piece in pieces if piece.kind == "unread"), None)
     return Said(reasoning, text, calls, unread)
 
 

@@ -45,9 +45,9 @@ class GenerationRequest:
     """The same as chat messages, for chat endpoints."""
 
 
-def most_tokens(asked: int) -> int:
+def most_tokens(max_tokens: int) -> int:
     """Upper bound for the tokens or messages of a response to a request for `asked` tokens, also with several choices."""
-    return _SPARE_MESSAGES + _MESSAGES_PER_TOKEN * asked
+    return _SPARE_MESSAGES + _MESSAGES_PER_TOKEN * max_tokens
 
 
 class TextChunk(NamedTuple):
@@ -336,11 +336,11 @@ class HttpSession(Session):
             if error is None:
                 self._take(now_ns, body, answer)
                 return
-            told = error.get("message") or error if isinstance(error, dict) else error
-            said = fields.text(told, "the error") if isinstance(told, str) else fields.shown(told)
+            detail = error.get("message") or error if isinstance(error, dict) else error
+            message = fields.text(detail, "the error") if isinstance(detail, str) else fields.shown(detail)
         except ProtocolError as error:
-            said = str(error)
-        answer.error = answer.error or said
+            message = str(error)
+        answer.error = answer.error or message
 
     @abstractmethod
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
@@ -394,11 +394,11 @@ def deltas(events: Sequence[TextChunk]) -> Iterator[TextChunk]:
     it is whole, and the parts join to the final text.
     """
     final = events[-1].text if events else ""
-    seen = 0
+    shown = 0
     for event in events:
         # Bisect for the longest common prefix: comparing single characters takes seconds for long texts.
         text = event.text
         agreed = bisect_left(range(1, len(text) + 1), True, key=lambda size: not final.startswith(text[:size]))
-        if agreed > seen:
-            yield event._replace(text=final[seen:agreed])
-            seen = agreed
+        if agreed > shown:
+            yield event._replace(text=final[shown:agreed])
+            shown = agreed

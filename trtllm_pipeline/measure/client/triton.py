@@ -152,12 +152,12 @@ class ServedModel:
 
     def tensors(self, request: GenerationRequest, *, stream: bool) -> dict[str, Option | InputTensor]:
         """Input values of `request` by tensor name. Raises ServerError for an option the model does not have."""
-        asked: dict[str, Option | InputTensor] = {
+        options: dict[str, Option | InputTensor] = {
             "text_input": request.text,
             "max_tokens": request.max_tokens,
             **request.options,
         }
-        values = {self._input(name): value for name, value in asked.items()}
+        values = {self._input(name): value for name, value in options.items()}
         if stream and self._input("stream") in self.inputs:
             values.setdefault(self._input("stream"), True)
         if self.counts and "return_num_output_tokens" in self.inputs:
@@ -183,11 +183,11 @@ class ServedModel:
 
     def _input(self, name: str) -> str:
         """This model's name for the input `name`, or `name` if it has no such input."""
-        found = self._names.get(name)
-        if found is None:
+        known_name = self._names.get(name)
+        if known_name is None:
             names = (name, *_OTHER_NAMES.get(name, ()))
-            found = self._names[name] = next((each for each in names if each in self.inputs), name)
-        return found
+            known_name = self._names[name] = next((each for each in names if each in self.inputs), name)
+        return known_name
 
 
 def is_on(parameters: Mapping[str, str] | None, name: str) -> bool:
@@ -223,8 +223,8 @@ class Client(BaseClient):
         except ServerError as error:
             # The ports of a server that we started are known.
             if error.failure is not FailureClass.USER and self.service.pid is None:
-                asked = self.protocol.removesuffix("_unary")
-                other = await recognise.wrong_protocol(getattr(self.service, asked), asked, self.timeout_s)
+                transport = self.protocol.removesuffix("_unary")
+                other = await recognise.wrong_protocol(getattr(self.service, transport), transport, self.timeout_s)
                 if other is not None:
                     raise other from error
             raise
@@ -275,13 +275,13 @@ class Client(BaseClient):
             value: object = text if tensor.name == "QUERY" else "" if kind == "BYTES" else 1
             shape = [1] * (len(tensor.dims) + (config.max_batch_size > 0))
             inputs.append({"name": tensor.name, "shape": shape, "datatype": kind, "data": [value]})
-        asked = {"inputs": inputs, "outputs": [{"name": "INPUT_ID"}]}
+        request = {"inputs": inputs, "outputs": [{"name": "INPUT_ID"}]}
         status, body = await fetch(
             self.service.http,
             f"/v2/models/{PREPROCESSING}/infer",
             timeout_s=self.timeout_s,
             method="POST",
-            body=json.dumps(asked).encode(),
+            body=json.dumps(request).encode(),
         )
         answer = json.loads(body)
         if status != _OK:
@@ -294,11 +294,11 @@ class Client(BaseClient):
         An ensemble does not forward the cancellation of a call to its steps, but they get its request id.
         """
         try:
-            found = ServedModel.of(await self.config(engine))
+            stop_model = ServedModel.of(await self.config(engine))
         except ServerError:
             return
-        if _STOP.keys() <= found.inputs.keys():
-            self.stopped_by = found
+        if _STOP.keys() <= stop_model.inputs.keys():
+            self.stopped_by = stop_model
 
     async def _config_when_loaded(self) -> model_config_pb2.ModelConfig:
         """The configuration of the client's model, waiting while the server loads it."""
@@ -344,8 +344,8 @@ class Client(BaseClient):
                 reply = await self._call("ServerMetadata", request, service_pb2.ServerMetadataResponse)
                 return f"{reply.name} {reply.version}"
             _, body = await self._get(self.service.http, "/v2")
-            told = fields.parse(body)
-            name, version = (fields.text(told[part], part) for part in ("name", "version"))
+            metadata = fields.parse(body)
+            name, version = (fields.text(metadata[part], part) for part in ("name", "version"))
             return fields.shortened(f"{name} {version}")
         except (ServerError, ProtocolError, KeyError):
             return None
@@ -353,13 +353,13 @@ class Client(BaseClient):
     async def ready(self) -> dict[str, bool]:
         """Readiness that each known endpoint reports, by name."""
         asking = {"http": self._http_ready, "grpc": self._grpc_ready}
-        found = {}
+        states = {}
         for name in (name for name in asking if getattr(self.service, name)):
             try:
-                found[name] = await asking[name]()
+                states[name] = await asking[name]()
             except ServerError:
-                found[name] = False
-        return found
+                states[name] = False
+        return states
 
     async def _http_ready(self) -> bool:
         return (await self._get(self.service.http, "/v2/health/ready"))[0] == 200
@@ -599,8 +599,8 @@ class _Http(HttpSession):
         count = None if isinstance(tokens, list) else fields.count(tokens, "num_output_tokens")
         for name, tensor in DRAFTS.items():
             if tensor in body and not isinstance(body[tensor], list):
-                told = body[tensor]
-                _keep(answer, name, _count_of(told, tensor) if isinstance(told, str) else fields.count(told, tensor))
+                datum = body[tensor]
+                _keep(answer, name, _count_of(datum, tensor) if isinstance(datum, str) else fields.count(datum, tensor))
         answer.received(now_ns, whole, count)
 
 
@@ -664,9 +664,9 @@ def _packed(model: ServedModel, name: str, datatype: str, code: str, values: Seq
             raise TypeError
         return struct.pack(f"<{len(values)}{code}", *values)
     except (struct.error, OverflowError, TypeError) as error:
-        told = values[0] if len(values) == 1 else list(values)
+        shown_value = values[0] if len(values) == 1 else list(values)
         raise ServerError(
-            f"input {name} of {model.name} is {datatype}, not {told!r}", failure=FailureClass.USER
+            f"input {name} of {model.name} is {datatype}, not {shown_value!r}", failure=FailureClass.USER
         ) from error
 
 

@@ -342,16 +342,16 @@ def differences(
     new: Conditions, base: Conditions, levels: Iterable[tuple[int | None, float | None, str]] = ()
 ) -> tuple[Difference, ...]:
     """All differences between two load runs. `levels` (concurrency, rate, name) are those of both."""
-    found = []
+    result = []
     for about in GROUPS:
         of_group = [field for field in FIELDS if field.about == about]
-        found += _of_group(about, of_group, getattr(base, about), getattr(new, about))
+        result += _of_group(about, of_group, getattr(base, about), getattr(new, about))
     if base.workload is not None and new.workload is not None:
         for concurrency, rate, place in levels:
             before, after = base.level(concurrency, rate), new.level(concurrency, rate)
             for field in LEVEL_FIELDS:
-                found += _differ(field, before.get(field.name), after.get(field.name), place)
-    return tuple(found)
+                result += _differ(field, before.get(field.name), after.get(field.name), place)
+    return tuple(result)
 
 
 def _of_group(
@@ -368,7 +368,7 @@ def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple
 
     A cell with a load run only has that run's system: an installed runtime that does not serve is no difference.
     """
-    found: list[Difference] = []
+    result: list[Difference] = []
     for stage in stages:
         after, before = (each.made_on.get(stage, each.system) for each in (new, base))
         one_sided = {
@@ -377,8 +377,8 @@ def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple
             if None in ((after or {}).get(name), (before or {}).get(name))
         }
         fields = [field for field in FIELDS if field.about == "system" and field.name not in one_sided]
-        found += _of_group("system", fields, before, after)
-    return tuple(dict.fromkeys(found))
+        result += _of_group("system", fields, before, after)
+    return tuple(dict.fromkeys(result))
 
 
 def of_questions(new: Conditions, base: Conditions) -> tuple[Difference, ...]:
@@ -396,14 +396,16 @@ def _differ(field: Field, base: Json, new: Json, place: str = "") -> list[Differ
     return [Difference(field, field.shown(base), field.shown(new), place)]
 
 
-def deciding(found: Iterable[Difference], allow: Collection[str], axes: Collection[str] = ()) -> tuple[Difference, ...]:
+def deciding(
+    found_differences: Iterable[Difference], allow: Collection[str], axes: Collection[str] = ()
+) -> tuple[Difference, ...]:
     """The differences that make two measurements incomparable.
 
     `allow` names groups or fields that may differ; `axes` are the matrix axes under comparison.
     """
     return tuple(
         each
-        for each in found
+        for each in found_differences
         if each.field.decides and not each.names & set(allow) and not each.field.explained_by(axes)
     )
 
@@ -487,10 +489,10 @@ def workload_words(each: Conditions) -> str:
         counts = [count for each in warm for count in each.partition(", ")[0].split(" to ")]
         until = warm[0].partition(", ")[1:]
         count = requests if requests.endswith(" s") else f"{requests} requests"
-        asked = f"{count} after {' to '.join(dict.fromkeys((counts[0], counts[-1])))} of warmup{''.join(until)}"
-        asked += "" if in_flight == "None" else f", at most {in_flight} in flight"
-        asked += "" if turn_delay_s == "None" else f", {turn_delay_s} s between turns"
+        load_text = f"{count} after {' to '.join(dict.fromkeys((counts[0], counts[-1])))} of warmup{''.join(until)}"
+        load_text += "" if in_flight == "None" else f", at most {in_flight} in flight"
+        load_text += "" if turn_delay_s == "None" else f", {turn_delay_s} s between turns"
         place = f"{places} requests/s" if rate else f"concurrency {places}"
         often = f", {repeats} times" if repeats.isdigit() else f", repeated {repeats}"
-        parts.append(f"{place}: {asked}" + (often if repeats != "1" else ""))
+        parts.append(f"{place}: {load_text}" + (often if repeats != "1" else ""))
     return "; ".join(parts)

@@ -89,16 +89,20 @@ async def speculation(url: str) -> tuple[int, int] | None:
     """
     try:
         status, body = await fetch(urlsplit(url).netloc or url, "/metrics", timeout_s=TIMEOUT_S)
-        found = decode(body) if status == HTTPStatus.OK else None
+        statistics = decode(body) if status == HTTPStatus.OK else None
     except (OSError, HttpError, ValueError):
         return None
-    of = [each.get("specDecodingStats") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    of = (
+        [each.get("specDecodingStats") for each in statistics if isinstance(each, dict)]
+        if isinstance(statistics, list)
+        else []
+    )
     names = ("numDraftTokens", "numAcceptedTokens")
     counts = [[each.get(name) for name in names] for each in of if isinstance(each, dict)]
-    told = [pair for pair in counts if all(type(count) is int and count >= 0 for count in pair)]
-    if not told:
+    pairs = [pair for pair in counts if all(type(count) is int and count >= 0 for count in pair)]
+    if not pairs:
         return None
-    drafted, accepted = (sum(int(str(pair[place])) for pair in told) for place in (0, 1))
+    drafted, accepted = (sum(int(str(pair[place])) for pair in pairs) for place in (0, 1))
     return drafted, accepted
 
 
@@ -133,23 +137,23 @@ def watching(address: str | None) -> Iterator[list[list[float | None]]]:
     """Sample the gauges of a metrics endpoint once a second while the block runs: time in ns, then the values of `gauges`. Runs
     in a thread so that the load's event loop never waits. Empty without an endpoint.
     """
-    found: list[list[float | None]] = []
+    samples: list[list[float | None]] = []
     if address is None:
-        yield found
+        yield samples
         return
     stop = threading.Event()
 
     def look() -> None:
         while not stop.wait(GAUGES_S):
             page = asyncio.run(metrics_page(address, timeout_s=TIMEOUT_S))
-            told = gauges(page or "")
-            if told != (None, None, None):
-                found.append([time.monotonic_ns(), *told])
+            values = gauges(page or "")
+            if values != (None, None, None):
+                samples.append([time.monotonic_ns(), *values])
 
     thread = threading.Thread(target=look, name="gauges", daemon=True)
     thread.start()
     try:
-        yield found
+        yield samples
     finally:
         stop.set()
         thread.join(TIMEOUT_S)
@@ -172,11 +176,11 @@ def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
 
     Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null if unknown.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     with nvml() as ask:
         handles = [] if ask is None else ask.handles()
         if ask is None or not handles:
-            yield found
+            yield records
             return
         its_own = frozenset() if pid is None else of_process(pid)
         handles = [each for each in handles if not its_own or ask("nvmlDeviceGetUUID", each) in its_own]
@@ -198,11 +202,11 @@ def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
         thread = threading.Thread(target=keep_sampling, name="NVML", daemon=True)
         thread.start()
         try:
-            yield found
+            yield records
         finally:
             stop.set()
             thread.join(5)
-            found.extend(devices)
+            records.extend(devices)
 
 
 def sample(ask: Nvml, handle: Any) -> list[float | None]:
@@ -281,8 +285,8 @@ def gpu_use(records: Sequence[GpuRecord], joules: Sequence[float | None]) -> Gpu
         name: str, how: Callable[[Iterable[float]], float], each: Callable[[Iterable[float]], float]
     ) -> float | None:
         """`how` over the devices of a record, `each` over the records."""
-        found = [[value for one in of if (value := one[name]) is not None] for of in summaries]
-        return round(each(how(values) for values in found), 3) if all(found) else None
+        columns = [[value for one in of if (value := one[name]) is not None] for of in summaries]
+        return round(each(how(values) for values in columns), 3) if all(columns) else None
 
     memory = over("memory_bytes", sum, max)
     return GpuUse(

@@ -51,16 +51,16 @@ class EngineReport:
     def read(path: Path) -> EngineReport:
         """Read a report file. Raises MatrixError for an invalid one."""
         data = read_mapping(path)
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, (section, key) in _REPORTED.items():
             value = data[section].get(key) if isinstance(data.get(section), dict) else None
             if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST:
-                found[name] = float(value)
+                values[name] = float(value)
             elif name not in _OPTIONAL:
                 fail(str(path), None, f"no report of trtllm-bench throughput: it has no number {section}.{key}")
         engine = data.get("engine")
         release = engine.get("version") if isinstance(engine, dict) else None
-        return EngineReport(release if isinstance(release, str) else None, found)
+        return EngineReport(release if isinstance(release, str) else None, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +144,12 @@ def write_dataset(events: Path, output: Path) -> int:
     records = read_records(events)
     closed = [each for each in records.requests if each["concurrency"] and each["phase"] == "measured"]
     most = max((each["concurrency"] or 0 for each in closed), default=0)
-    asked = [each for each in closed if each["concurrency"] == most and each["repeat"] == 0]
-    if not asked:
+    requests = [each for each in closed if each["concurrency"] == most and each["repeat"] == 0]
+    if not requests:
         raise StageError(f"{events}: no closed-loop level, which trtllm-bench needs")
     rows: list[Mapping[str, Any]] = [
         {"task_id": number, "prompt": records.text(each), "output_tokens": each["max_tokens"]}
-        for number, each in enumerate(sorted(asked, key=lambda each: each["sent_ns"]))
+        for number, each in enumerate(sorted(requests, key=lambda each: each["sent_ns"]))
     ]
     with output.open("x", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

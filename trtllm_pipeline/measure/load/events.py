@@ -387,26 +387,26 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
 
     Raises StageError with the line of an invalid or impossible record.
     """
-    found: dict[str, list[tuple[int, Any]]] = {}
+    by_type: dict[str, list[tuple[int, Any]]] = {}
     for number, record in _records(path, text):
-        if not found and record["type"] != "header":
+        if not by_type and record["type"] != "header":
             _fail(path, number, "not the header, with which an event file of a load run starts")
-        found.setdefault(record["type"], []).append((number, record))
-    if not found:
+        by_type.setdefault(record["type"], []).append((number, record))
+    if not by_type:
         raise StageError(f"{path} is not an event file of a load run: it is empty")
-    if "request" not in found:
+    if "request" not in by_type:
         raise StageError(f"{path}: no request in this event file")
     for kind, keys in _ONE_EACH.items():
-        seen: dict[tuple[Any, ...], int] = {}
-        for number, record in found.get(kind, ()):
-            first = seen.setdefault(tuple(record.get(key) for key in keys), number)
+        first_lines: dict[tuple[Any, ...], int] = {}
+        for number, record in by_type.get(kind, ()):
+            first = first_lines.setdefault(tuple(record.get(key) for key in keys), number)
             if first != number:
                 _fail(path, number, f"a duplicate of the {kind} record in line {first}")
-    of: dict[str, Any] = {kind: [record for _, record in found.get(kind, ())] for kind in _KINDS}
+    of: dict[str, Any] = {kind: [record for _, record in by_type.get(kind, ())] for kind in _KINDS}
     (header,) = of["header"]
     prompts = {record["id"]: record["text"] for record in of["prompt"]}
     started_ns = (header.get("anchor") or {}).get("monotonic_ns", 0)
-    for number, request in found["request"]:
+    for number, request in by_type["request"]:
         wrong = _impossible(request)
         if request["prompt"] not in prompts:
             wrong = f"no prompt {request['prompt'][:_SHOWN]!r} in this file"
@@ -414,7 +414,7 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
             wrong = "scheduled_ns is before the header's anchor"
         if wrong:
             _fail(path, number, wrong)
-    _check_together(path, found["request"])
+    _check_together(path, by_type["request"])
     return Records(
         header,
         prompts,

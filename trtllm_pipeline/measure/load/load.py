@@ -207,14 +207,14 @@ def _taken(
     """At least that many requests, with `waves` of them after the first `after` conversations: whole conversations from the
     `first` on, and from the first of all on again.
     """
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     behind = 0
     for number, talk in enumerate(islice(cycle(talks), first, None)):
-        if len(found) >= requests and behind >= waves:
+        if len(prompts) >= requests and behind >= waves:
             break
-        found += talk
+        prompts += talk
         behind += len(talk) if number >= after else 0
-    return tuple(found)
+    return tuple(prompts)
 
 
 def schedule(

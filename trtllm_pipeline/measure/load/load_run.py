@@ -93,8 +93,8 @@ def record(
             for prompt in those:
                 if prompt.id not in written:
                     about = {"images": prompt.images, "input_tokens": prompt.input_tokens, "shared": prompt.shared}
-                    told = {name: value for name, value in about.items() if value}
-                    events.write("prompt", id=prompt.id, text=prompt.text, **told)
+                    recorded_settings = {name: value for name, value in about.items() if value}
+                    events.write("prompt", id=prompt.id, text=prompt.text, **recorded_settings)
                     written.add(prompt.id)
 
         write_prompts(prompts)
@@ -254,8 +254,12 @@ class ServerLoad:
             return read_prompts(self.input_data, render, turns=self.turns, most=self.most_rows, left_out=left_out)
 
     def _openings(self, tokenizer: Tokenizer | None) -> Openings | None:
-        asked = self.workload
-        return Openings(tokenizer, asked.seed) if asked is not None and asked.fresh and tokenizer is not None else None
+        lengths = self.workload
+        return (
+            Openings(tokenizer, lengths.seed)
+            if lengths is not None and lengths.fresh and tokenizer is not None
+            else None
+        )
 
     def _settings(self) -> dict[str, Any]:
         """Settings in the event file's header."""

@@ -58,23 +58,23 @@ NONE: Final = Objectives()
 
 def parse(text: str, metrics: Collection[str], *, example: str) -> tuple[Objective, ...]:
     """The objectives in `text` about some of `metrics`, with times in ms or s. Raises UsageError."""
-    found = []
+    objectives = []
     for part in text.split(","):
         match = _FORM.fullmatch(part)
         name, number, unit = match.groups() if match else ("", "0", "")
         if name not in metrics or (unit and name in HIGHER_IS_BETTER) or not float(number):
             raise UsageError(f"--slo: {part.strip()!r} is not an objective", hint=f"METRIC=NUMBER, such as {example}")
-        found.append(Objective(name, float(number) * (1000 if unit == "s" else 1)))
-    return tuple(found)
+        objectives.append(Objective(name, float(number) * (1000 if unit == "s" else 1)))
+    return tuple(objectives)
 
 
 def of_load(text: str | None) -> Objectives:
     """Parse the objectives of a load run, of both kinds. None gives no objectives. Raises UsageError."""
     if text is None:
         return NONE
-    found = parse(text, (*PER_REQUEST, *LEVEL_METRICS), example="ttft=300ms,ttft_p99=500ms,output_tps=100")
-    limits = {each.metric: each.limit for each in found if each.metric in PER_REQUEST}
-    return Objectives(limits, tuple(each for each in found if each.metric not in PER_REQUEST))
+    parsed = parse(text, (*PER_REQUEST, *LEVEL_METRICS), example="ttft=300ms,ttft_p99=500ms,output_tps=100")
+    limits = {each.metric: each.limit for each in parsed if each.metric in PER_REQUEST}
+    return Objectives(limits, tuple(each for each in parsed if each.metric not in PER_REQUEST))
 
 
 def per_request(text: str) -> dict[str, float]:

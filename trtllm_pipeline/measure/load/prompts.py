@@ -124,12 +124,12 @@ def with_text(prompt: Prompt, change: Callable[[str, int], str]) -> Prompt:
 
 def conversations(prompts: Sequence[Prompt]) -> list[tuple[Prompt, ...]]:
     """The turns of each conversation together."""
-    found: list[list[Prompt]] = []
+    result: list[list[Prompt]] = []
     for prompt in prompts:
-        if prompt.turn == 1 or not found:
-            found.append([])
-        found[-1].append(prompt)
-    return [tuple(each) for each in found]
+        if prompt.turn == 1 or not result:
+            result.append([])
+        result[-1].append(prompt)
+    return [tuple(each) for each in result]
 
 
 @dataclass(slots=True)
@@ -146,8 +146,8 @@ class LeftOut:
     def reasons(self) -> str:
         """Why, with the first row of each."""
         place = "row" if tables.is_table(self.file) else "line"
-        found = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
-        return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in found if rows)
+        groups = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
+        return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in groups if rows)
 
     def __str__(self) -> str:
         count = len(self.without_user) + len(self.too_long)
@@ -288,16 +288,16 @@ def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str,
     if talk is not None:
         messages = _messages(row[talk], talk)
         row = {**{name: row[name] for name in ("max_tokens", *_REQUEST) if name in row}, "messages": messages}
-        asked = [place for place, each in enumerate(messages) if each["role"] == "user"][:turns]
+        places = [place for place, each in enumerate(messages) if each["role"] == "user"][:turns]
         ended = [
-            {**row, "messages": messages[: place + 1], **_answer(messages[place + 1 : place + 2])} for place in asked
+            {**row, "messages": messages[: place + 1], **_answer(messages[place + 1 : place + 2])} for place in places
         ]
     elif "article" in row and "highlights" in row and "input" not in row:
         ended = [{"input": f"{row['article']}{_SUMMARY}", "output": row["highlights"]}]
     elif turns > 1 and isinstance(row.get("messages"), list):
         messages = row["messages"]
-        asked = [place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "user"]
-        ended = [{**row, "messages": messages[: place + 1]} for place in asked[:turns]] or [row]
+        places = [place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "user"]
+        ended = [{**row, "messages": messages[: place + 1]} for place in places[:turns]] or [row]
     else:
         ended = [row]
     if len(ended) == 1:
@@ -306,12 +306,12 @@ def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str,
     return [({**each, "id": f"{name}, turn {turn}"}, name) for turn, each in enumerate(ended, 1)]
 
 
-def _messages(said: object, key: str) -> list[dict[str, Any]]:
+def _messages(entries: object, key: str) -> list[dict[str, Any]]:
     """A conversation of ShareGPT as chat messages, from the first that a user wrote, or the system, on."""
-    if not isinstance(said, list) or not all(isinstance(each, dict) for each in said):
+    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
         raise RowError(key, "expected a list of objects with `from` and `value`, or `role` and `content`")
     messages = []
-    for place, each in enumerate(said):
+    for place, each in enumerate(entries):
         speaker = next((each[name] for name in ("from", "role") if name in each), None)
         words = [each[name] for name in ("value", "content") if name in each]
         if not isinstance(speaker, str) or not words or not isinstance(words[0], (str, list, type(None))):
@@ -366,14 +366,14 @@ def _request(row: Mapping[str, Any]) -> dict[str, Any]:
     """The chat request fields of a row that are not fields of `Prompt`."""
     if row.get("n", 1) not in (1, None):
         raise RowError("n", f"expected 1, one choice per request, got {row['n']!r}")
-    found = {name: row[name] for name in _REQUEST if row.get(name) is not None}
-    for name, value in found.items():
+    fields_of_row = {name: row[name] for name in _REQUEST if row.get(name) is not None}
+    for name, value in fields_of_row.items():
         kinds = _REQUEST[name]
         kinds = kinds if isinstance(kinds, tuple) else (kinds,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(dict.fromkeys(_TYPES[kind] for kind in kinds))
             raise RowError(name, f"expected {expected}, got {value!r}"[:200])
-    return found
+    return fields_of_row
 
 
 def _for_template(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -381,10 +381,10 @@ def _for_template(request: Mapping[str, Any]) -> dict[str, Any]:
     variables = {**request.get("chat_template_kwargs", {})}
     if "reasoning_effort" in request:
         variables["reasoning_effort"] = request["reasoning_effort"]
-    found = {name: request[name] for name in ("tools", "documents") if name in request}
+    extra = {name: request[name] for name in ("tools", "documents") if name in request}
     if request.get("tool_choice") == "none":
-        found.pop("tools", None)
-    return {**found, **({"variables": variables} if variables else {})}
+        extra.pop("tools", None)
+    return {**extra, **({"variables": variables} if variables else {})}
 
 
 def beside_template(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -417,13 +417,13 @@ def image_files(path: Path) -> dict[str, int]:
     """Image files that a prompt file's rows name, with the first row of each. An invalid file gives none: reading it as
     prompts reports the error.
     """
-    found: dict[str, int] = {}
+    first_rows: dict[str, int] = {}
 
     def look(row: object, number: int) -> None:
         named = row.get("image") if isinstance(row, dict) else None
         for name in named if isinstance(named, list) else [named]:
             if isinstance(name, str) and name:
-                found.setdefault(name, number)
+                first_rows.setdefault(name, number)
 
     try:
         check(path)
@@ -436,7 +436,7 @@ def image_files(path: Path) -> dict[str, int]:
                     look(decode(row) if array is None else row, number)
     except (MatrixError, UsageError, OSError, ValueError):
         return {}
-    return found
+    return first_rows
 
 
 def check_images(path: Path, named: Mapping[str, int]) -> None:

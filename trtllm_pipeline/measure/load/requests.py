@@ -238,17 +238,17 @@ class LoadRun:
         for request in self.requests:
             repeats = levels.setdefault(level_of(request.record), {})
             repeats.setdefault(request.record["repeat"], []).append(request)
-        told = self.records
+        recorded = self.records
         return tuple(
             LevelRun(
                 *level,
                 repeats,
-                [each for each in told.clients if level_of(each) == level],
-                [each for each in told.triton if level_of(each) == level],
-                [each for each in told.gpus if level_of(each) == level],
-                [each for each in told.speculation if level_of(each) == level],
-                [each for each in told.gauges if level_of(each) == level],
-                sum(each["requests"] for each in told.unsent if level_of(each) == level),
+                [each for each in recorded.clients if level_of(each) == level],
+                [each for each in recorded.triton if level_of(each) == level],
+                [each for each in recorded.gpus if level_of(each) == level],
+                [each for each in recorded.speculation if level_of(each) == level],
+                [each for each in recorded.gauges if level_of(each) == level],
+                sum(each["requests"] for each in recorded.unsent if level_of(each) == level),
             )
             for level, repeats in levels.items()
         )
@@ -261,15 +261,15 @@ def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = Non
     Raises StageError for an invalid event file, or one with impossible records.
     """
     records = read_records(events, text)
-    prompts, asked = records.prompts, records.requests
-    answers = [record for record in asked if record["error"] is None]
+    prompts, records_of_requests = records.prompts, records.requests
+    answers = [record for record in records_of_requests if record["error"] is None]
     by_server = bool(answers) and all(server_total(record) is not None for record in answers)
     input_tokens: dict[str, int] = {}
     if tokenizer is not None:
         plain = [id_ for id_ in prompts if id_ not in records.with_images]
         input_tokens = {id_: len(tokenizer.encode(prompts[id_]).ids) for id_ in plain}
     requests = []
-    for record in asked:
+    for record in records_of_requests:
         texts = [event.text for event in record["events"]]
         if tokenizer is None:
             tokens = (1,) * len(texts)

@@ -207,8 +207,8 @@ class GpuUse:
         devices = count_of(_object(data).get("devices"))
         if devices is None:
             return None
-        told = {name: _number(value) for name, value in _object(data).items() if name in _GPU_FIELDS}
-        return GpuUse(devices=devices, **told, memory_bytes=count_of(_object(data).get("memory_bytes")))
+        values = {name: _number(value) for name, value in _object(data).items() if name in _GPU_FIELDS}
+        return GpuUse(devices=devices, **values, memory_bytes=count_of(_object(data).get("memory_bytes")))
 
 
 _GPU_FIELDS: Final = ("power_w", "energy_j", "sm_clock_mhz", "sm_clock_mhz_min", "busy_percent", "temperature_c")
@@ -236,8 +236,8 @@ class TritonUse:
         """Read from perf.json, or a report. None for invalid data."""
         if not isinstance(data, dict):
             return None
-        told = {name: _number(value) for name, value in data.items() if name in TRITON_GAUGES}
-        return TritonUse(models={name: numbers_of(of) for name, of in _object(data.get("models")).items()}, **told)
+        values = {name: _number(value) for name, value in data.items() if name in TRITON_GAUGES}
+        return TritonUse(models={name: numbers_of(of) for name, of in _object(data.get("models")).items()}, **values)
 
 
 TRITON_GAUGES: Final = tuple(name for name in TritonUse.__dataclass_fields__ if name != "models")
@@ -402,10 +402,10 @@ class HighestRate:
             return f"unknown rate at which {share} meet {of}: {self.reason}"
         if self.rate is None:
             return f"no rate tried meets {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
-        told = "no higher rate was tried"
+        interval = "no higher rate was tried"
         if self.low is not None and self.high is not None:
-            told = f"95% interval {self.low:.4g} to {self.high:.4g}"
-        return f"{self.rate:g} requests/s meet {of} for {share} ({told})"
+            interval = f"95% interval {self.low:.4g} to {self.high:.4g}"
+        return f"{self.rate:g} requests/s meet {of} for {share} ({interval})"
 
     @staticmethod
     def read(data: object) -> HighestRate | None:

@@ -153,15 +153,15 @@ def _shards(folder: Path) -> list[str]:
 
 def _stored(folder: Path, form: _Form) -> dict[str, StoredTensor]:
     """The tensors in the files that a server reads of a Hugging Face directory."""
-    found: dict[str, StoredTensor] = {}
+    sizes: dict[str, StoredTensor] = {}
     if form == "torch":
         for name in torch_files(folder):
-            found |= torch_tensors(folder, name)
-        return found
+            sizes |= torch_tensors(folder, name)
+        return sizes
     for shard in _shards(folder):
         for name, tensor in tensors(folder, shard).tensors.items():
-            found[name] = StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
-    return found
+            sizes[name] = StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
+    return sizes
 
 
 def _of_model(stored: Mapping[str, StoredTensor], config: Fields, weight_bits: int) -> tuple[int | None, str]:
@@ -228,7 +228,7 @@ def gpu_bandwidth() -> tuple[float | None, str]:
     with nvml() as ask:
         if ask is None:
             return None, ""
-        told = [
+        devices = [
             (
                 ask("nvmlDeviceGetMemoryBusWidth", handle),
                 ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_MEM),
@@ -236,9 +236,9 @@ def gpu_bandwidth() -> tuple[float | None, str]:
             )
             for handle in ask.handles()
         ]
-    by_nvml = max((bits / 8 * mhz * 1e6 * 2 for bits, mhz, _ in told if bits and mhz), default=None)
+    by_nvml = max((bits / 8 * mhz * 1e6 * 2 for bits, mhz, _ in devices if bits and mhz), default=None)
     if by_nvml is not None:
         return by_nvml, "NVML"
-    sheets = [(bandwidth, name) for _, _, name in told if (bandwidth := sheet_bandwidth(name)) is not None]
+    sheets = [(bandwidth, name) for _, _, name in devices if (bandwidth := sheet_bandwidth(name)) is not None]
     bandwidth, name = max(sheets, default=(None, ""))
     return bandwidth, f"the data sheet of {name}"

@@ -84,17 +84,20 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
         except (OSError, ValueError) as error:
             raise StageError(f"the settings of {claim.engine or claim.repository} cannot be read: {error}") from error
         known = {check.setting.rpartition(": ")[2] for check in checks}
-        asked = {name for name, value in claim.declared.items() if value is not None}
+        declared_settings = {name for name, value in claim.declared.items() if value is not None}
         events.write(
-            "settings", at=at, checks=[check._asdict() for check in checks], unchecked=sorted(asked - known - _NOT_TOLD)
+            "settings",
+            at=at,
+            checks=[check._asdict() for check in checks],
+            unchecked=sorted(declared_settings - known - _NOT_TOLD),
         )
     if claim.without_reuse and triton is not None:
         events.write("reused_blocks", at=at, blocks=await reused_blocks(triton))
     if claim.engine is not None and target.service.started:
         from trtllm_pipeline.measure.load import roofline
 
-        told = {name: value for name in ("tp", "weight_bits") if isinstance(value := claim.declared.get(name), int)}
-        limit = await asyncio.to_thread(roofline.limit, claim.engine, **told)
+        facts = {name: value for name in ("tp", "weight_bits") if isinstance(value := claim.declared.get(name), int)}
+        limit = await asyncio.to_thread(roofline.limit, claim.engine, **facts)
         events.write("roofline", at=at, **limit.to_json())
 
 
@@ -103,12 +106,12 @@ async def reused_blocks(client: Client) -> float | None:
     if client.service.metrics is None:
         return None
     page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)
-    found = [
+    values = [
         value
         for name, labels, value in counters.samples(page or "")
         if name == "nv_trt_llm_kv_cache_block_metrics" and 'kv_cache_block_type="reused"' in labels
     ]
-    return sum(found) if found else None
+    return sum(values) if values else None
 
 
 def probes(texts: Sequence[str], tokenizer: Tokenizer | None, *, longest: int | None) -> list[str]:
@@ -145,8 +148,8 @@ async def probe(
     """
     longest = None
     if claim.engine is not None and find(claim.engine, "config.json") is not None:  # GGUF files have no config.json
-        told = claim.declared.get("max_seq_len")
-        engine = Engine.read(claim.engine, max_seq_len=told if isinstance(told, int) else None)
+        longest_input = claim.declared.get("max_seq_len")
+        engine = Engine.read(claim.engine, max_seq_len=longest_input if isinstance(longest_input, int) else None)
         longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)
     greedy = replace(target, temperature=0.0)
     session = client.session()
@@ -155,8 +158,8 @@ async def probe(
         for send in (0, 1):
             answer = await session.generate(greedy.generation(Prompt("probe", text, PROBE_ANSWER_TOKENS), 0))
             ttft_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
-            told = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
-            events.write("probe", pair=pair, send=send, **told)
+            longest_input = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
+            events.write("probe", pair=pair, send=send, **longest_input)
             times += [] if ttft_ms is None or answer.cached_tokens else [ttft_ms]
         from trtllm_pipeline.measure.load.validity import POSSIBLE_REUSE
 
@@ -209,8 +212,8 @@ async def read_back(
             checks.append(SettingCheck(f"model {name}", "present", "the repository", "missing", "the server"))
             continue
         checks += [
-            SettingCheck(f"{name}: {key}", asked, "config.pbtxt", got, "the server")
-            for key, asked, got in compare(model_config.read(path, allow_unknown=True), served)
+            SettingCheck(f"{name}: {key}", wanted, "config.pbtxt", got, "the server")
+            for key, wanted, got in compare(model_config.read(path, allow_unknown=True), served)
         ]
         checks += _model(declared, name, served, asked_by)
     return checks
@@ -220,20 +223,20 @@ def compare(written: Message, served: Message, prefix: str = "") -> Iterator[tup
     """(path, written, served) of every field that `written`, a ModelConfig, fixes. Triton fills in the others."""
     for each in written.DESCRIPTOR.fields:
         path = f"{prefix}{each.name}"
-        asked, got = getattr(written, each.name), getattr(served, each.name)
+        expected, got = getattr(written, each.name), getattr(served, each.name)
         if each.message_type is not None and each.message_type.GetOptions().map_entry:
-            for key in sorted(asked):
-                yield from _values(f"{path}[{key}]", asked[key], got[key] if key in got else None)  # noqa: SIM401  a protobuf map's get() makes the key
+            for key in sorted(expected):
+                yield from _values(f"{path}[{key}]", expected[key], got[key] if key in got else None)  # noqa: SIM401  a protobuf map's get() makes the key
         elif each.is_repeated:
-            for index, value in enumerate(asked):
+            for index, value in enumerate(expected):
                 yield from _values(f"{path}[{index}]", value, got[index] if index < len(got) else None)
-            if len(got) > len(asked) > 0:
-                yield f"number of {path}", len(asked), len(got)
+            if len(got) > len(expected) > 0:
+                yield f"number of {path}", len(expected), len(got)
         elif each.message_type is not None:
             if written.HasField(each.name):
-                yield from compare(asked, got, f"{path}.")
-        elif each.name in _ALWAYS or (asked != each.default_value and each.name not in _TRITONS_CHOICE):
-            yield path, asked, asked if _same_file(asked, got) else got
+                yield from compare(expected, got, f"{path}.")
+        elif each.name in _ALWAYS or (expected != each.default_value and each.name not in _TRITONS_CHOICE):
+            yield path, expected, expected if _same_file(expected, got) else got
 
 
 def _same_file(one: object, other: object) -> bool:
@@ -245,13 +248,13 @@ def _same_file(one: object, other: object) -> bool:
     return False
 
 
-def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]:
-    if not hasattr(asked, "DESCRIPTOR"):
-        yield path, asked, got
+def _values(path: str, expected: Any, got: Any) -> Iterator[tuple[str, Json, Json]]:
+    if not hasattr(expected, "DESCRIPTOR"):
+        yield path, expected, got
     elif got is None:
         yield path, "present", None
     else:
-        yield from compare(asked, got, f"{path}.")
+        yield from compare(expected, got, f"{path}.")
 
 
 def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[SettingCheck]:
@@ -268,8 +271,8 @@ def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterato
     """Settings of TensorRT-LLM's `llmapi` model, if a repository has one."""
     if not path.is_file():
         return
-    said = read_mapping(path, decode_yaml)
-    got = {**said, "enable_kv_cache_reuse": (said.get("kv_cache_config") or {}).get("enable_block_reuse")}
+    configured = read_mapping(path, decode_yaml)
+    got = {**configured, "enable_kv_cache_reuse": (configured.get("kv_cache_config") or {}).get("enable_block_reuse")}
     for name in (*_BUILD, "enable_kv_cache_reuse"):
         if declared.get(name) is not None and got.get(name) is not None:
             yield SettingCheck(name, declared[name], asked_by, got[name], "model.yaml")
@@ -277,14 +280,14 @@ def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterato
 
 def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) -> Iterator[SettingCheck]:
     """The declared settings that the configuration of model `name` has as parameters or fields."""
-    for key, asked in declared.items():
-        if asked is None or key in _BUILD:
+    for key, expected in declared.items():
+        if expected is None or key in _BUILD:
             continue
         if key in served.parameters:
-            text = str(asked).lower() if isinstance(asked, bool) else str(asked)
+            text = str(expected).lower() if isinstance(expected, bool) else str(expected)
             got = str(served.parameters[key].string_value)
             yield SettingCheck(
-                f"{name}: {key}", text, asked_by, got.lower() if isinstance(asked, bool) else got, "the server"
+                f"{name}: {key}", text, asked_by, got.lower() if isinstance(expected, bool) else got, "the server"
             )
     if name == ENGINE_MODEL:
         batch = "triton_max_batch_size" if "triton_max_batch_size" in declared else "max_batch_size"

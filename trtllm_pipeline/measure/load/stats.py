@@ -88,8 +88,8 @@ def mean_interval(values: Sequence[float], *, low: float, high: float) -> Interv
         return None
     if samples.min() == samples.max():
         unseen = 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
-        seen = float(samples[0]) * (1 - unseen)
-        return round(seen + low * unseen, 6), round(seen + high * unseen, 6)
+        certain = float(samples[0]) * (1 - unseen)
+        return round(certain + low * unseen, 6), round(certain + high * unseen, 6)
     drawn = _drawn(count) if count * RESAMPLES <= _HELD else _draw(count)
     means = np.concatenate([times @ samples for times in drawn]) / count
     tail = (1 - CONFIDENCE) / 2
@@ -237,9 +237,9 @@ def resampled_change(
         also = drawn if paired else generator.integers(0, len(after), (count, len(after)))
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios.append(statistic(after[also]) / statistic(before[drawn]))
-    found = np.concatenate(ratios)
-    found = found[np.isfinite(found)]
-    if len(found) < RESAMPLES // 2:
+    changes = np.concatenate(ratios)
+    changes = changes[np.isfinite(changes)]
+    if len(changes) < RESAMPLES // 2:
         return None
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(changes, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low) - 1, float(high) - 1

@@ -35,7 +35,7 @@ _FORM: Final = re.compile(r"\s*([a-z0-9_]+)\s*=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 
 def parse_precisions(text: str, metrics: Sequence[str]) -> dict[str, float]:
     """Metrics and their shares in `output_tps=3%,ttft_p50=0.05`. Raises UsageError."""
-    found = {}
+    precisions = {}
     for part in text.split(","):
         match = _FORM.fullmatch(part)
         name, number, percent = match.groups() if match else ("", "0", "")
@@ -45,8 +45,8 @@ def parse_precisions(text: str, metrics: Sequence[str]) -> dict[str, float]:
                 f"--stop-when: {part.strip()!r} is not METRIC=PRECISION",
                 hint="METRIC=PERCENT, such as output_tps=3%",
             )
-        found[name] = value
-    return found
+        precisions[name] = value
+    return precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class StopRule:
 
     def words(self) -> str | None:
         """Text for the conditions of a measurement, in place of a number of repeats."""
-        told = ", ".join(f"{name} within {share:.3g}" for name, share in self.precisions.items())
-        return f"until {told}" if told else None
+        goals = ", ".join(f"{name} within {share:.3g}" for name, share in self.precisions.items())
+        return f"until {goals}" if goals else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,23 +189,27 @@ class Rounds:
         """True if more levels may follow the first ones."""
         return bool(self._stop.precisions) or self._wanted is not None
 
-    def next(self, seen: Seen) -> list[Level]:
+    def next(self, progress: Seen) -> list[Level]:
         """The levels to measure now, empty at the end."""
         if time.monotonic() >= self._ends_s:
             return []
-        if not seen.probes and self._repeats < self._stop.max_repeats and not all(map(self._stop.narrow, seen.repeats)):
+        if (
+            not progress.probes
+            and self._repeats < self._stop.max_repeats
+            and not all(map(self._stop.narrow, progress.repeats))
+        ):
             self._repeats += 1
             return self._load.turn(self._prompts, self._repeats - 1)
         if self._wanted is None:
             return []
-        first = _rounded(_OF_MOST * seen.most_rps) if seen.most_rps else 1.0
+        first = _rounded(_OF_MOST * progress.most_rps) if progress.most_rps else 1.0
         self._search = self._search or RateSearch(wanted=self._wanted, first=first)
-        rate = self._search.next(seen.probes)
+        rate = self._search.next(progress.probes)
         if rate is None:
             return []
         while rate in self._load.request_rate:
             rate *= 1.001  # a separate level
-        rounds = next((len(probe.rounds) for probe in seen.probes if probe.rate == rate), 0)
+        rounds = next((len(probe.rounds) for probe in progress.probes if probe.rate == rate), 0)
         long_s = self._load.interval_s and max(self._load.interval_s, LEAST_SEARCHED / rate)
         load = replace(self._load, interval_s=long_s)
         return [replace(load.level(self._prompts, rounds, None, rate), probes=True)]

@@ -163,9 +163,9 @@ def _beside(run: LoadRun) -> Found:
     of_level=False,
 )
 def _adapters(run: LoadRun) -> Found:
-    asked = run.records.header["settings"]
-    names = asked.get("lora_names") or ()
-    if len(names) > 1 and asked.get("lora") is None:
+    settings = run.records.header["settings"]
+    names = settings.get("lora_names") or ()
+    if len(names) > 1 and settings.get("lora") is None:
         yield (
             "info",
             f"requests used {', '.join(names)} in turn; an axis settings.perf.lora measures each separately",
@@ -187,8 +187,8 @@ def _settings(run: LoadRun) -> Found:
     )
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        told = "; ".join(list(wrong)[:3])
-        yield "invalid", f"the server runs with other settings than expected: {told}{more}"
+        examples = "; ".join(list(wrong)[:3])
+        yield "invalid", f"the server runs with other settings than expected: {examples}{more}"
     unchecked = sorted({name for record in run.records.settings for name in record.get("unchecked", ())})
     if unchecked:
         yield "info", f"settings not reported by server or engine: {', '.join(unchecked)}"
@@ -224,26 +224,28 @@ def _client_lag(run: LoadRun, level: LevelRun) -> Found:
         late_ms = percentile(lags_ms, 0.99) if lags_ms else 0.0
         if late_ms <= MARKED_LAG_MS:
             continue
-        said, mean_ms = f"the load client's event loop was up to {late_ms:.1f} ms late (p99)", fmean(lags_ms)
+        lag_text, mean_ms = f"the load client's event loop was up to {late_ms:.1f} ms late (p99)", fmean(lags_ms)
         closed = level.concurrency is not None
         thinner = mean_ms / median(request.e2e_ms for request in good) if closed and good else 0.0
         together = bool(gaps_ms) and late_ms > median(gaps_ms)
         moved = mean_ms / max(median(request.ttft_ms for request in good), 1e-6) if together else 0.0
-        told = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
+        long_enough = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
         if tls and late_ms > MAX_LAG_MS:
-            yield "invalid", f"{said}; over TLS, arrival times are those of its reads"
-        elif told and thinner > MAX_LAG_SHARE:
-            message = f"{said}, {mean_ms:.1f} ms on average, {thinner:.0%} of e2e: the load was lower by the same share"
-            yield "invalid", message
-        elif told and moved > MAX_LAG_SHARE:
+            yield "invalid", f"{lag_text}; over TLS, arrival times are those of its reads"
+        elif long_enough and thinner > MAX_LAG_SHARE:
             message = (
-                f"{said}, {mean_ms:.1f} ms on average, {moved:.0%} of TTFT, while events arrived "
+                f"{lag_text}, {mean_ms:.1f} ms on average, {thinner:.0%} of e2e: the load was lower by the same share"
+            )
+            yield "invalid", message
+        elif long_enough and moved > MAX_LAG_SHARE:
+            message = (
+                f"{lag_text}, {mean_ms:.1f} ms on average, {moved:.0%} of TTFT, while events arrived "
                 f"every {median(gaps_ms):.1f} ms: events that arrived together share the time of the last one"
             )
             yield "invalid", message
         else:
             other = "times" if tls else "times of closely spaced events"
-            yield "warning", f"{said}: requests may have been sent late, and {other} may be too long, by that much"
+            yield "warning", f"{lag_text}: requests may have been sent late, and {other} may be too long, by that much"
 
 
 @_gate(
@@ -331,8 +333,8 @@ def _stop_reasons(run: LoadRun, level: LevelRun) -> Found:
     ends = Counter(str(end) for request in good if (end := request.record.get("finish_reason")) is not None)
     odd = {end: times for end, times in ends.items() if end not in PLANNED_ENDS}
     if odd:
-        told = ", ".join(f"{end} ({times})" for end, times in odd.items())
-        yield "invalid", f"{sum(odd.values())} of {len(good)} responses have unexpected finish reasons: {told}"
+        reasons = ", ".join(f"{end} ({times})" for end, times in odd.items())
+        yield "invalid", f"{sum(odd.values())} of {len(good)} responses have unexpected finish reasons: {reasons}"
     # Encoding again may give one token for two of the server's.
     short = [request for request in good if _missing(request) > (0 if run.counted_by_server else 1)]
     cut = [request for request in short if request.record.get("finish_reason") == "length"]
@@ -354,8 +356,8 @@ def _fixed_length(run: LoadRun) -> bool:
     """True if requests continue past the model's end token, as with `ignore_eos`."""
     settings = run.records.header["settings"]
     given = settings.get("extra_inputs")
-    asked = given if isinstance(given, list) else ()
-    switched_on = any(str(each).partition(":")[::2] == ("ignore_eos", "true") for each in asked)
+    inputs = given if isinstance(given, list) else ()
+    switched_on = any(str(each).partition(":")[::2] == ("ignore_eos", "true") for each in inputs)
     return switched_on or bool(settings.get("exact_length")) or settings.get("workload") == "isl_osl"
 
 
@@ -366,8 +368,8 @@ def _missing(request: TimedRequest) -> int:
 
 def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iterable[TimedRequest]) -> str:
     """The server's own count is exact. After encoding again, one token per response and a small share may be missing."""
-    asked = sum(int(request.record["max_tokens"]) for request in good)
-    few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * asked
+    requested = sum(int(request.record["max_tokens"]) for request in good)
+    few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * requested
     return "warning" if few and not run.counted_by_server else "invalid"
 
 
@@ -508,12 +510,16 @@ def _texts(run: LoadRun, level: LevelRun) -> Found:
     "one of the counts is wrong, and it is unknown which",
 )
 def _usage(_run: LoadRun, level: LevelRun) -> Found:
-    wrong = [(request, found) for request in level.ok if (found := _contradiction(request.record)) is not None]
+    wrong = [
+        (request, contradiction)
+        for request in level.ok
+        if (contradiction := _contradiction(request.record)) is not None
+    ]
     if wrong:
-        request, found = wrong[0]
+        request, contradiction = wrong[0]
         message = (
             f"the server's token counts contradict each other in {len(wrong)} of {len(level.ok)} responses, such as for "
-            f"prompt {request.record['prompt']!r}: {found}"
+            f"prompt {request.record['prompt']!r}: {contradiction}"
         )
         yield "invalid" if len(wrong) > MAX_FAILURES * len(level.ok) else "warning", message
 
@@ -608,9 +614,9 @@ def _kv_cache_reuse(run: LoadRun) -> Found:
         pairs.setdefault(record["pair"], {})[record["send"]] = record
     if not pairs:
         return
-    told = max((record["cached_tokens"] or 0 for record in run.records.probes), default=0)
-    if told:
-        message = f"KV cache reuse is declared off, but the server reused up to {told} cached tokens of a prompt"
+    cached = max((record["cached_tokens"] or 0 for record in run.records.probes), default=0)
+    if cached:
+        message = f"KV cache reuse is declared off, but the server reused up to {cached} cached tokens of a prompt"
         yield "invalid", message
     whole = [(pair[0]["ttft_ms"], pair[1]["ttft_ms"]) for pair in pairs.values() if len(pair) == 2]
     times = [(first, second) for first, second in whole if first and second]
@@ -633,23 +639,23 @@ def _kv_cache_reuse(run: LoadRun) -> Found:
     "longer prompts take longer",
 )
 def _prompt_lengths(run: LoadRun, level: LevelRun) -> Found:
-    asked = run.records.asked_tokens
-    made = [request for request in level.measured if request.record["prompt"] in asked]
+    targets = run.records.asked_tokens
+    made = [request for request in level.measured if request.record["prompt"] in targets]
     # Without a tokenizer, and of prompts with images, `input_tokens` is the server's count.
     images = run.records.with_images
     encoded = [each for each in made if run.special_tokens is not None and each.record["prompt"] not in images]
-    other = [request for request in encoded if request.input_tokens != asked[request.record["prompt"]]]
+    other = [request for request in encoded if request.input_tokens != targets[request.record["prompt"]]]
     if other:
         id_ = other[0].record["prompt"]
         message = f"{len(other)} of {len(encoded)} prompts miss their target length, such as {id_!r} with "
-        yield "invalid", f"{message}{other[0].input_tokens} of {asked[id_]} tokens"
+        yield "invalid", f"{message}{other[0].input_tokens} of {targets[id_]} tokens"
     counted = [(request, count) for request in made if (count := request.record.get("input_tokens")) is not None]
-    differ = [(request, count) for request, count in counted if count != asked[request.record["prompt"]]]
+    differ = [(request, count) for request, count in counted if count != targets[request.record["prompt"]]]
     if differ:
         request, count = differ[0]
         message = (
             f"the server counts another length for {len(differ)} of {len(counted)} prompts, such as {count} for "
-            f"{request.record['prompt']!r} instead of {asked[request.record['prompt']]} tokens; a chat template adds some"
+            f"{request.record['prompt']!r} instead of {targets[request.record['prompt']]} tokens; a chat template adds some"
         )
         yield "warning", message
 
@@ -704,8 +710,8 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
 
 @_gate("rows of the prompt file that were left out", "-; a warning", "the load differs from the file", of_level=False)
 def _rows_left_out(run: LoadRun) -> Found:
-    if told := run.records.header["settings"].get("rows_left_out"):
-        yield "warning", str(told)
+    if reason := run.records.header["settings"].get("rows_left_out"):
+        yield "warning", str(reason)
 
 
 @_gate("prompts that warmup and measurement share", "-; a warning", "cached prompts are faster")

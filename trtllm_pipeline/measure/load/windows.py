@@ -84,11 +84,11 @@ class Span:
     def window(self, requests: Iterable[TimedRequest]) -> Window:
         """Totals in it, warmup requests included: each token counts at its own time."""
         good = [request for request in requests if request.answered]
-        asked = [request for request in good if self._holds(request.times_ns[0])]
-        known = [(each.times_ns[0], count) for each in asked if (count := each.input_tokens) is not None]
+        prefilled = [request for request in good if self._holds(request.times_ns[0])]
+        known = [(each.times_ns[0], count) for each in prefilled if (count := each.input_tokens) is not None]
         written = [each for request in good for each in _written(request)]
         ended = [(request.times_ns[-1], 1) for request in good]
-        all_known = len(known) == len(asked)
+        all_known = len(known) == len(prefilled)
         return Window(
             duration_s=round(self.duration_ns / 1e9, 6),
             input_tokens=self._sum(known) if all_known else None,
@@ -144,16 +144,16 @@ def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int) -
     slots: dict[int, list[tuple[int, int]]] = {}
     for request in requests:
         slots.setdefault(request.record["slot"], []).append((request.sent_ns, request.record["end_ns"]))
-    found = at_full_concurrency(
+    reached = at_full_concurrency(
         slots.values(),
         concurrency,
         not_before_ns=max(start_ns, sent[concurrency]),
         not_after_ns=min(max(end_ns for _, end_ns in spans) for spans in slots.values()),
     )
-    if found is None:
+    if reached is None:
         return None
-    waves = sum(found[0] <= sent_ns < found[1] for sent_ns in sent) / concurrency
-    return Span(*found, edge_ns=(found[1] - found[0]) / max(waves, 2.0), waves=waves)
+    waves = sum(reached[0] <= sent_ns < reached[1] for sent_ns in sent) / concurrency
+    return Span(*reached, edge_ns=(reached[1] - reached[0]) / max(waves, 2.0), waves=waves)
 
 
 def at_full_concurrency(

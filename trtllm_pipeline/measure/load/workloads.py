@@ -78,16 +78,16 @@ class Workload:
     def to_json(self) -> dict[str, Json]:
         """As in the conditions of a measurement, without defaults."""
         plain = Workload(input_tokens=0)
-        told = {
+        changed = {
             name: value
             for name, value in asdict(self).items()
             if name not in {"prompts", "lengths", "longest"} and value != getattr(plain, name)
         }
         if self.lengths:
-            told |= {"lengths": f"{len(self.lengths)} pairs"}
-            told.pop("input_tokens", None)
-            told.pop("output_tokens", None)
-        return told
+            changed |= {"lengths": f"{len(self.lengths)} pairs"}
+            changed.pop("input_tokens", None)
+            changed.pop("output_tokens", None)
+        return changed
 
 
 def read_lengths(path: Path) -> tuple[Lengths, ...]:
@@ -159,9 +159,9 @@ def _lengths(workload: Workload, draw: random.Random) -> Iterator[tuple[int, int
 def _normal(draw: random.Random, mean: int, stddev: float, most: int | None) -> int:
     """An integer from a normal distribution truncated to 1 to `most`."""
     for _ in range(_DRAWS if stddev else 0):
-        found = round(draw.gauss(mean, stddev))
-        if 1 <= found <= (found if most is None else most):
-            return found
+        drawn = round(draw.gauss(mean, stddev))
+        if 1 <= drawn <= (drawn if most is None else most):
+            return drawn
     return mean
 
 
@@ -185,9 +185,9 @@ class _Writer:
             )
         for _ in range(_TRIES):
             padded = self._padded(text, wanted)
-            found = _cut(self._tokenizer, padded, wanted)
-            if found is not None:
-                return found
+            cut_text = _cut(self._tokenizer, padded, wanted)
+            if cut_text is not None:
+                return cut_text
             text = padded[: len(padded) // 2]  # another end may do
         raise StageError(f"this tokenizer gives no text of {tokens} tokens", failure=FailureClass.USER)
 
@@ -298,7 +298,7 @@ def _cut(tokenizer: Tokenizer, text: str, wanted: int) -> str | None:
     for away in range(_NEAR):
         for place in dict.fromkeys((wanted + away, wanted - away)):
             if 0 < place <= len(ends):
-                found = text[: ends[place - 1]]
-                if found.strip() and len(tokenizer.encode(found, add_special_tokens=False).ids) == wanted:
-                    return found
+                prefix = text[: ends[place - 1]]
+                if prefix.strip() and len(tokenizer.encode(prefix, add_special_tokens=False).ids) == wanted:
+                    return prefix
     return None

@@ -67,7 +67,7 @@ class AccuracyResult:
     """All questions."""
     rows_digest: str | None = None
     """Digest of questions and references. Scores are comparable if it is equal."""
-    asked: str | None = None
+    endpoint: str | None = None
     """The endpoint, and whose chat template wrote the prompts."""
     interval_method: str = MEAN_INTERVAL
     definitions: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class AccuracyResult:
         """Read an accuracy.json. Values of a wrong type count as missing."""
         from trtllm_pipeline.measure.load.result import count_of, numbers_of
 
-        ends, digest, settings, asked = (data.get(name) for name in ("intervals", "rows_digest", "settings", "asked"))
+        ends, digest, settings, endpoint = (data.get(name) for name in ("intervals", "rows_digest", "settings", "asked"))
         intervals: dict[str, Interval | None] = {}
         for name, pair in ends.items() if isinstance(ends, dict) else ():
             numbers = list(numbers_of(dict(enumerate(pair))).values()) if isinstance(pair, list) else []
@@ -97,14 +97,14 @@ class AccuracyResult:
             intervals=intervals,
             total=count_of(data.get("total")),
             rows_digest=digest if isinstance(digest, str) else None,
-            asked=asked if isinstance(asked, str) else None,
+            endpoint=endpoint if isinstance(endpoint, str) else None,
             settings=settings if isinstance(settings, dict) else {},
         )
 
     def __str__(self) -> str:
         """`exact 0.893 [0.750, 1.000], contains ... on 28 questions`."""
         parts = [f"{name} {mean:.3f} [{_ends(self.intervals.get(name))}]" for name, mean in self.scores.items()]
-        return f"{', '.join(parts)} on {self.total} questions{f', asked at {self.asked}' if self.asked else ''}"
+        return f"{', '.join(parts)} on {self.total} questions{f', via {self.endpoint}' if self.endpoint else ''}"
 
     def check_least(self, first: str, least: float | None) -> None:
         """Raise StageError if the mean of metric `first` is missing or below `least`. None accepts any score."""
@@ -133,8 +133,8 @@ def score(
     """`answers` with their scores. Raises StageError if a user's function fails."""
     scored = []
     for each in answers:
-        found = {name: metrics[name].score(each.answer, each.question) for name in each.question.metrics}
-        scored.append(replace(each, scores=found))
+        scores = {name: metrics[name].score(each.answer, each.question) for name in each.question.metrics}
+        scored.append(replace(each, scores=scores))
         if progress is not None:
             progress(len(scored), len(answers), "answers")
     return scored
@@ -145,7 +145,7 @@ def summary(
     metrics: Mapping[str, Metric],
     settings: Mapping[str, Any],
     *,
-    asked: str | None = None,
+    endpoint: str | None = None,
     **more: Any,
 ) -> AccuracyResult:
     """Means with intervals: every question counts once, with the mean of its answers' scores. `more` is for the file."""
@@ -160,7 +160,7 @@ def summary(
         questions={name: len(values) for name, values in means.items()},
         total=len({each.question.prompt.id for each in scored}),
         rows_digest=_digest(scored),
-        asked=asked,
+        endpoint=endpoint,
         definitions={name: metrics[name].definition for name in means},
         settings=settings,
         more={
@@ -178,11 +178,11 @@ def summary(
 
 def _means(scored: Iterable[AnsweredQuestion]) -> dict[str, list[float]]:
     """Metric -> mean score of each question's answers."""
-    found: dict[str, dict[str, list[float]]] = {}
+    scores: dict[str, dict[str, list[float]]] = {}
     for each in scored:
         for name, value in each.scores.items():
-            found.setdefault(name, {}).setdefault(each.question.prompt.id, []).append(value)
-    return {name: [fmean(values) for values in questions.values()] for name, questions in found.items()}
+            scores.setdefault(name, {}).setdefault(each.question.prompt.id, []).append(value)
+    return {name: [fmean(values) for values in questions.values()] for name, questions in scores.items()}
 
 
 def _rounded(means: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -191,7 +191,7 @@ def _rounded(means: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 def _digest(scored: Iterable[AnsweredQuestion]) -> str:
     questions = {each.question.prompt.id: each.question for each in scored}
-    asked = [
+    rows = [
         [
             id_,
             question.prompt.text,
@@ -205,7 +205,7 @@ def _digest(scored: Iterable[AnsweredQuestion]) -> str:
         ]
         for id_, question in sorted(questions.items())
     ]
-    return "sha256:" + hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def write_answers(folder: Path, answers: Iterable[AnsweredQuestion]) -> None:

@@ -110,15 +110,15 @@ def score_server(
             failure=failure_class(str(answer.error)),
         )
     scored = accuracy_result.score(answers, metrics)
-    found = accuracy_result.summary(
-        scored, metrics, settings, asked=asked_at(target.protocol, questions), source=source
+    result = accuracy_result.summary(
+        scored, metrics, settings, endpoint=question_endpoint(target.protocol, questions), source=source
     )
     if folder is not None:
-        accuracy_result.write(folder, scored, found)
-    return found
+        accuracy_result.write(folder, scored, result)
+    return result
 
 
-def asked_at(protocol: str, questions: Sequence[Question]) -> str:
+def question_endpoint(protocol: str, questions: Sequence[Question]) -> str:
     """The endpoint that questions go to, and whose chat template writes their prompts: both change the scores."""
     from trtllm_pipeline.measure.load.target import OPENAI
 

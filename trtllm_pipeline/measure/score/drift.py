@@ -116,7 +116,7 @@ def read(path: Path) -> list[ScoredAnswer]:
         path = path / "answers.jsonl"
     user_files.check(path, hint=_HINT)
     rows: list[ScoredAnswer] = []
-    seen: dict[Key, int] = {}
+    first_lines: dict[Key, int] = {}
     adapter = TypeAdapter(ScoredAnswer)
     try:
         lines = read_bytes(path).removesuffix(b"\n").split(b"\n")
@@ -128,7 +128,7 @@ def read(path: Path) -> list[ScoredAnswer]:
         except ValidationError as error:
             wrong = told(error.errors(include_url=False)[0])
             raise UsageError(f"{path}:{number}: not an answer with its scores: {wrong}", hint=_HINT) from error
-        first = seen.setdefault(_key(row), number)
+        first = first_lines.setdefault(_key(row), number)
         if first != number:
             raise UsageError(
                 f"{path}:{number}: the answer to {row['id'][:60]!r} is in line {first} already", hint=_HINT
@@ -188,10 +188,10 @@ def _divergences(pairs: Iterable[tuple[Sequence[object], Sequence[object]]]) -> 
 
 def _by_question(values: Iterable[tuple[str, float]]) -> list[float]:
     """Mean of each question's values: answers to one question are not independent."""
-    found: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for id_, value in values:
-        found.setdefault(id_, []).append(value)
-    return [fmean(of_one) for of_one in found.values()]
+        scores.setdefault(id_, []).append(value)
+    return [fmean(of_one) for of_one in scores.values()]
 
 
 def _interval(values: Sequence[float], low: float) -> Interval:

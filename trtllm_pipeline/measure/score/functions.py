@@ -26,15 +26,15 @@ def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Me
 
     Raises StageError for names that mean nothing.
     """
-    found = {**SCORE_METRICS, **{name: load(name, module) for name in names if ":" in name}}
-    wrong = [f"unknown metric {name!r}" for name in names if name not in found]
+    metrics = {**SCORE_METRICS, **{name: load(name, module) for name in names if ":" in name}}
+    wrong = [f"unknown metric {name!r}" for name in names if name not in metrics]
     if wrong or not names:
         raise StageError(
             f"metrics: {wrong[0] if wrong else 'empty list'}",
             failure=FailureClass.USER,
             hint=f"there are {', '.join(SCORE_METRICS)}, and your own functions as module:name",
         )
-    return found
+    return metrics
 
 
 def module_file(name: str) -> PurePosixPath:

@@ -88,13 +88,13 @@ def command(program: str, evaluation: Evaluation, output: Path) -> list[str]:
 def find_program() -> str:
     """Path of lm_eval. Raises UsageError when it is not installed."""
     beside = Path(sys.executable).parent / PROGRAM
-    found = shutil.which(PROGRAM) or (str(beside) if beside.is_file() else None)
-    if found is None:
+    program = shutil.which(PROGRAM) or (str(beside) if beside.is_file() else None)
+    if program is None:
         raise UsageError(
             "lm_eval is not installed, neither on PATH nor next to this Python",
             hint="pip install 'trtllm-pipeline[lm-eval]'",
         )
-    return found
+    return program
 
 
 def evaluate(
@@ -111,12 +111,12 @@ def evaluate(
         raise StageError(
             f"{PROGRAM} ended with exit code {code}", hint="its output is above; to repeat: " + " ".join(argv)
         )
-    found = read_results(folder or scratch)
+    results = read_results(folder or scratch)
     settings = {name: getattr(evaluation, name) for name in ("url", "model", "endpoint", "limit")}
-    found = replace(found, settings=settings, more={**found.more, "command": argv})
+    results = replace(results, settings=settings, more={**results.more, "command": argv})
     if folder is not None:
-        write_json(folder / ACCURACY_FILE, found.to_json())
-    return found
+        write_json(folder / ACCURACY_FILE, results.to_json())
+    return results
 
 
 def read_results(output: Path) -> AccuracyResult:
@@ -129,17 +129,17 @@ def read_results(output: Path) -> AccuracyResult:
         scores: dict[str, float] = {}
         intervals: dict[str, Interval | None] = {}
         questions: dict[str, int | None] = {}
-        asked = {task: (data.get("n-samples", {}).get(task) or {}).get("effective") for task in data["results"]}
+        samples = {task: (data.get("n-samples", {}).get(task) or {}).get("effective") for task in data["results"]}
         for task, values in data["results"].items():
             for key, value in _metrics(values):
                 name, (metric, _, chain) = f"{task}/{key.removesuffix(',none')}", key.partition(",")
-                scores[name], questions[name] = value, asked[task]
-                intervals[name] = _interval(value, values.get(f"{metric}_stderr,{chain}"), asked[task])
+                scores[name], questions[name] = value, samples[task]
+                intervals[name] = _interval(value, values.get(f"{metric}_stderr,{chain}"), samples[task])
         tasks = {
             task: {
                 "version": data.get("versions", {}).get(task),
                 "num_fewshot": data.get("n-shot", {}).get(task),
-                "questions": asked[task],
+                "questions": samples[task],
                 "higher_is_better": data.get("higher_is_better", {}).get(task),
             }
             for task in data["results"]

@@ -92,39 +92,39 @@ def exact(answer: str, references: Iterable[str]) -> float:
 
 def contains(answer: str, references: Iterable[str]) -> float:
     """1 if the normalized answer contains one of the normalized references as whole words, else 0."""
-    said = f" {normalise(answer)} "
-    return float(any(f" {normalise(reference)} " in said for reference in references))
+    normalized = f" {normalise(answer)} "
+    return float(any(f" {normalise(reference)} " in normalized for reference in references))
 
 
 def _matched(answer: str, question: Question) -> str | None:
     """The pattern's match in the answer: its first group, or the whole match without groups."""
     assert question.pattern is not None
-    found = question.pattern.search(answer)
-    return None if found is None else found[1] or "" if question.pattern.groups else found[0]
+    match = question.pattern.search(answer)
+    return None if match is None else match[1] or "" if question.pattern.groups else match[0]
 
 
 def regex(answer: str, question: Question) -> float:
     """1 if the pattern matches. If it has a group and there are references, the group must equal one of them."""
     assert question.pattern is not None
-    found = _matched(answer, question)
-    if found is None:
+    matched = _matched(answer, question)
+    if matched is None:
         return 0.0
-    return exact(found, question.references) if question.pattern.groups and question.references else 1.0
+    return exact(matched, question.references) if question.pattern.groups and question.references else 1.0
 
 
 def last_number(text: str) -> Decimal | None:
     """The last number in `text`. Commas may separate thousands."""
-    found = _NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+    numbers = _NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "").replace("\u2212", "-")) if numbers else None
 
 
 def numeric(answer: str, question: Question) -> float:
     """1 if the last number of the answer, or of the pattern's match, is within the tolerance of a reference's."""
-    said = answer if question.pattern is None else _matched(answer, question)
-    number = None if said is None else last_number(said)
+    text = answer if question.pattern is None else _matched(answer, question)
+    number = None if text is None else last_number(text)
     if number is None:
         return 0.0
-    references = [found for reference in question.references if (found := last_number(reference)) is not None]
+    references = [value for reference in question.references if (value := last_number(reference)) is not None]
     return float(any(question.tolerance.allows(number, reference) for reference in references))
 
 
@@ -136,9 +136,9 @@ def chosen(answer: str, choices: Sequence[str]) -> int | None:
     named = named or re.match(rf"\W*([{letters}])(?=\s*(?:[).:,;*\]]|\n|$))", answer)
     if named is not None:
         return letters.index(named[1])
-    said = f" {normalise(answer)} "
-    places = [(said.find(f" {normalise(choice)} "), -len(choice), place) for place, choice in enumerate(choices)]
-    return min((found for found in places if found[0] >= 0), default=(0, 0, None))[2]
+    normalized = f" {normalise(answer)} "
+    places = [(normalized.find(f" {normalise(choice)} "), -len(choice), place) for place, choice in enumerate(choices)]
+    return min((picks for picks in places if picks[0] >= 0), default=(0, 0, None))[2]
 
 
 def named_choice(reference: str, choices: Sequence[str]) -> int | None:

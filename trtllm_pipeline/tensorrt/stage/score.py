@@ -8,7 +8,7 @@ from __future__ import annotations
 from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure import (
     accuracy_result,
-    asked_at,
+    question_endpoint,
     chat_renderer,
     metrics_of,
     read_questions,
@@ -60,7 +60,7 @@ def run(context: StageContext[ScoreParams]) -> None:
         scored,
         metrics,
         to_json(asked),
-        asked=asked_at(found.protocol, questions),
+        endpoint=question_endpoint(found.protocol, questions),
         source="perf",
         not_scored=not_scored,
         greedy=greedy,

@@ -196,8 +196,8 @@ class Http2:
     def _goaway(self, now_ns: int, payload: bytes) -> None:
         last, code = struct.unpack_from(">II", payload)
         if code:
-            said = payload[8:208].decode(errors="replace") or payload[4:8].hex()
-            raise Http2Error(f"the server sent GOAWAY: {said}")
+            debug_text = payload[8:208].decode(errors="replace") or payload[4:8].hex()
+            raise Http2Error(f"the server sent GOAWAY: {debug_text}")
         self.going = True
         for stream in [number for number in self._streams if number > last & 0x7FFF_FFFF]:
             self.forget(stream)
@@ -215,8 +215,8 @@ class Http2:
             # Decode headers of closed streams too: they update the connection's table.
             fields = [(str(name), str(value)) for name, value in self._decoder.decode(data)]
         except (hpack.HPACKError, UnicodeDecodeError) as error:
-            said = re.sub(r"(:| from) <memory at \w+>", "", str(error))
-            raise Http2Error(f"cannot decode headers: {said[:200]}") from error
+            cause = re.sub(r"(:| from) <memory at \w+>", "", str(error))
+            raise Http2Error(f"cannot decode headers: {cause[:200]}") from error
         if self._serving:
             self._streams.setdefault(stream, _Stream(self._initial_window))
         if stream in self._streams:
@@ -293,7 +293,7 @@ class Messages:
         """Messages that `data` completes. Raises Http2Error for compressed messages, which were not requested."""
         rest = self._rest
         rest += data
-        found = []
+        messages = []
         position = 0
         while len(rest) - position >= 5:
             compressed, size = struct.unpack_from(">BI", rest, position)
@@ -304,10 +304,10 @@ class Messages:
             end = position + 5 + size
             if len(rest) < end:
                 break
-            found.append(bytes(rest[position + 5 : end]))
+            messages.append(bytes(rest[position + 5 : end]))
             position = end
         del rest[:position]
-        return found
+        return messages
 
 
 class GrpcCall:
@@ -412,8 +412,8 @@ class GrpcCall:
             self._received += len(value)
             if self._received > MAX_STREAM_BYTES:
                 raise Http2Error(f"the response has {self._received} bytes so far; the limit is {MAX_STREAM_BYTES}")
-            for found in self._messages.feed(value):
-                self.arrived(now_ns, found)
+            for message in self._messages.feed(value):
+                self.arrived(now_ns, message)
         fields = {} if isinstance(value, (bytes, int)) else dict(value)
         if not ended and fields.get(":status", "200") == "200":
             return
@@ -431,8 +431,8 @@ def _status(trailers: dict[str, str]) -> str | None:
     if code == "0":
         return None
     name = dict(zip(map(str, range(len(STATUS))), STATUS, strict=True)).get(code, f"status {code[:20]}")
-    said = unquote(trailers.get("grpc-message", "")) or f"HTTP status {trailers.get(':status')}"
-    return f"{name}: {said[:1000]}"
+    message = unquote(trailers.get("grpc-message", "")) or f"HTTP status {trailers.get(':status')}"
+    return f"{name}: {message[:1000]}"
 
 
 async def unary(call: GrpcCall, path: str, data: bytes) -> tuple[int, bytes]:

@@ -93,10 +93,10 @@ class TimestampedSocket:
         """Connect. Raises OSError."""
         loop = asyncio.get_running_loop()
         try:  # an address needs no thread, unlike a name
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for index, (family, kind, protocol, _name, address) in enumerate(found):
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for index, (family, kind, protocol, _name, address) in enumerate(addresses):
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.setblocking(False)
@@ -111,7 +111,7 @@ class TimestampedSocket:
                 return cls(sock)
             except BaseException as error:
                 sock.close()
-                if not isinstance(error, OSError) or index + 1 == len(found):
+                if not isinstance(error, OSError) or index + 1 == len(addresses):
                     raise
         raise OSError(f"cannot resolve {host}")
 
