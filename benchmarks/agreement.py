@@ -162,15 +162,15 @@ def main() -> None:
 
 def compare(server: str, mine: Measure, other: Measure, levels: Sequence[int], rounds: int) -> Iterator[Row]:
     """Let both measure every level in every round, in turns."""
-    found: dict[int, list[tuple[Figures, Figures]]] = {level: [] for level in levels}
+    rows: dict[int, list[tuple[Figures, Figures]]] = {level: [] for level in levels}
     for number in range(rounds):
         for level in levels:
             first, second = (mine, other) if number % 2 == 0 else (other, mine)
             pair = first(level), second(level)
             pair = pair if number % 2 == 0 else pair[::-1]
-            found[level].append(pair)
+            rows[level].append(pair)
             print(f"{server}, round {number + 1} of {rounds}, {level} in flight: {pair[0]} {pair[1]}", file=sys.stderr)
-    for level, pairs in found.items():
+    for level, pairs in rows.items():
         for name in Figures.__dataclass_fields__:
             left, right = ([getattr(figures, name) for figures in side] for side in zip(*pairs, strict=True))
             interval = paired_change(right, left)
@@ -419,16 +419,16 @@ async def stopwatch(url: str, requests: Sequence[Asked], concurrency: int) -> li
                 break
         return user, sent_s, parts
 
-    found: dict[int, Answered] = {}
+    answers: dict[int, Answered] = {}
     waiting = iter(enumerate(requests))
 
     async def user(name: int) -> None:
         async with InferenceServerClient(url) as client:
-            for number, asked in waiting:
-                found[number] = await ask(client, name, *asked)
+            for number, questions in waiting:
+                answers[number] = await ask(client, name, *questions)
 
     await asyncio.gather(*map(user, range(concurrency)))
-    return [found[number] for number in range(len(requests))]
+    return [answers[number] for number in range(len(requests))]
 
 
 def aiperf(load: Load, folder: Path, url: str, program: str) -> Measure:

@@ -176,15 +176,15 @@ def load(tool: Tool, streams: int, events: int) -> tuple[float, list[list[float]
                 _, _, usage = os.wait4(pid, 0)
         truth = {record["prompt"]: record["sent_ns"] for record in map(json.loads, log.read_text().splitlines())}
         try:
-            found = tool.times(folder)
+            times = tool.times(folder)
         except (OSError, ValueError, KeyError) as error:
             raise SystemExit(
                 f"{tool.name} wrote no results: {error!r}\n{(folder / 'output').read_text()[-2000:]}"
             ) from error
     errors = [
-        [(got - sent) / 1e6 for got, sent in zip(found[prompt], truth[prompt], strict=True)]
+        [(got - sent) / 1e6 for got, sent in zip(times[prompt], truth[prompt], strict=True)]
         for prompt in prompts
-        if len(found.get(prompt, ())) == len(truth.get(prompt, ())) == events
+        if len(times.get(prompt, ())) == len(truth.get(prompt, ())) == events
     ]
     if not errors:
         raise SystemExit(f"{tool.name}: no request came through whole")
@@ -263,7 +263,7 @@ def thread_peer(url: str, folder: Path) -> None:
     from tritonclient.grpc import InferenceServerClient, InferInput
 
     prompts = json.loads((folder / "prompts.json").read_text())
-    found: list[str] = []
+    lines: list[str] = []
 
     def user(own: Sequence[str]) -> None:
         for prompt in own:
@@ -289,7 +289,7 @@ def thread_peer(url: str, folder: Path) -> None:
             client.async_stream_infer("ensemble", [text, length], enable_empty_final_response=True)
             ended.wait(60)
             client.stop_stream()
-        found.append(json.dumps({"prompt": prompt, "times_ns": times_ns}))
+        lines.append(json.dumps({"prompt": prompt, "times_ns": times_ns}))
 
     streams = len(prompts) // REQUESTS
     threads = [threading.Thread(target=user, args=(prompts[number::streams],)) for number in range(streams)]
@@ -297,7 +297,7 @@ def thread_peer(url: str, folder: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    (folder / "threads.jsonl").write_text("\n".join(found))
+    (folder / "threads.jsonl").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

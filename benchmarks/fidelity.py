@@ -90,13 +90,13 @@ def measure(reference: Reference, texts: Iterable[Sequence[int]], model: Referen
     for text in texts:
         expected = reference.log_probs(text[:-1])
         predictions = model.predict(text) if isinstance(model, LlamaCpp) else _predict(model, text)
-        for row, following, found in zip(expected, text[1:], predictions, strict=True):
-            wanted = row[found.ids]
-            kl.append(_divergence(wanted, found.log_probs))
-            agree.append(int(row.argmax()) == int(found.ids[0]))
+        for row, following, prediction in zip(expected, text[1:], predictions, strict=True):
+            wanted = row[prediction.ids]
+            kl.append(_divergence(wanted, prediction.log_probs))
+            agree.append(int(row.argmax()) == int(prediction.ids[0]))
             likely = wanted >= math.log(LIKELY)
-            errors.append(np.abs(wanted - found.log_probs)[likely].max(initial=0.0))
-            nll.append(-found.actual)
+            errors.append(np.abs(wanted - prediction.log_probs)[likely].max(initial=0.0))
+            nll.append(-prediction.actual)
             reference_nll.append(-row[following])
     return Fidelity(
         tokens=len(nll),
@@ -200,12 +200,12 @@ def _predict(model: Reference, text: Sequence[int]) -> Iterator[Prediction]:
         yield Prediction(ids=order, log_probs=row[order], actual=float(row[following]))
 
 
-def _divergence(wanted: NDArray[np.float64], found: NDArray[np.float64]) -> float:
+def _divergence(wanted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
     """KL divergence of two distributions over the same events. The rest up to 1 counts as one more event."""
-    wanted, found = np.maximum(wanted, _FLOOR), np.maximum(found, _FLOOR)
+    wanted, measured = np.maximum(wanted, _FLOOR), np.maximum(measured, _FLOOR)
     weights = np.exp(wanted)
-    total = float(np.sum(weights * (wanted - found)))
-    rest, other_rest = 1.0 - float(weights.sum()), 1.0 - float(np.exp(found).sum())
+    total = float(np.sum(weights * (wanted - measured)))
+    rest, other_rest = 1.0 - float(weights.sum()), 1.0 - float(np.exp(measured).sum())
     if rest > 1e-6 and other_rest > 1e-6:
         total += rest * math.log(rest / other_rest)
     return total

@@ -164,9 +164,9 @@ def read_frames(parts: Sequence[bytes]) -> int:
     def on(_now_ns: int, kind: http2.Kind, _stream: int, value: http2.Headers | bytes | int, _ended: bool) -> None:
         nonlocal kept
         if isinstance(value, bytes):
-            for found in messages.feed(value):
-                kept += len(found)
-                read_response([found])
+            for received in messages.feed(value):
+                kept += len(received)
+                read_response([received])
         elif kind == "headers" and not isinstance(value, int):
             http2._status(dict(value))  # noqa: SLF001
 
@@ -313,8 +313,8 @@ def metrics(draw: random.Random) -> bytes:
 
 
 def read_metrics(parts: Sequence[bytes]) -> int:
-    seen = counters.parse(b"".join(parts).decode(errors="replace"))
-    json.dumps(counters.growth({}, seen), allow_nan=False)
+    kept = counters.parse(b"".join(parts).decode(errors="replace"))
+    json.dumps(counters.growth({}, kept), allow_nan=False)
     return 0
 
 
@@ -410,11 +410,11 @@ def main() -> int:
         while number < args.first + args.inputs and time.monotonic() - start < args.seconds:
             parts = made(name, args.seed, number)
             before_s = time.process_time()
-            found = fault(name, parts)
+            fault_text = fault(name, parts)
             slowest_s = max(slowest_s, time.process_time() - before_s)
-            if found:
+            if fault_text:
                 faults += 1
-                print(f"{name} --seed {args.seed} --first {number}: {found}", file=sys.stderr)
+                print(f"{name} --seed {args.seed} --first {number}: {fault_text}", file=sys.stderr)
             size += sum(map(len, parts))
             number += 1
         row = {
@@ -426,8 +426,8 @@ def main() -> int:
         }
         rows.append(row)
         if args.format == "table":
-            told = f"{size / 1e6:9.1f} MB {faults:6} faults, slowest {slowest_s * 1e3:7.1f} ms of processor time"
-            print(f"{name:12} {number - args.first:9} inputs {told}", flush=True)
+            summary = f"{size / 1e6:9.1f} MB {faults:6} faults, slowest {slowest_s * 1e3:7.1f} ms of processor time"
+            print(f"{name:12} {number - args.first:9} inputs {summary}", flush=True)
     if args.format == "json":
         print(json.dumps({"schema": 1, "seed": args.seed, "parsers": rows}, indent=2))
     return 1 if any(row["faults"] for row in rows) else 0

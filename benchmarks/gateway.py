@@ -120,8 +120,8 @@ def main() -> None:
             server(args.service, Path(scratch), load.max_tokens) as service,
             gateway(service.absolute(), args.model_folder, Path(scratch)) as (url, pid),
         ):
-            told = json.loads(service.read_text(encoding="utf-8"))
-            rows.append(row(told, url, pid, load, args.rounds))
+            description = json.loads(service.read_text(encoding="utf-8"))
+            rows.append(row(description, url, pid, load, args.rounds))
     if args.format == "json":
         print(json.dumps([asdict(each) for each in rows], indent=2))
         return
@@ -164,13 +164,13 @@ def parts(long: Row, short: Row) -> tuple[float, float]:
     return event_us, short.gateway_cpu_us - short.max_tokens * event_us
 
 
-def row(told: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int) -> Row:
+def row(service: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int) -> Row:
     """Rounds of all ways, after a warmup round."""
     rounds_of: list[tuple[Turn, Turn, Turn]] = []
-    grpc = ["-u", told["grpc"], "--protocol", "grpc", "--model", told["model"]]
+    grpc = ["-u", service["grpc"], "--protocol", "grpc", "--model", service["model"]]
     openai = ["-u", f"{url}/v1", "--protocol", "openai", "--endpoint-type", "completions", "--model", NAME]
     for number in range(rounds + 1):
-        turns = turn(told, pid, load, grpc), turn(told, pid, load, openai), by_tritonclient(told, load)
+        turns = turn(service, pid, load, grpc), turn(service, pid, load, openai), by_tritonclient(service, load)
         if number:
             rounds_of.append(turns)
 
@@ -192,7 +192,7 @@ def row(told: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int) ->
     )
 
 
-def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> Turn:
+def turn(service: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> Turn:
     """One load by `pipeline bench load`."""
     command = [sys.executable, "-m", "trtllm_pipeline", "bench", "load", *way]
     command += ["--requests", str(load.requests), "--max-tokens", str(load.max_tokens), "--format", "json"]
@@ -200,7 +200,7 @@ def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> T
         command += ["--concurrency", str(load.concurrency), "--warmup-requests", "0"]
     else:
         command += ["--request-rate", str(load.rate), "--warmup-requests", str(WARM)]
-    before = cpu_s(pid), cpu_s(told["pid"])
+    before = cpu_s(pid), cpu_s(service["pid"])
     with tempfile.TemporaryDirectory() as folder:  # of the event file
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if not done.stdout:
@@ -211,7 +211,7 @@ def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> T
             print(f"{load.name}, {way[3]}: {each['message']}", file=sys.stderr)
     (level,) = measured["levels"]
     sent = load.requests if load.rate is None else load.requests + WARM
-    used = [(cpu_s(pid) - before[0]), cpu_s(told["pid"]) - before[1]]
+    used = [(cpu_s(pid) - before[0]), cpu_s(service["pid"]) - before[1]]
     ttft = level["ttft_ms"]
     return Turn(
         ttft["p50"],
@@ -221,9 +221,9 @@ def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> T
     )
 
 
-def by_tritonclient(told: Mapping[str, Any], load: Load) -> Turn:
+def by_tritonclient(service: Mapping[str, Any], load: Load) -> Turn:
     """The same load with NVIDIA's client. Its times are taken when Python gets the response."""
-    ttft_ms, seconds = asyncio.run(_by_tritonclient(told["grpc"], told["model"], load))
+    ttft_ms, seconds = asyncio.run(_by_tritonclient(service["grpc"], service["model"], load))
     ranks = statistics.quantiles(ttft_ms, n=100, method="inclusive")
     return Turn(statistics.median(ttft_ms), ranks[98], load.requests / seconds, 0.0, 0.0)
 
@@ -324,9 +324,9 @@ def gateway(service: Path, model_folder: Path | None, scratch: Path) -> Iterator
         command += ["--model-folder", f"{NAME}={model_folder}"]
     with subprocess.Popen([*command, "--temperature", "0"], stdout=subprocess.PIPE, text=True, cwd=scratch) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+        ready = json.loads(process.stdout.readline())
         try:
-            yield told["url"], told["pid"]
+            yield ready["url"], ready["pid"]
         finally:
             process.terminate()
 

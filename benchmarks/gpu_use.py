@@ -46,23 +46,23 @@ def use(context: StageContext[Use]) -> None:
     """The program of the stage."""
     import torch
 
-    asked = context.params
+    parameters = context.params
     (context.attempt / PID).write_text(str(os.getpid()), encoding="ascii")
-    devices = ["cpu"] if asked.cpu else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    held = [torch.zeros(int(asked.gib * 2**30), dtype=torch.uint8, device=device) for device in devices]
-    found: dict[str, Json] = {
+    devices = ["cpu"] if parameters.cpu else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    held = [torch.zeros(int(parameters.gib * 2**30), dtype=torch.uint8, device=device) for device in devices]
+    result: dict[str, Json] = {
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "devices": 0 if asked.cpu else torch.cuda.device_count(),
-        "uuids": [] if asked.cpu else [f"GPU-{torch.cuda.get_device_properties(each).uuid}" for each in devices],
+        "devices": 0 if parameters.cpu else torch.cuda.device_count(),
+        "uuids": [] if parameters.cpu else [f"GPU-{torch.cuda.get_device_properties(each).uuid}" for each in devices],
         "cpus": [*sorted(os.sched_getaffinity(0))],
         "begin_s": time.time(),
     }
-    if asked.what == "hold":
-        _hold(devices, asked.seconds)
+    if parameters.what == "hold":
+        _hold(devices, parameters.seconds)
     else:
-        found |= _load(asked, devices[0])
+        result |= _load(parameters, devices[0])
     del held
-    write_json(context.out / RESULT, {**found, "end_s": time.time()})
+    write_json(context.out / RESULT, {**result, "end_s": time.time()})
 
 
 def _hold(devices: Sequence[str], seconds: float) -> None:
@@ -75,16 +75,16 @@ def _hold(devices: Sequence[str], seconds: float) -> None:
             float((matrix @ matrix.T).sum())
 
 
-def _load(asked: Use, device: str) -> dict[str, Json]:
+def _load(parameters: Use, device: str) -> dict[str, Json]:
     """Windows of decoding and prefilling: start, end, tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    small = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512} if asked.cpu else {}
+    small = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512} if parameters.cpu else {}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**{**LLAMA, **small})).to(device=device, dtype=torch.bfloat16).eval()
     prompt = torch.randint(0, 32000, (8, 64), device=device)
-    long = torch.randint(0, 32000, (8, 64 if asked.cpu else 2048), device=device)
+    long = torch.randint(0, 32000, (8, 64 if parameters.cpu else 2048), device=device)
 
     def decode() -> int:
         answer = model.generate(prompt, min_new_tokens=16, max_new_tokens=16, do_sample=False, pad_token_id=0)
@@ -97,18 +97,18 @@ def _load(asked: Use, device: str) -> dict[str, Json]:
     with torch.inference_mode():
         for _ in range(3):
             decode(), prefill()
-        _meet(Path(asked.meet), asked.number, asked.together)
-        return {"decode": _windows(decode, asked.seconds), "prefill": _windows(prefill, asked.seconds)}
+        _meet(Path(parameters.meet), parameters.number, parameters.together)
+        return {"decode": _windows(decode, parameters.seconds), "prefill": _windows(prefill, parameters.seconds)}
 
 
 def _windows(work: Callable[[], int], seconds: float) -> list[Json]:
-    found: list[Json] = []
+    windows: list[Json] = []
     for _ in range(WINDOWS):
         begin, tokens = time.time(), 0
         while time.time() < begin + seconds:
             tokens += work()
-        found.append([begin, time.time(), tokens])
-    return found
+        windows.append([begin, time.time(), tokens])
+    return windows
 
 
 def _meet(folder: Path, number: int, together: int) -> None:

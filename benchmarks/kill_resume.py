@@ -133,20 +133,20 @@ def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk)
     slowest_end_s = 0.0
 
     def verify() -> None:
-        told = subprocess.run(
+        output = subprocess.run(
             [*words, "store", "verify", "-w", str(workspace), "--format", "json"],
             check=False,
             capture_output=True,
             text=True,
             env=environment,
         )
-        tally["torn"] += json.loads(told.stdout)["damaged"]
+        tally["torn"] += json.loads(output.stdout)["damaged"]
 
     while tally["kills"] < args.kills:
-        with events.open("wb") as told:
+        with events.open("wb") as output:
             runs = [
                 subprocess.Popen(
-                    command, stdout=subprocess.DEVNULL, stderr=told, start_new_session=True, env=environment
+                    command, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True, env=environment
                 )
                 for _ in range(args.at_once)
             ]
@@ -178,9 +178,9 @@ def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk)
         if how == "power":
             lost = before.keys() - now.keys()
             tally["lost"] += len(lost)
-            said = done(events)
-            tally["said done"] += len(said)
-            tally["lost, said done"] += sum(not is_whole(workspace, each) for each in said)
+            done_before = done(events)
+            tally["said done"] += len(done_before)
+            tally["lost, said done"] += sum(not is_whole(workspace, each) for each in done_before)
             finished = {(name, inode) for name, inode in finished if name in now}
         tally["redone"] += len(finished - now.items())
         finished = {*now.items()}
@@ -244,40 +244,40 @@ def descendants(pids: list[int]) -> set[int]:
 
 def artifacts(workspace: Path) -> dict[str, int]:
     """The directory of every published artifact, with its inode."""
-    found = {}
+    names = {}
     for path in workspace.glob("store/*/*/manifest.json"):
         with suppress(OSError, ValueError):  # torn by a power cut: not there
             json.loads(path.read_bytes())
-            found[path.parent.name] = path.parent.stat().st_ino
-    return found
+            names[path.parent.name] = path.parent.stat().st_ino
+    return names
 
 
 def is_whole(workspace: Path, name: str) -> bool:
     """True if an artifact has this prefix in its directory name, and all its bytes match its manifest."""
-    found = next(workspace.glob(f"store/*/{name}*"), None)
-    return found is not None and all(each.kind is not Kind.DAMAGED for each in inspect(found, contents=True))
+    directory = next(workspace.glob(f"store/*/{name}*"), None)
+    return directory is not None and all(each.kind is not Kind.DAMAGED for each in inspect(directory, contents=True))
 
 
 def done(events: Path) -> set[str]:
     """Directory name prefixes of the artifacts that these run events report as done."""
-    found = set()
+    prefixes = set()
     for line in events.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):  # cut short by a kill
             event = json.loads(line)
             if event.get("event") == "changed" and event["status"] == "succeeded" and event["stage"] != "launch":
-                found.add(event["stage_run"].rpartition("-")[2])
-    return found
+                prefixes.add(event["stage_run"].rpartition("-")[2])
+    return prefixes
 
 
 def processes(text: str, where: str = "cmdline") -> list[int]:
     """Living processes with `text` in their command line, or in another file of them in /proc, such as `environ`."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with suppress(OSError):
                 if text.encode() in (entry / where).read_bytes():
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ class Rounds:
         """Start a server, with its previous options if it is known."""
         if (servers.folder_of(self.workspace, name) / servers.SERVER_FILE).exists():
             return self.command("restart", name)
-        asked = ("--restart", "--unresponsive-timeout-s", "3") if name == "again" else ()
-        return self.command("start", self.cell, "--openai", "--name", name, "--threads", "1", *asked)
+        options = ("--restart", "--unresponsive-timeout-s", "3") if name == "again" else ()
+        return self.command("start", self.cell, "--openai", "--name", name, "--threads", "1", *options)
 
     def look(self, name: str) -> servers.KeptServer:
         """How it stands."""
@@ -145,9 +145,9 @@ class Rounds:
         after_s = chance.uniform(0, MOMENTS[moment])
         time.sleep(after_s)
         wanted = chance.choice(PARTS[:-1] if signo is signal.SIGSTOP else PARTS)
-        there = {part: pids for part, pids in self.parts(name).items() if pids}
-        part = wanted if wanted in there else chance.choice(sorted(there)) if there else "nothing"
-        chosen = there.get(part, []) if part == "all" else [chance.choice(there[part])] if there else []
+        present = {part: pids for part, pids in self.parts(name).items() if pids}
+        part = wanted if wanted in present else chance.choice(sorted(present)) if present else "nothing"
+        chosen = present.get(part, []) if part == "all" else [chance.choice(present[part])] if present else []
         for pid in chosen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signo)
@@ -178,14 +178,14 @@ class Rounds:
                 break
             time.sleep(0.1)
         self.parts(name)
-        said = json.loads(self.end(self.command("status", name, "--format", "json")) or '{"servers": []}')["servers"]
+        status = json.loads(self.end(self.command("status", name, "--format", "json")) or '{"servers": []}')["servers"]
         listed = json.loads(self.end(self.command("ps", "--format", "json")) or '{"servers": []}')["servers"]
-        (of_status,) = said or [{}]
+        (of_status,) = status or [{}]
         listed_as = next((each["state"] for each in listed if each["name"] == name), None)
-        told = str(of_status.get("state"))
-        if told != listed_as:
-            self.fault(f"{name}: status says {told}, ps {listed_as}")
-        self.check(name, told, of_status, halted=halted)
+        reported = str(of_status.get("state"))
+        if reported != listed_as:
+            self.fault(f"{name}: status says {reported}, ps {listed_as}")
+        self.check(name, reported, of_status, halted=halted)
         may_be = {"stopped", "failed", "ready"} if moment == "stop" else {"failed", "ready"}
         if halted:
             may_be |= {"unresponsive", "starting", "restarting", "stopping"}
@@ -193,17 +193,17 @@ class Rounds:
             may_be -= {"failed"} if moment == "ready" else set()
         if moment in {"restart", "start"}:
             may_be |= {"stopped"} if part in {"nothing", "keeper", "all"} or halted else set()
-        if told not in may_be:
-            self.fault(f"{name} is {told} ({of_status.get('reason')}), expected {sorted(may_be)}")
-        return told
+        if reported not in may_be:
+            self.fault(f"{name} is {reported} ({of_status.get('reason')}), expected {sorted(may_be)}")
+        return reported
 
-    def check(self, name: str, state: str, said: dict[str, Any], *, halted: bool) -> None:
+    def check(self, name: str, state: str, status: dict[str, Any], *, halted: bool) -> None:
         """Hold what is said of a server against what is so."""
         alive = self.parts(name)["all"]
         if state in {"stopped", "failed"}:
             if alive:
                 self.fault(f"{name} is said to be {state}, and processes {alive} of it live")
-            if not said.get("reason"):
+            if not status.get("reason"):
                 self.fault(f"{name} is {state}, without a reason")
         elif not alive:
             self.fault(f"{name} is said to be {state}, and no process of it lives")
@@ -215,12 +215,12 @@ class Rounds:
         record = self.look(name).record
         ports = {} if record is None else record.ports
         self.end(self.command("stop", name))
-        found = self.look(name)
-        if found.state.alive:
-            self.fault(f"{name} is {found.state.value} after its stop")
+        view = self.look(name)
+        if view.state.alive:
+            self.fault(f"{name} is {view.state.value} after its stop")
         if left := self.parts(name)["all"]:
             self.fault(f"after the stop of {name} processes {left} are left")
-        if servers.is_held(found.folder):
+        if servers.is_held(view.folder):
             self.fault(f"after the stop of {name} its lock is held")
         if taken := busy_ports(ports.values()):
             self.fault(f"after the stop of {name} ports {taken} are taken")
@@ -231,13 +231,13 @@ class Rounds:
     def leftovers(self, launches: set[int]) -> list[str]:
         """Shared memory and directories of the Tritons that these processes started."""
         prefixes = tuple(f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-" for pid in launches)
-        found = [str(path) for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes)]
+        remains = [str(path) for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes)]
         for folder in os.listdir(tempfile.gettempdir()):
             if folder.startswith("python_env_"):
                 with suppress(OSError, UnicodeDecodeError):  # other servers come and go
                     inside = [each for each in Path(tempfile.gettempdir(), folder).iterdir() if each.is_file()]
-                    found += [str(each) for each in inside if each.read_bytes()[:200].decode().startswith(prefixes)]
-        return found if prefixes else []
+                    remains += [str(each) for each in inside if each.read_bytes()[:200].decode().startswith(prefixes)]
+        return remains if prefixes else []
 
 
 def main() -> int:

@@ -93,15 +93,15 @@ def plan(rng: random.Random, gpus: int, rule: Exclusive = Exclusive.MACHINE) -> 
 
 def with_accuracy(tasks: Sequence[Task], seconds: float) -> list[Task]:
     """The same tasks. Each server needs one unit of memory and runs unmeasured work for `seconds`."""
-    found: list[Task] = []
+    result: list[Task] = []
     for task in tasks:
         if task.scope is Scope.SERVICE:
             task = replace(task, memory=(1,))
         elif task.service is not None and task.id.startswith("perf/"):
             accuracy = StageRunId(task.id.replace("perf/", "accuracy/"))
-            found.append(replace(task, id=accuracy, expected_s=seconds, resources=Resources()))
-        found.append(task)
-    return found
+            result.append(replace(task, id=accuracy, expected_s=seconds, resources=Resources()))
+        result.append(task)
+    return result
 
 
 def preloading(number: int, seed: int, gpus: int, seconds: float) -> dict[str, float]:
@@ -136,7 +136,7 @@ def units(
         unit = owner[task.id]
         seconds[unit] = seconds.get(unit, 0.0) + takes[task.id]
         needs.setdefault(unit, set()).update(owner[need] for need in task.needs)
-    return seconds, {unit: found - {unit} for unit, found in needs.items()}
+    return seconds, {unit: others - {unit} for unit, others in needs.items()}
 
 
 def bound(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity) -> float:
@@ -202,24 +202,24 @@ def _bound(
     alone = np.array([what[unit].exclusive.alone for unit in order])
     measuring = np.array([what[unit].exclusive is Exclusive.GPU for unit in order])
     takes_s = np.array([seconds[unit] for unit in order])
-    there = np.zeros((len(late), len(early)))
+    reach = np.zeros((len(late), len(early)))
     for kind in (~measuring, measuring):
-        of_kind = np.zeros_like(there)
+        of_kind = np.zeros_like(reach)
         for name, limit in (("cpus", machine.cpus), ("gpus", len(machine.gpus)), ("downloads", machine.downloads)):
             shares = np.where(alone, 1.0, [getattr(what[unit], name) / limit for unit in order])
             of_kind = np.maximum(of_kind, (late * (takes_s * shares * kind)) @ early.T.astype(float))
-        there += of_kind
+        reach += of_kind
     width = np.array([_width(what[unit], machine) for unit in order])
     # Every choice of sets gives a bound. Trying all of them would take too long.
-    some = (np.unique(np.linspace(0, size - 1, 12, dtype=int)) for size in there.shape)
+    some = (np.unique(np.linspace(0, size - 1, 12, dtype=int)) for size in reach.shape)
     for row, column in product(*some):
         chosen = late[row] & early[column]
         packed = sum(
             _packed(takes_s[chosen & kind], width[chosen & kind], len(machine.gpus)) for kind in (~measuring, measuring)
         )
-        there[row, column] = max(there[row, column], packed)
-    whole = there + np.unique(heads)[:, None] + np.unique(tails)[None, :]
-    return max(longest, float(whole[there > 0].max(initial=0.0)))
+        reach[row, column] = max(reach[row, column], packed)
+    whole = reach + np.unique(heads)[:, None] + np.unique(tails)[None, :]
+    return max(longest, float(whole[reach > 0].max(initial=0.0)))
 
 
 def ours(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, *, search: bool = False) -> float:
@@ -247,14 +247,14 @@ def first_come(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine
             if not needs[unit] <= done:
                 continue
             need = what[unit]
-            asked = (need.cpus, need.gpus, need.downloads)
+            candidate = (need.cpus, need.gpus, need.downloads)
             beside = all(may_run_beside(need.exclusive, what[other].exclusive) for _, other in running)
-            if not beside or any(a > b for a, b in zip(asked, free, strict=True)):
+            if not beside or any(a > b for a, b in zip(candidate, free, strict=True)):
                 if blocks:
                     break
                 continue
             waiting.remove(unit)
-            free = [b - a for a, b in zip(asked, free, strict=True)]
+            free = [b - a for a, b in zip(candidate, free, strict=True)]
             heappush(running, (now + seconds[unit], unit))
         now, unit = heappop(running)
         need = what[unit]
@@ -284,13 +284,13 @@ def best_found(
     for task in reversed(outer):
         for need in needs[task.id]:
             path[need] = max(path[need], seconds[need] + path[task.id])
-    found = math.inf
+    best = math.inf
     for _ in range(tries):
         spread = rng.choice([0.1, 0.3, 1.0])
         key = {task.id: -path[task.id] * rng.lognormvariate(0, spread) for task in outer}
         changed = sorted(outer, key=lambda task: key[task.id])
-        found = min(found, first_come([*changed, *inner], takes, machine, blocks=rng.random() < 0.5))
-    return found
+        best = min(best, first_come([*changed, *inner], takes, machine, blocks=rng.random() < 0.5))
+    return best
 
 
 def measure(
@@ -305,7 +305,7 @@ def measure(
 ) -> dict[str, float]:
     """Ratios over `number` random plans on a machine of `gpus`."""
     names = tuple(f"GPU-{index}" for index in range(gpus))
-    rows, times, near, told = [], [], [], []
+    rows, times, near, learned = [], [], [], []
     for index in range(number):
         rng = random.Random(seed * 1_000_003 + index)
         machine = Capacity(4 + 4 * gpus, names)
@@ -320,7 +320,7 @@ def measure(
         made = ours(tasks, takes, machine, search=search)
         if cold:
             known = [replace(task, expected_s=task.expected_s * of_kind[kinds[task.id]]) for task in tasks]
-            told.append((made, ours(known, takes, machine, search=search)))
+            learned.append((made, ours(known, takes, machine, search=search)))
         first = first_come(tasks, takes, machine, blocks=False)
         best = min(made, best_found(tasks, takes, machine, rng, tries))
         rows.append((made / bound(tasks, takes, machine), made / first, sum(takes.values()) / made, made / best))
@@ -332,7 +332,7 @@ def measure(
     def at(column: Sequence[float], share: float) -> float:
         return column[min(len(column) - 1, int(share * len(column)))]
 
-    over_told = sorted(made / known for made, known in told)
+    over_told = sorted(made / known for made, known in learned)
     return {
         "gpus": gpus,
         "plans": number,
@@ -348,12 +348,12 @@ def measure(
         "over_first_come_by_5_percent": sum(each > 1.05 for each in first_ratio) / number,
         **(
             {
-                "over_told_total": sum(made for made, _ in told) / sum(known for _, known in told),
+                "over_told_total": sum(made for made, _ in learned) / sum(known for _, known in learned),
                 "over_told_least": over_told[0],
                 "over_told_p95": at(over_told, 0.95),
                 "over_told_worst": over_told[-1],
             }
-            if told
+            if learned
             else {}
         ),
         "one_after_another_median": statistics.median(serial),

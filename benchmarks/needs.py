@@ -78,14 +78,14 @@ def main() -> None:
             folder = Path(folder_name)
             speed.write_model(folder / "model", shape)
             speed.say(f"{model}: written after {time.monotonic() - started:.0f} s")
-            for asked in runs.split(","):
+            for run_text in runs.split(","):
                 if time.monotonic() - started > options.limit_s:
-                    speed.say(f"skipped for time: {model} {asked}")
+                    speed.say(f"skipped for time: {model} {run_text}")
                     continue
-                run = speed.parse_run(asked, options.samples)
+                run = speed.parse_run(run_text, options.samples)
                 speed.write_rows(folder / "rows.jsonl", run.samples, options.length, int(shape["vocab_size"]))
                 if run.gpus > len(machine.gpus):
-                    speed.say(f"skipped with {len(machine.gpus)} GPUs: {model} {asked}")
+                    speed.say(f"skipped with {len(machine.gpus)} GPUs: {model} {run_text}")
                     continue
                 expected = needs.quantizing_on(cell(shape, run, options.length), machine, run.gpus)
                 taken, facts = measured(folder, run, machine)
@@ -95,9 +95,9 @@ def main() -> None:
                     ("artifact", expected.leaves, facts["bytes"]),
                 ):
                     if did:
-                        rows.append(Row(model, asked, resource, should, did))
+                        rows.append(Row(model, run_text, resource, should, did))
                         speed.say(f"{asdict(rows[-1])} {rows[-1].error:+.1%}")
-                speed.say(f"{model} {asked}: {facts['times']} {facts['peak']} {facts['batch']} {taken}")
+                speed.say(f"{model} {run_text}: {facts['times']} {facts['peak']} {facts['batch']} {taken}")
                 if options.json:
                     write_json(options.json, {"machine": asdict(machine), "rows": [asdict(row) for row in rows]})
     _print(rows)
@@ -105,9 +105,9 @@ def main() -> None:
 
 def this_machine() -> Machine:
     """This machine's GPUs and memory, with a release that quantizes with our own program."""
-    found = tuple(device.gpu for device in gpus.look().devices)
-    assumed = parse(f"tensorrt_llm==1.2.0,sm=90,gpus={max(1, len(found))}")
-    return replace(assumed, gpus=found or assumed.gpus, memory_bytes=memory.host_bytes())
+    machine = tuple(device.gpu for device in gpus.look().devices)
+    assumed = parse(f"tensorrt_llm==1.2.0,sm=90,gpus={max(1, len(machine))}")
+    return replace(assumed, gpus=machine or assumed.gpus, memory_bytes=memory.host_bytes())
 
 
 def cell(shape: Mapping[str, Any], run: speed.Run, length: int) -> Cell:

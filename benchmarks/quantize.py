@@ -251,10 +251,10 @@ def write_model(folder: Path, shape: Mapping[str, Any]) -> None:
         return {gate: matrix(inner, hidden), up: matrix(inner, hidden), down: matrix(hidden, inner)}
 
     def experts(prefix: str, names: Sequence[str], count: int, inner: int) -> dict[str, torch.Tensor]:
-        found = {f"{prefix}.gate.weight": matrix(count, hidden)}
+        by_name = {f"{prefix}.gate.weight": matrix(count, hidden)}
         for index in range(count):
-            found |= mlp(f"{prefix}.experts.{index}", names, inner)
-        return found
+            by_name |= mlp(f"{prefix}.experts.{index}", names, inner)
+        return by_name
 
     folder.mkdir()
     write_json(folder / "config.json", shape)

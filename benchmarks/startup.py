@@ -43,7 +43,7 @@ def programs(workspace: Path) -> dict[str, list[str]]:
     """Measured programs by name."""
     ours = [sys.executable, "-m", "trtllm_pipeline"]
     matrix = str(ROOT / "matrices" / "tiny.yaml")
-    found = {
+    commands = {
         BARE: [sys.executable, "-c", "pass"],
         HELP: [*ours, "--help"],
         TERMINAL: [*ours, "--help"],
@@ -63,8 +63,8 @@ def programs(workspace: Path) -> dict[str, list[str]]:
     for name in _OTHERS:
         path = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
         if path is not None:
-            found[f"{name} --help, piped"] = [path, "--help"]
-    return found
+            commands[f"{name} --help, piped"] = [path, "--help"]
+    return commands
 
 
 def milliseconds(words: list[str], *, byte_code: str, terminal: bool) -> tuple[float, float]:

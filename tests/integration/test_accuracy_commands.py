@@ -274,7 +274,7 @@ if "missing" in tasks:
     print("Tasks not found: missing", file=sys.stderr)
     sys.exit(1)
 print("a table for people")
-folder = pathlib.Path(args.output_path) / model["model"]
+directory = pathlib.Path(args.output_path) / model["model"]
 directory.mkdir(parents=True)
 score = float(said == " Paris")
 (directory / "results_2026-01-02T03-04-05.678901.json").write_text(json.dumps({{

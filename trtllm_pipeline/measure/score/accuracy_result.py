@@ -67,7 +67,7 @@ class AccuracyResult:
     """All questions."""
     rows_digest: str | None = None
     """Digest of questions and references. Scores are comparable if it is equal."""
-    endpoint: str | None = None
+    asked: str | None = None
     """The endpoint, and whose chat template wrote the prompts."""
     interval_method: str = MEAN_INTERVAL
     definitions: Mapping[str, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class AccuracyResult:
         """Read an accuracy.json. Values of a wrong type count as missing."""
         from trtllm_pipeline.measure.load.result import count_of, numbers_of
 
-        ends, digest, settings, endpoint = (data.get(name) for name in ("intervals", "rows_digest", "settings", "asked"))
+        ends, digest, settings, asked = (data.get(name) for name in ("intervals", "rows_digest", "settings", "asked"))
         intervals: dict[str, Interval | None] = {}
         for name, pair in ends.items() if isinstance(ends, dict) else ():
             numbers = list(numbers_of(dict(enumerate(pair))).values()) if isinstance(pair, list) else []
@@ -97,14 +97,14 @@ class AccuracyResult:
             intervals=intervals,
             total=count_of(data.get("total")),
             rows_digest=digest if isinstance(digest, str) else None,
-            endpoint=endpoint if isinstance(endpoint, str) else None,
+            asked=asked if isinstance(asked, str) else None,
             settings=settings if isinstance(settings, dict) else {},
         )
 
     def __str__(self) -> str:
         """`exact 0.893 [0.750, 1.000], contains ... on 28 questions`."""
         parts = [f"{name} {mean:.3f} [{_ends(self.intervals.get(name))}]" for name, mean in self.scores.items()]
-        return f"{', '.join(parts)} on {self.total} questions{f', via {self.endpoint}' if self.endpoint else ''}"
+        return f"{', '.join(parts)} on {self.total} questions{f', via {self.asked}' if self.asked else ''}"
 
     def check_least(self, first: str, least: float | None) -> None:
         """Raise StageError if the mean of metric `first` is missing or below `least`. None accepts any score."""
@@ -145,7 +145,7 @@ def summary(
     metrics: Mapping[str, Metric],
     settings: Mapping[str, Any],
     *,
-    endpoint: str | None = None,
+    asked: str | None = None,
     **more: Any,
 ) -> AccuracyResult:
     """Means with intervals: every question counts once, with the mean of its answers' scores. `more` is for the file."""
@@ -160,7 +160,7 @@ def summary(
         questions={name: len(values) for name, values in means.items()},
         total=len({each.question.prompt.id for each in scored}),
         rows_digest=_digest(scored),
-        endpoint=endpoint,
+        asked=asked,
         definitions={name: metrics[name].definition for name in means},
         settings=settings,
         more={

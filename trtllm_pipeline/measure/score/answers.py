@@ -111,7 +111,7 @@ def score_server(
         )
     scored = accuracy_result.score(answers, metrics)
     result = accuracy_result.summary(
-        scored, metrics, settings, endpoint=question_endpoint(target.protocol, questions), source=source
+        scored, metrics, settings, asked=question_endpoint(target.protocol, questions), source=source
     )
     if folder is not None:
         accuracy_result.write(folder, scored, result)

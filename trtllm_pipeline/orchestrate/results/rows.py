@@ -332,7 +332,7 @@ def _row(
         trtllm_bench=_in_process(made.get("trtllm_bench"), perf),
         accuracy=accuracy.scores,
         accuracy_total=accuracy.total,
-        accuracy_asked=accuracy.endpoint,
+        accuracy_asked=accuracy.asked,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
         smoke=_written(made.get("smoke"), "smoke.json"),
         findings=perf.notes,

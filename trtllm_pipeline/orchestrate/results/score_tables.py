@@ -20,7 +20,7 @@ def scores_text(found: AccuracyResult) -> str:
     """A table with a row for each metric, and the definitions below it."""
     definitions = (f"{name}: {definition}" for name, definition in found.definitions.items())
     table = plain_table(_scores_rows(found), digits=3, missing="")
-    asked = [] if found.endpoint is None else [f"asked at {found.endpoint}"]
+    asked = [] if found.asked is None else [f"asked at {found.asked}"]
     return "\n".join([table, "", *asked, f"low to high: {found.interval_method}", *definitions])
 
 

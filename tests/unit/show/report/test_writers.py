@@ -121,7 +121,8 @@ def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch
         "req/s @4: successful requests / seconds of the headline window; median of the",
         "repeats",
         "exact: share of answers that equal a reference, both normalized",
-        "contains: share of answers that contain a reference as whole words, both normalized",
+        "contains: share of answers that contain a reference as whole words, both",
+        "normalized",
     ]
 
 
