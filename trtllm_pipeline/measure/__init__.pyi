@@ -55,7 +55,7 @@ from .load.conditions import system_words as system_words
 from .load.conditions import version_words as version_words
 from .load.conditions import workload_words as workload_words
 from .load.engine_report import ENGINE_REPORT_FILE as ENGINE_REPORT_FILE
-from .load.engine_report import Beside as Beside
+from .load.engine_report import BenchComparison as BenchComparison
 from .load.engine_report import EngineReport as EngineReport
 from .load.engine_report import write_dataset as write_dataset
 from .load.load import Load as Load

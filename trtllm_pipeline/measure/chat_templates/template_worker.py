@@ -65,11 +65,11 @@ def main(source: TextIO, sink: TextIO) -> None:
         except TooLongError as error:
             answer = _failed("limit", str(error))
         except TemplateSyntaxError as error:
-            answer = _failed("broken", f"line {error.lineno}: {_said(error)}")
+            answer = _failed("broken", f"line {error.lineno}: {_error_text(error)}")
         except TemplateError as error:
-            answer = _failed("refused", _said(error))
+            answer = _failed("refused", _error_text(error))
         except Exception as error:  # noqa: BLE001 - whatever an expression of a template may raise
-            answer = _failed("refused", f"{type(error).__name__}: {_said(error)}")
+            answer = _failed("refused", f"{type(error).__name__}: {_error_text(error)}")
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(sink, answer)
 
@@ -114,7 +114,7 @@ def _joined(parts: Iterator[str], most: int) -> str:
     return "".join(texts)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     message = str(error)
     return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from trtllm_pipeline.base import FailureClass, ServerError
-from trtllm_pipeline.measure.client import fields, recognise, said
+from trtllm_pipeline.measure.client import fields, recognise, response_text
 from trtllm_pipeline.measure.client.session import ServerSentEvents
 from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.transport.http import Connection, HttpError, fetch
@@ -213,7 +213,7 @@ def _take(body: Mapping[str, Any], reply: Reply, show: Show) -> None:
     for each in fields.items(body.get("choices"), "choices"):
         choice = fields.mapping(each, "a choice")
         delta = fields.mapping(choice.get("delta"), "delta")
-        thought, text, *_ = said.read(delta)
+        thought, text, *_ = response_text.read(delta)
         for call in fields.items(delta.get("tool_calls"), "tool_calls"):
             _call(fields.mapping(call, "a tool call"), reply)
         reply.finish_reason = fields.text(choice.get("finish_reason"), "finish_reason") or reply.finish_reason

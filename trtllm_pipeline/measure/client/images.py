@@ -100,7 +100,7 @@ def read(path: Path) -> str:
         raise ValueError(f"cannot be read: {error.strerror}") from error
 
 
-def told_apart(messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+def split_images(messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
     """The texts of chat messages, one per line, and the URLs of their images."""
     parts: list[Any] = []
     for message in messages:

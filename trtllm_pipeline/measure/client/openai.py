@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.base import FailureClass, ServerError
-from trtllm_pipeline.measure.client import fields, recognise, said
+from trtllm_pipeline.measure.client import fields, recognise, response_text
 from trtllm_pipeline.measure.client.session import Answer, BaseClient, GenerationRequest, HttpSession, Session
 from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.urls import api_url
@@ -144,7 +144,7 @@ class _OpenAiSession(HttpSession):
         for each in fields.items(body.get("choices"), "choices"):
             choice = fields.mapping(each, "a choice")
             message = fields.mapping(choice.get("delta") or choice.get("message"), "a message")
-            reasoning, text, calls, unread = said.read(
+            reasoning, text, calls, unread = response_text.read(
                 {"text": choice.get("text")} if self._endpoint == "completions" else message
             )
             if "role" in message and not (reasoning or text or calls) and answer.role_ns is None:

@@ -321,7 +321,7 @@ class Client(BaseClient):
         where = f"the configuration of {model!r} at {self.service.http}"
         status, body = await self._get(self.service.http, f"/v2/models/{quote(model, safe='')}/config")
         if status != 200:
-            raise ServerError(f"{where}: {_told(body) or f'HTTP status {status}'}")
+            raise ServerError(f"{where}: {_json_error(body) or f'HTTP status {status}'}")
         try:
             return config_of(body)
         except ProtocolError as error:
@@ -402,7 +402,7 @@ def failure_class(cause: str) -> FailureClass:
     return FailureClass.TRANSIENT if _PASSING.search(cause) else FailureClass.BUG
 
 
-def _told(body: bytes) -> str:
+def _json_error(body: bytes) -> str:
     """The error in a JSON response of Triton."""
     try:
         return fields.shortened(str(fields.parse(body).get("error") or ""))

@@ -64,20 +64,20 @@ class EngineReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class BenchComparison:
     """A level and a report of the same load, or of the one that is nearest to it."""
 
     level: LevelResult
     report: EngineReport
 
     @staticmethod
-    def of(result: LoadResult, report: EngineReport) -> Beside:
+    def of(result: LoadResult, report: EngineReport) -> BenchComparison:
         """The closed loop with the concurrency nearest to the report's. Raises StageError if there is none."""
         closed = [level for level in result.levels if level.concurrency is not None]
         if not closed:
             raise StageError("trtllm-bench keeps a number of requests in flight, and no such level was measured")
         wanted = report.values["in_flight"]
-        return Beside(min(closed, key=lambda level: abs((level.concurrency or 0) - wanted)), report)
+        return BenchComparison(min(closed, key=lambda level: abs((level.concurrency or 0) - wanted)), report)
 
     def ours(self, name: str) -> float | None:
         """The value measured through the server."""

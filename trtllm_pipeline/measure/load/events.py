@@ -459,7 +459,7 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
                 return
             record = _of_another_type(line) if wrong["type"] == "union_tag_invalid" else None
             if record is None:
-                _fail(path, number, f"not a record of a load run: {told(wrong, 1)}")
+                _fail(path, number, f"not a record of a load run: {validation_error_text(wrong, 1)}")
         if record["type"] == "header" and record["schema"] != SCHEMA:
             raise StageError(f"{path} is not an event file of schema {SCHEMA}, but of {record['schema']}")
         if record["type"] == "triton" and any(
@@ -480,7 +480,7 @@ def _of_another_type(line: bytes) -> Mapping[str, Any] | None:
     return record if isinstance(record.get("type"), str) else None
 
 
-def told(error: ErrorDetails, skipped: int = 0) -> str:
+def validation_error_text(error: ErrorDetails, skipped: int = 0) -> str:
     """The pydantic error in one line, without the first `skipped` parts of its location, such as a record's type."""
     if error["type"] == "union_tag_not_found":
         return "it has no type"

@@ -30,7 +30,7 @@ from trtllm_pipeline.measure.load.prompts import (
     unrendered,
 )
 from trtllm_pipeline.measure.load.server_checks import ExpectedServer
-from trtllm_pipeline.measure.load.stopping import Rounds, Seen, StopRule
+from trtllm_pipeline.measure.load.stopping import Progress, Rounds, StopRule
 from trtllm_pipeline.measure.load.target import Target, adds_special_tokens
 from trtllm_pipeline.measure.load.workloads import Openings, Workload, made
 
@@ -68,22 +68,22 @@ def record(
         target.of_row(prompt)
     plan = rounds.levels
     total, done = sum(len(level.planned) for level in plan), 0
-    looking: SoFar | None = None
+    reader: SoFar | None = None
 
     def count() -> None:
         nonlocal done
         done += 1
         progress(done, max(done, total))
 
-    def seen() -> Seen:
-        nonlocal looking
+    def progress_so_far() -> Progress:
+        nonlocal reader
         if not done:
-            return Seen()
-        if looking is None:
+            return Progress()
+        if reader is None:
             from trtllm_pipeline.measure.load.metrics import SoFar
 
-            looking = SoFar(path, tokenizer, objectives)
-        return looking.look()
+            reader = SoFar(path, tokenizer, objectives)
+        return reader.look()
 
     async def measure(events: EventFile) -> None:
         nonlocal total
@@ -116,7 +116,7 @@ def record(
                 load = replace(target, options={**target.options, PERF_METRICS: True})
             metrics = target.service.metrics
             left = deque(plan)
-            while left or (rounds.open_end and (left := deque(rounds.next(seen())))):
+            while left or (rounds.open_end and (left := deque(rounds.next(progress_so_far())))):
                 level = left.popleft()
                 if level not in plan:
                     total += len(level.planned)

@@ -387,7 +387,7 @@ def _for_template(request: Mapping[str, Any]) -> dict[str, Any]:
     return {**extra, **({"variables": variables} if variables else {})}
 
 
-def beside_template(request: Mapping[str, Any]) -> dict[str, Any]:
+def beyond_template(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request that its prompt does not have in it."""
     harmless = {"tool_choice": ("auto", "none"), "parallel_tool_calls": (True,)}
     return {

@@ -17,7 +17,7 @@ from trtllm_pipeline.measure.client.openai import options as openai_sampling
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.client.session import GenerationRequest, Option
 from trtllm_pipeline.measure.client.triton import IMAGE_INPUT, Client, sampling
-from trtllm_pipeline.measure.load.prompts import Prompt, beside_template
+from trtllm_pipeline.measure.load.prompts import Prompt, beyond_template
 
 OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
     "openai_chat": ("chat", True),
@@ -47,11 +47,11 @@ def adds_special_tokens(service: Service, protocol: str, timeout_s: float) -> bo
     if protocol in OPENAI:
         return True
 
-    async def asked() -> bool:
+    async def query() -> bool:
         async with Client(service, service.model, protocol, timeout_s=timeout_s) as client:
             return await client.adds_special_tokens()
 
-    return asyncio.run(asked())
+    return asyncio.run(query())
 
 
 def service_at(url: str, protocol: str, model: str, *, metrics: str | None = None) -> Service:
@@ -174,7 +174,7 @@ class Target:
         """Options in the row of `prompt`. Raises ServerError for those that this protocol cannot send."""
         if self.protocol.startswith("openai_chat"):
             return {**prompt.request}
-        left = beside_template(prompt.request)
+        left = beyond_template(prompt.request)
         names = _OF_COMPLETIONS if self.protocol in OPENAI else _OF_TRITON
         unknown = ", ".join(name for name in left if name not in names)
         if unknown:
@@ -203,7 +203,7 @@ class Target:
         text = prompt.text
         if prompt.images and not of_openai:
             # Ensembles with a visual engine put the question into the model's chat template themselves.
-            text, urls = images.told_apart(prompt.messages)
+            text, urls = images.split_images(prompt.messages)
             if len(urls) > 1:
                 raise ServerError(
                     f"prompt {prompt.id} has {len(urls)} images; Triton accepts one per prompt",

@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 from typing_extensions import NotRequired, TypedDict
 
 from trtllm_pipeline.base import UsageError, read_bytes, user_files
-from trtllm_pipeline.measure.load.events import STRICT, Count, Rate, told
+from trtllm_pipeline.measure.load.events import STRICT, Count, Rate, validation_error_text
 from trtllm_pipeline.measure.load.stats import Interval, Summary, mean_interval, summary
 
 Key = tuple[Any, ...]
@@ -126,7 +126,7 @@ def read(path: Path) -> list[ScoredAnswer]:
         try:
             row = adapter.validate_json(line)
         except ValidationError as error:
-            wrong = told(error.errors(include_url=False)[0])
+            wrong = validation_error_text(error.errors(include_url=False)[0])
             raise UsageError(f"{path}:{number}: not an answer with its scores: {wrong}", hint=_HINT) from error
         first = first_lines.setdefault(_key(row), number)
         if first != number:

@@ -9,7 +9,7 @@ from trtllm_pipeline.base import cell, csv_table, plain_table
 from trtllm_pipeline.measure import (
     RATES,
     STATISTICS,
-    Beside,
+    BenchComparison,
     LevelDetails,
     LevelResult,
     LoadResult,
@@ -46,7 +46,7 @@ def to_text(result: LoadResult) -> str:
     return "\n".join(_lines(result))
 
 
-def beside_engine(found: Beside | None) -> Iterator[str]:
+def beside_engine(found: BenchComparison | None) -> Iterator[str]:
     """A report of trtllm-bench beside ours; nothing without one."""
     if found is not None:
         yield f"\n{found.title()}"

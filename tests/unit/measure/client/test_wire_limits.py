@@ -181,7 +181,7 @@ def test_a_message_has_a_limit() -> None:
 
 
 class Peer:
-    """A socket to a server that says what it is told to, as soon as a call has been sent."""
+    """A socket to a server that sends given bytes as soon as a call has been sent."""
 
     def __init__(self) -> None:
         self.open, self.late_ns = True, 0
@@ -192,7 +192,7 @@ class Peer:
     async def connect(self, _host: str, _port: int) -> Peer:
         return self
 
-    def asked(self) -> None:
+    def mark_request(self) -> None:
         pass
 
     def write(self, data: bytes) -> None:
@@ -335,7 +335,7 @@ def test_a_tensor_that_is_cut_off_is_refused() -> None:
 
 
 def said(body: str) -> Answer:
-    """What an OpenAI session makes of one message."""
+    """An OpenAI session's Answer from one message."""
     session = openai._OpenAiSession(openai.OpenAiClient("http://x:1", "m", "chat", stream=True, timeout_s=1))
     answer = Answer()
     session._parse(0, body.encode("latin-1"), answer)
@@ -378,17 +378,17 @@ def test_half_a_character_can_be_written() -> None:
 
 
 def test_a_long_error_is_shortened() -> None:
-    told = said('{"error": {"message": {"deep": %s}}}' % ("[" * 500 + "]" * 500)).error
-    assert told is not None
-    assert len(told) < 300
+    message = said('{"error": {"message": {"deep": %s}}}' % ("[" * 500 + "]" * 500)).error
+    assert message is not None
+    assert len(message) < 300
 
 
 def test_an_endless_answer_ends() -> None:
-    asked = triton._Http(_client())
-    asked._asked_tokens = 2
+    value = triton._Http(_client())
+    value._asked_tokens = 2
     with pytest.raises(ProtocolError, match="more than 4224 messages for a response of 2 tokens"):  # noqa: PT012
         for _ in range(5000):
-            asked._count_message()
+            value._count_message()
 
 
 def _client() -> triton.Client:

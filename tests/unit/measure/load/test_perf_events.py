@@ -1,4 +1,4 @@
-"""Event files that are broken, and those that say what cannot have happened."""
+"""Broken event files, and impossible ones."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def twice(kind: str) -> Callable[[Rows], object]:
         (lambda rows: first(rows).pop("events"), 8, "events: field required"),
         (twice("request"), 21, "slot 1 sent this while the request of line 8 was in flight there"),
         (lambda rows: rows.extend(copy.deepcopy([row for row in rows if row["type"] == "request"])), 21, "in flight"),
-        # What comes once.
+        # Unique records.
         (twice("prompt"), 21, "a duplicate of the prompt record in line 2"),
         (changed("of a later version", type="conditions", system={}), 19, "workload: field required"),
         (twice("server"), 21, "a duplicate of the server record in line 4"),
@@ -187,7 +187,7 @@ def twice(kind: str) -> Callable[[Rows], object]:
         (lambda rows: rows.insert(1, [1]), 2, "not a record of a load run"),  # type: ignore[arg-type]
         (lambda rows: rows.insert(1, {"type": []}), 2, "not a record of a load run"),
         (lambda rows: rows.insert(1, {}), 2, "not a record of a load run: it has no type"),
-        # What others said.
+        # Values from other programs.
         (changed("client", lag_ns=[-1]), 10, "lag_ns.0: input should be greater"),
         (changed("client", cpu_ns=None), 10, "cpu_ns: input should be a valid integer, got None"),
         (changed("triton", models={"m": {"queue_us": 5.0}}), 11, "a model that grew by no requests"),

@@ -108,15 +108,15 @@ def test_what_a_chat_request_has_beside_its_messages(tmp_path: Path) -> None:
     others = {"model": "m", "stream": True, "mine": 1, "n": 1, "top_p": None}
     row = {"messages": ASKS, **request, **others, "stop": ["x"], "max_completion_tokens": 5}
     path.write_text(json.dumps(row) + "\n" + json.dumps({"input": "a", "temperature": "warm", "tools": "hammer"}))
-    told: list[object] = []
+    items: list[object] = []
 
     def render(messages: object, **more: object) -> str:
-        told.append(more)
+        items.append(more)
         return str(messages)
 
     prompt, plain = read_prompts(path, render)
     assert (prompt.request, prompt.stop_words, prompt.max_tokens) == (request, ("x",), 5)
-    assert told == [{"tools": [TOOL], "variables": {"enable_thinking": False}}]
+    assert items == [{"tools": [TOOL], "variables": {"enable_thinking": False}}]
     assert plain == Prompt("2", "a")
     assert prompts_digest([prompt]) != prompts_digest([replace(prompt, request={})])
 
@@ -250,7 +250,7 @@ def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:
 
 
 def test_images_are_seen_in_an_array_and_in_a_table_too(tmp_path: Path) -> None:
-    """By what they name a plan knows what is asked, and what to digest."""
+    """A plan needs the images to know the requests and the files to digest."""
     array = tmp_path / "rows.json"
     for text in ('[{"input": "a", "image": "a.png"}]', '[\n{"input": "a",\n"image": ["a.png"]\n}\n]'):
         array.write_text(text)
@@ -310,7 +310,7 @@ GOOD = '{"input": "a", "output": "b"}\n'
 def test_rows_that_cannot_be_read_are_found_by_the_plan(
     tmp_path: Path, stage: Stage, name: str, content: str, said: str | None
 ) -> None:
-    """Else the stage would find them, after hours of building. What only the model or the rest of a large file tells is left to it."""
+    """Otherwise the stage would find them after hours of building. Errors that need the model or a whole large file are left to it."""
     (tmp_path / name).write_text(content, encoding="utf-8")
     params = PerfParams() if stage is PERF else stage.params(metrics=("exact", "own:polite"))
     expected = nullcontext() if said is None else pytest.raises(MatrixError, match=re.escape(said))

@@ -224,7 +224,7 @@ class Connection:
         answer = self.answer
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def told(tell: Callable[[], None]) -> None:
+        def forward(tell: Callable[[], None]) -> None:
             if done.done():
                 answer.keep_alive = False
                 return
@@ -235,9 +235,9 @@ class Connection:
             except ProtocolError as error:
                 done.set_exception(error)
 
-        socket.arrived = lambda now_ns, data: told(lambda: answer.feed(now_ns, data))
-        socket.ended = lambda reason: told(lambda: answer.end(reason))
-        socket.asked()
+        socket.arrived = lambda now_ns, data: forward(lambda: answer.feed(now_ns, data))
+        socket.ended = lambda reason: forward(lambda: answer.end(reason))
+        socket.mark_request()
         socket.write(request_head(method, f"{self.base}{path}", self._authority, len(body), headers) + body)
         try:
             await done

@@ -376,7 +376,7 @@ class GrpcCall:
         socket = self._socket
         assert socket is not None
         self._received = 0
-        socket.asked()
+        socket.mark_request()
         self._http2.data(self._stream, message(data), end=last)
         if not socket.open:
             self.open = False

@@ -115,7 +115,7 @@ class TimestampedSocket:
                     raise
         raise OSError(f"cannot resolve {host}")
 
-    def asked(self) -> None:
+    def mark_request(self) -> None:
         """Call before sending a request: responses never get an older time, even if the kernel's timestamp clock is changed."""
         self._latest_ns = max(self._latest_ns, time.monotonic_ns())
 

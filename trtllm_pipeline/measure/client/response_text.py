@@ -44,7 +44,7 @@ _DEEPEST: Final = 12
 _WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 
-class Said(NamedTuple):
+class ResponseText(NamedTuple):
     """The texts that a message or delta adds."""
 
     reasoning: str
@@ -62,7 +62,7 @@ class _Piece(NamedTuple):
     field: str
 
 
-def read(message: Mapping[str, Any]) -> Said:
+def read(message: Mapping[str, Any]) -> ResponseText:
     """The texts of a message or delta. Raises ProtocolError if a known field has a value of the wrong type."""
     text = reasoning = calls = ""
     unread: str | None = None
@@ -84,7 +84,7 @@ def read(message: Mapping[str, Any]) -> Said:
         # Some servers repeat a text in several fields, so the first one that has a text counts.
         text, reasoning = (text + reply if name in _ANSWER else text or reply), reasoning or thought
         unread = unread or next((piece.field for piece in pieces if piece.kind == "unread"), None)
-    return Said(reasoning, text, calls, unread)
+    return ResponseText(reasoning, text, calls, unread)
 
 
 def _joined(pieces: Iterable[_Piece], kind: str) -> str:
