@@ -1,27 +1,26 @@
-"""Do the figures of `pipeline bench load` agree with those of a client that shares no code with it?
+"""Compare `pipeline bench load` with an independent client that shares no code with it.
 
     python benchmarks/agreement.py [--cells PATTERN] [--levels 1,2,4,8] [--rounds 5] [--requests 24] [--aiperf PATH] [--format json]
     python benchmarks/agreement.py --scripted [--levels 16,64] [--rounds 3] [--requests 192] [--format json]
 
-With --scripted, both ask a server whose throughput is known: each request gets its first token after PREFILL_S and
-another every GAP_S(requests in flight), so C in flight get C n / (PREFILL_S + (n - 1) GAP_S(C)) tokens per second for
-answers of n tokens on average. Their lengths differ, from a fifth of the mean to nearly twice the mean. The column `right`
-has the known answer.
+With --scripted, both clients load a server with known throughput. Each request gets its first token after PREFILL_S and
+another every GAP_S(requests in flight), so a concurrency of C gets C n / (PREFILL_S + (n - 1) GAP_S(C)) tokens per second for
+a mean output of n tokens. Output lengths range from a fifth of the mean to nearly twice the mean. The column `right`
+has the known values.
 
-Without it, the server has a real model:
+Without --scripted, the server has a real model. The benchmark builds one cell of the quickstart and serves it with `pipeline
+stage launch`. Both clients send the same prompts with greedy sampling and equal output lengths, level by level. They take
+turns, and the first one changes from round to round. The other client is written from scratch with tritonclient's asyncio
+API: it records the time in Python when it gets a response, and counts tokens by encoding the whole output. Its throughput
+covers the time in which all of its users are busy: from the last user's first response to the first user's last one. With
+--aiperf, aiperf and our client also take turns at llama.cpp's own OpenAI server with the same engine. That throughput
+includes ramp-up and drain for both.
 
-Builds one cell of the quickstart, serves it with `pipeline stage launch`, and lets both clients ask it the same prompts for
-greedy answers of the same length, level by level, in turns: which of them is first changes from round to round. The
-other client is written from scratch over tritonclient's asyncio API: it notes the time in Python when a response is
-handed to it, and counts tokens by encoding the whole answer. Its throughput is that of the time in which all of its
-users are busy: from when the last of them has its first answer until the first of them has its last one. With --aiperf, an environment's aiperf and ours also take
-turns at llama.cpp's own OpenAI server with the same engine; its throughput has ramp-up and drain, and so has ours there.
+The server has one half of the CPUs, and the clients take turns on the other half, so that a client with many processes
+does not slow the measured server.
 
-The server has one half of the CPUs, and the clients take turns on the other: a client that has many processes takes no time
-from the server that it measures.
-
-A figure is the median over the rounds. The interval is of the ratio ours / theirs, from the pairs of the rounds
-(Student's t on the logarithms): the clients agree within noise where it holds 1.
+Figures are medians over the rounds. The interval is that of the ratio ours / theirs over the pairs of the rounds
+(Student's t on the logarithms). The clients agree within noise if it contains 1.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ OF_CLIENTS: Final = CPUS[len(OF_SERVER) :] or CPUS
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one client says of one level: medians in milliseconds, and tokens per second at full concurrency."""
+    """One client's results for one level: medians in milliseconds, and tokens per second at full concurrency."""
 
     ttft_ms: float
     tpot_ms: float
@@ -89,7 +88,7 @@ Asked = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What both clients ask."""
+    """The load of both clients."""
 
     prompts: Path
     requests: int
@@ -111,13 +110,13 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", default="*/int8_wo/*/bs8", help="one cell of the quickstart")
-    parser.add_argument("--scripted", action="store_true", help="ask a server whose throughput is known")
+    parser.add_argument("--scripted", action="store_true", help="use a server with known throughput")
     parser.add_argument("--levels", help="requests in flight (default: 1,2,4,8; scripted: 16,64)")
     parser.add_argument("--rounds", type=int, help="(default: 5; scripted: 3)")
     parser.add_argument("--requests", type=int, help="of each level (default: 24; scripted: 192)")
     parser.add_argument("--max-tokens", type=int, help="(default: 16; scripted, the mean: 64)")
-    parser.add_argument("--aiperf", metavar="PATH", help="the program, in an environment of its own")
-    parser.add_argument("--workspace", metavar="DIR", help="where the cell is built (default: a temporary directory)")
+    parser.add_argument("--aiperf", metavar="PATH", help="the program, in a separate environment")
+    parser.add_argument("--workspace", metavar="DIR", help="workspace for the cell (default: a temporary directory)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -163,15 +162,15 @@ def main() -> None:
 
 def compare(server: str, mine: Measure, other: Measure, levels: Sequence[int], rounds: int) -> Iterator[Row]:
     """Let both measure every level in every round, in turns."""
-    found: dict[int, list[tuple[Figures, Figures]]] = {level: [] for level in levels}
+    rows: dict[int, list[tuple[Figures, Figures]]] = {level: [] for level in levels}
     for number in range(rounds):
         for level in levels:
             first, second = (mine, other) if number % 2 == 0 else (other, mine)
             pair = first(level), second(level)
             pair = pair if number % 2 == 0 else pair[::-1]
-            found[level].append(pair)
+            rows[level].append(pair)
             print(f"{server}, round {number + 1} of {rounds}, {level} in flight: {pair[0]} {pair[1]}", file=sys.stderr)
-    for level, pairs in found.items():
+    for level, pairs in rows.items():
         for name in Figures.__dataclass_fields__:
             left, right = ([getattr(figures, name) for figures in side] for side in zip(*pairs, strict=True))
             interval = paired_change(right, left)
@@ -181,7 +180,7 @@ def compare(server: str, mine: Measure, other: Measure, levels: Sequence[int], r
 
 
 def prompts(model: Path, folder: Path) -> Path:
-    """Beginnings of ordinary text: a model continues with them, where it may find nothing to say to a question."""
+    """Prefixes of ordinary text: a model continues them, but may end at once after a question."""
     from tokenizers import Tokenizer
 
     texts = made(Tokenizer.from_file(str(model / "tokenizer.json")), Workload(input_tokens=PROMPT_TOKENS, prompts=48))
@@ -199,7 +198,7 @@ def gap_s(in_flight: int) -> float:
 
 
 def scripted(load: Load, folder: Path, levels: Sequence[int], rounds: int) -> list[Row]:
-    """Both clients at the scripted server, and the known answer."""
+    """Both clients at the scripted server, and the known values."""
     with serving([sys.executable, __file__, "--serve"], folder / "scripted.log") as server:
         assert server.stdout is not None
         url = json.loads(server.stdout.readline())["grpc"]
@@ -209,14 +208,14 @@ def scripted(load: Load, folder: Path, levels: Sequence[int], rounds: int) -> li
 
 
 def known(figure: str, concurrency: int, tokens: int) -> float:
-    """The server's figure at full concurrency; its latencies have no other part."""
+    """The server's figure at full concurrency. Its latencies have no other part."""
     gap = gap_s(concurrency)
     tokens_per_s = concurrency * tokens / (PREFILL_S + (tokens - 1) * gap)
     return {"ttft_ms": PREFILL_S * 1e3, "tpot_ms": gap * 1e3, "output_tokens_per_s": tokens_per_s}[figure]
 
 
 def scripted_prompts(count: int, max_tokens: int, folder: Path) -> Path:
-    """Different prompts, whose answers have `max_tokens` on average: one longer than that for each that is as much shorter."""
+    """Different prompts with `max_tokens` output tokens on average: each longer output has an equally shorter counterpart."""
     draw, most = random.Random(1), max_tokens * 4 // 5
     more = [draw.randint(0, most) for _ in range(count // 2)]
     lengths = [max_tokens + each for each in (*more, *(-each for each in more))] + [max_tokens] * (count % 2)
@@ -228,7 +227,7 @@ def scripted_prompts(count: int, max_tokens: int, folder: Path) -> Path:
 
 
 async def serve_scripted() -> None:
-    """Print where the scripted server listens, and serve until stdin closes."""
+    """Print the scripted server's address, and serve until stdin closes."""
     in_flight = 0
 
     def respond(_model: str, values: Mapping[str, Any]) -> Script:
@@ -269,7 +268,7 @@ def build(cells: str, workspace: Path) -> tuple[Path, Path, Path]:
 
 @contextmanager
 def triton(repository: Path, folder: Path) -> Iterator[str]:
-    """Where a server of the repository listens for gRPC."""
+    """The gRPC address of a server of the repository."""
     words = [
         *PIPELINE,
         "stage",
@@ -308,7 +307,7 @@ def llama(engine: Path, folder: Path) -> Iterator[str]:
 
 @contextmanager
 def serving(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that serves until the block ends, on its half of the CPUs; what is started inside it has the other half."""
+    """Run a server on one half of the CPUs until the block ends. Processes started in the block get the other half."""
     with log.open("w") as errors:
         os.sched_setaffinity(0, OF_SERVER)
         server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -373,7 +372,7 @@ def independent(load: Load, url: str) -> Measure:
 
 
 def busy_rate(answers: Sequence[Answered], count: Callable[[Parts], int]) -> float:
-    """Tokens per second from when the last user has its first answer until the first user has its last one."""
+    """Tokens per second from the last user's first response to the first user's last response."""
     ends: dict[int, list[float]] = {}
     for user, _, parts in answers:
         ends.setdefault(user, []).append(parts[-1][0])
@@ -420,20 +419,20 @@ async def stopwatch(url: str, requests: Sequence[Asked], concurrency: int) -> li
                 break
         return user, sent_s, parts
 
-    found: dict[int, Answered] = {}
+    answers: dict[int, Answered] = {}
     waiting = iter(enumerate(requests))
 
     async def user(name: int) -> None:
         async with InferenceServerClient(url) as client:
-            for number, asked in waiting:
-                found[number] = await ask(client, name, *asked)
+            for number, questions in waiting:
+                answers[number] = await ask(client, name, *questions)
 
     await asyncio.gather(*map(user, range(concurrency)))
-    return [found[number] for number in range(len(requests))]
+    return [answers[number] for number in range(len(requests))]
 
 
 def aiperf(load: Load, folder: Path, url: str, program: str) -> Measure:
-    """The medians that aiperf reports; its inter-token latency is our TPOT, (e2e - TTFT) / (n - 1)."""
+    """The medians that aiperf reports. Its inter-token latency is our TPOT, (e2e - TTFT) / (n - 1)."""
 
     def measure(concurrency: int) -> Figures:
         warm, measured = load.asked(concurrency)

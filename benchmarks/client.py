@@ -1,19 +1,19 @@
-"""How wrong and how costly our load client is, beside its peers, against one server whose timeline is known.
+"""Error and CPU cost of our load client and its peers, at a server with a known timeline.
 
     python benchmarks/client.py [--streams 256] [--events 60] [--rounds 3] [--aiperf PATH] [--format json]
 
-The server (`tests/helpers/scripted_server.py`, a process of its own) sends each stream 20 events a second, each stream in a phase
-of its own, and notes the time just before each event goes out. A tool's error is its own time of an event minus that;
-both clocks are CLOCK_MONOTONIC. Lateness of the server is in no error.
+The server (`tests/helpers/scripted_server.py`, a separate process) sends each stream 20 events per second with a different
+phase per stream, and records the time just before each event is sent. A tool's error is its own time of an event minus the
+server's. Both clocks are CLOCK_MONOTONIC. Errors do not include lateness of the server.
 
     ours (openai), ours (grpc)   the whole command `pipeline bench load -u ...`
-    aiperf                       `aiperf profile --endpoint-type chat --streaming`, where it is installed
-    threads                      a pool of threads and a tritonclient for each request, as scripts of the field do it
+    aiperf                       `aiperf profile --endpoint-type chat --streaming`, if it is installed
+    threads                      a thread pool with one tritonclient per request, as in common scripts
 
-Processor time is that of the tool and all its processes. What an event costs is the difference between a run with many
-events and one with few, divided by the events: starting up is in neither, connecting and sending are the same in both.
-Tools take turns within each round, so that other work on the machine hits all of them; figures are medians of rounds.
-genai-perf is left out: it needs perf_analyzer's binary, which its package on PyPI does not bring.
+CPU time is that of the tool and all its processes. The cost of an event is the difference between a run with many
+events and one with few, divided by the events. It excludes start-up, connecting and sending, which are equal in both.
+Tools take turns within each round, so that other work on the machine affects all of them. Figures are medians of rounds.
+genai-perf is left out because its package on PyPI lacks perf_analyzer's binary.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from trtllm_pipeline.measure.load.windows import least_requests
 EVENTS_PER_S: Final = 20
 FEW_EVENTS: Final = 10
 REQUESTS: Final = least_requests(1, 0)
-"""Of each stream, one after the other: the fewest that `pipeline bench load` sends."""
+"""Sequential requests per stream: the minimum of `pipeline bench load`."""
 Times = Mapping[str, Sequence[int]]
 """Prompt -> time of each of its events with text, in nanoseconds."""
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--events", type=int, default=60, help="events of each stream")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--aiperf", default=shutil.which("aiperf"), help="the program, in an environment of its own")
+    parser.add_argument("--aiperf", default=shutil.which("aiperf"), help="the program, in a separate environment")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--thread-peer", nargs=2, metavar=("GRPC", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -176,15 +176,15 @@ def load(tool: Tool, streams: int, events: int) -> tuple[float, list[list[float]
                 _, _, usage = os.wait4(pid, 0)
         truth = {record["prompt"]: record["sent_ns"] for record in map(json.loads, log.read_text().splitlines())}
         try:
-            found = tool.times(folder)
+            times = tool.times(folder)
         except (OSError, ValueError, KeyError) as error:
             raise SystemExit(
-                f"{tool.name} left nothing to read: {error!r}\n{(folder / 'output').read_text()[-2000:]}"
+                f"{tool.name} wrote no results: {error!r}\n{(folder / 'output').read_text()[-2000:]}"
             ) from error
     errors = [
-        [(got - sent) / 1e6 for got, sent in zip(found[prompt], truth[prompt], strict=True)]
+        [(got - sent) / 1e6 for got, sent in zip(times[prompt], truth[prompt], strict=True)]
         for prompt in prompts
-        if len(found.get(prompt, ())) == len(truth.get(prompt, ())) == events
+        if len(times.get(prompt, ())) == len(truth.get(prompt, ())) == events
     ]
     if not errors:
         raise SystemExit(f"{tool.name}: no request came through whole")
@@ -192,7 +192,7 @@ def load(tool: Tool, streams: int, events: int) -> tuple[float, list[list[float]
 
 
 def write_inputs(folder: Path, streams: int, events: int) -> list[str]:
-    """The same prompts in each tool's form; returns them. A prompt tells the server what to do."""
+    """Write the same prompts in each tool's format and return them. A prompt is an instruction for the server."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     draw, gap_ms = random.Random(1), 1e3 / EVENTS_PER_S
@@ -263,7 +263,7 @@ def thread_peer(url: str, folder: Path) -> None:
     from tritonclient.grpc import InferenceServerClient, InferInput
 
     prompts = json.loads((folder / "prompts.json").read_text())
-    found: list[str] = []
+    lines: list[str] = []
 
     def user(own: Sequence[str]) -> None:
         for prompt in own:
@@ -289,7 +289,7 @@ def thread_peer(url: str, folder: Path) -> None:
             client.async_stream_infer("ensemble", [text, length], enable_empty_final_response=True)
             ended.wait(60)
             client.stop_stream()
-        found.append(json.dumps({"prompt": prompt, "times_ns": times_ns}))
+        lines.append(json.dumps({"prompt": prompt, "times_ns": times_ns}))
 
     streams = len(prompts) // REQUESTS
     threads = [threading.Thread(target=user, args=(prompts[number::streams],)) for number in range(streams)]
@@ -297,7 +297,7 @@ def thread_peer(url: str, folder: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    (folder / "threads.jsonl").write_text("\n".join(found))
+    (folder / "threads.jsonl").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from trtllm_pipeline.tensorrt.embedded.reference import Array, Reference
 LIKELY: Final = 1e-3
 """Probability from which on a token's log-probability counts for `max_error`."""
 _TOP: Final = 1024
-"""Log-probabilities asked of llama.cpp a position; what lies beyond counts as one event."""
+"""Log probabilities requested from llama.cpp per position. The rest counts as one event."""
 
 
 _FLOOR: Final = -80.0
@@ -46,7 +46,7 @@ class Tolerance:
     """Largest ratio of the two perplexities, either way round."""
 
     def admits(self, kl: float, perplexity_ratio: float) -> bool:
-        """Whether measured values are within."""
+        """True if measured values are within the limits."""
         return kl <= self.kl and 1 / self.perplexity <= perplexity_ratio <= self.perplexity
 
 
@@ -90,13 +90,13 @@ def measure(reference: Reference, texts: Iterable[Sequence[int]], model: Referen
     for text in texts:
         expected = reference.log_probs(text[:-1])
         predictions = model.predict(text) if isinstance(model, LlamaCpp) else _predict(model, text)
-        for row, following, found in zip(expected, text[1:], predictions, strict=True):
-            wanted = row[found.ids]
-            kl.append(_divergence(wanted, found.log_probs))
-            agree.append(int(row.argmax()) == int(found.ids[0]))
+        for row, following, prediction in zip(expected, text[1:], predictions, strict=True):
+            wanted = row[prediction.ids]
+            kl.append(_divergence(wanted, prediction.log_probs))
+            agree.append(int(row.argmax()) == int(prediction.ids[0]))
             likely = wanted >= math.log(LIKELY)
-            errors.append(np.abs(wanted - found.log_probs)[likely].max(initial=0.0))
-            nll.append(-found.actual)
+            errors.append(np.abs(wanted - prediction.log_probs)[likely].max(initial=0.0))
+            nll.append(-prediction.actual)
             reference_nll.append(-row[following])
     return Fidelity(
         tokens=len(nll),
@@ -138,7 +138,7 @@ class LlamaCpp:
     def predict(self, text: Sequence[int]) -> Iterator[Prediction]:
         """The distribution after each token of `text` but the last."""
         for position in range(1, len(text)):
-            # The bias makes llama.cpp take the text's own next token, and report it; log-probabilities are those before it.
+            # The bias forces the text's own next token. The reported log probabilities do not include the bias.
             answer = self._complete(text[:position], 1, logit_bias=[[int(text[position]), 1e4]], n_probs=self._top)
             content = answer["choices"][0]["logprobs"]["content"][0]
             assert content["id"] == text[position]
@@ -150,7 +150,7 @@ class LlamaCpp:
             )
 
     def generate(self, tokens: Sequence[int], count: int) -> list[int]:
-        """Up to `count` greedy tokens after `tokens`; one that ends the text is not among them."""
+        """Up to `count` greedy tokens after `tokens`, without the end token."""
         answer = self._complete(tokens, count, n_probs=1)
         return [entry["id"] for entry in answer["choices"][0]["logprobs"]["content"]]
 
@@ -181,7 +181,7 @@ def open_llama_cpp(
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.fit_params = params.warmup = params.ui = False
     params.verbosity = 1
-    # llama.cpp insists on listening; a socket in a directory that is gone a moment later is reached by nobody.
+    # llama.cpp always listens. A socket in a deleted directory is unreachable.
     with tempfile.TemporaryDirectory(prefix="trtllm-pipeline-") as folder:
         params.hostnames = [f"{folder}/closed.sock"]
         params.n_threads_http = 1
@@ -200,12 +200,12 @@ def _predict(model: Reference, text: Sequence[int]) -> Iterator[Prediction]:
         yield Prediction(ids=order, log_probs=row[order], actual=float(row[following]))
 
 
-def _divergence(wanted: NDArray[np.float64], found: NDArray[np.float64]) -> float:
-    """KL of two distributions over the same events; what is missing from 1 counts as one more event."""
-    wanted, found = np.maximum(wanted, _FLOOR), np.maximum(found, _FLOOR)
+def _divergence(wanted: NDArray[np.float64], measured: NDArray[np.float64]) -> float:
+    """KL divergence of two distributions over the same events. The rest up to 1 counts as one more event."""
+    wanted, measured = np.maximum(wanted, _FLOOR), np.maximum(measured, _FLOOR)
     weights = np.exp(wanted)
-    total = float(np.sum(weights * (wanted - found)))
-    rest, other_rest = 1.0 - float(weights.sum()), 1.0 - float(np.exp(found).sum())
+    total = float(np.sum(weights * (wanted - measured)))
+    rest, other_rest = 1.0 - float(weights.sum()), 1.0 - float(np.exp(measured).sum())
     if rest > 1e-6 and other_rest > 1e-6:
         total += rest * math.log(rest / other_rest)
     return total

@@ -1,11 +1,11 @@
-"""Whatever a server sends, the client ends: millions of broken and lying answers for every parser of ours.
+"""Fuzz the client's parsers with millions of broken and lying responses.
 
     python benchmarks/fuzz_wire.py [--inputs 1000000] [--seconds 600] [--seed 1] [--only http sse ...] [--format json]
 
-Inputs follow the structure of what they break: heads, chunks, frames, header blocks, events, messages, each valid or with a
-lie in one place, then changed byte by byte, and cut at random. An input fails when a parser raises anything but
-ProtocolError, takes more than CPU_S seconds of processor time, or keeps more than was sent. The seed and number of an
-input make it again: --seed S --first N --inputs 1 --only PARSER.
+Inputs follow the structure of the protocol: heads, chunks, frames, header blocks, events, messages. Each is valid or has a
+lie in one place, is then changed byte by byte, and cut at random. An input fails if a parser raises anything but
+ProtocolError, needs more than CPU_S seconds of CPU time, or keeps more than was sent. Seed and number reproduce an
+input: --seed S --first N --inputs 1 --only PARSER.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ JSON: Final = (
 
 
 def http_answer(draw: random.Random) -> bytes:
-    """An answer over HTTP/1.1."""
+    """A response over HTTP/1.1."""
     interim = b"HTTP/1.1 100 Continue\r\n\r\n" * draw.choice((*(0, 0, 1) * 50, 5000))
     status = draw.choice(("200", "200", "200", "404", "204", "304", "101", "099", "1000", "-20", "2 0", "²00"))
     version = draw.choice(("HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0", "HTTP/2", "http/1.1", "SSH-2.0", ""))
@@ -101,7 +101,7 @@ def read_http(parts: Sequence[bytes]) -> int:
 
 
 def frames(draw: random.Random) -> bytes:
-    """What a server of gRPC sends on one connection."""
+    """Bytes of a gRPC server on one connection."""
     encoder = hpack.Encoder()
     out = bytearray()
     for _ in range(draw.choice((*(1, 3, 10) * 33, 300))):
@@ -141,7 +141,7 @@ def grpc_message(draw: random.Random) -> bytes:
 
 
 def infer_response(draw: random.Random) -> bytes:
-    """A message of ModelStreamInfer, with a lie in it or none."""
+    """A message of ModelStreamInfer, possibly with a lie."""
     message = service_pb2.ModelStreamInferResponse(error_message=draw.choice(("", "", "", "boom", "é" * 500)))
     response = message.infer_response
     for name in ("text_output", "num_output_tokens", "other")[draw.randrange(3) :: draw.choice((1, 1, 2))]:
@@ -164,9 +164,9 @@ def read_frames(parts: Sequence[bytes]) -> int:
     def on(_now_ns: int, kind: http2.Kind, _stream: int, value: http2.Headers | bytes | int, _ended: bool) -> None:
         nonlocal kept
         if isinstance(value, bytes):
-            for found in messages.feed(value):
-                kept += len(found)
-                read_response([found])
+            for received in messages.feed(value):
+                kept += len(received)
+                read_response([received])
         elif kind == "headers" and not isinstance(value, int):
             http2._status(dict(value))  # noqa: SLF001
 
@@ -187,11 +187,11 @@ def read_response(parts: Sequence[bytes]) -> int:
         raise ProtocolError(str(error)) from error
     response = message.infer_response
     num_output_tokens(response)
-    return len(text_output(response)) // 3  # U+FFFD for a byte that is no text
+    return len(text_output(response)) // 3  # U+FFFD for an invalid byte
 
 
 def json_text(draw: random.Random, value: object) -> str:
-    """JSON with a lie in one place, or none."""
+    """JSON, possibly with a lie in one place."""
     places: list[tuple[Any, Any]] = []
 
     def walk(node: Any) -> None:
@@ -313,8 +313,8 @@ def metrics(draw: random.Random) -> bytes:
 
 
 def read_metrics(parts: Sequence[bytes]) -> int:
-    seen = counters.parse(b"".join(parts).decode(errors="replace"))
-    json.dumps(counters.growth({}, seen), allow_nan=False)
+    kept = counters.parse(b"".join(parts).decode(errors="replace"))
+    json.dumps(counters.growth({}, kept), allow_nan=False)
     return 0
 
 
@@ -328,7 +328,7 @@ PARSERS: Final[dict[str, tuple[Callable[[random.Random], bytes], Callable[[Seque
     "grpc_config": (binary_configuration, read_binary_configuration),
     "metrics": (metrics, read_metrics),
 }
-"""What is sent, and what reads it; the reader returns how many bytes it kept."""
+"""Generator and reader of each input. The reader returns the number of bytes that it kept."""
 
 
 def made(parser: str, seed: int, number: int) -> list[bytes]:
@@ -383,7 +383,7 @@ def limited() -> Iterator[None]:
 
 
 def fault(parser: str, parts: Sequence[bytes]) -> str | None:
-    """What is wrong with how `parts` are read; None when nothing is."""
+    """The parser's fault on `parts`, None without one."""
     try:
         with limited():
             kept = PARSERS[parser][1](parts)
@@ -410,11 +410,11 @@ def main() -> int:
         while number < args.first + args.inputs and time.monotonic() - start < args.seconds:
             parts = made(name, args.seed, number)
             before_s = time.process_time()
-            found = fault(name, parts)
+            fault_text = fault(name, parts)
             slowest_s = max(slowest_s, time.process_time() - before_s)
-            if found:
+            if fault_text:
                 faults += 1
-                print(f"{name} --seed {args.seed} --first {number}: {found}", file=sys.stderr)
+                print(f"{name} --seed {args.seed} --first {number}: {fault_text}", file=sys.stderr)
             size += sum(map(len, parts))
             number += 1
         row = {
@@ -426,8 +426,8 @@ def main() -> int:
         }
         rows.append(row)
         if args.format == "table":
-            told = f"{size / 1e6:9.1f} MB {faults:6} faults, slowest {slowest_s * 1e3:7.1f} ms of processor time"
-            print(f"{name:12} {number - args.first:9} inputs {told}", flush=True)
+            summary = f"{size / 1e6:9.1f} MB {faults:6} faults, slowest {slowest_s * 1e3:7.1f} ms of processor time"
+            print(f"{name:12} {number - args.first:9} inputs {summary}", flush=True)
     if args.format == "json":
         print(json.dumps({"schema": 1, "seed": args.seed, "parsers": rows}, indent=2))
     return 1 if any(row["faults"] for row in rows) else 0

@@ -1,28 +1,30 @@
-"""What the gateway adds to asking Triton over gRPC directly: time to first token, throughput, processor time.
+"""Overhead of the gateway over direct Triton gRPC: TTFT, throughput, CPU time.
 
     python benchmarks/gateway.py [--rounds 5] [--service service.json --model-folder DIR] [--format json]
 
-Three ways to the same server take turns within each round, so that other work on the machine hits all of them, and figures
+Three ways to the same server take turns within each round, so that other work on the machine affects all of them. Figures
 are medians of rounds:
 
     gateway         `pipeline bench load` over OpenAI's protocol at a gateway in front of the server
-    direct          `pipeline bench load` over gRPC at the server; both stamp bytes as they arrive
-    tritonclient    NVIDIA's client over gRPC at the server, `tritonclient.grpc.aio`, a stream for each request
+    direct          `pipeline bench load` over gRPC at the server. Both use arrival times of bytes
+    tritonclient    NVIDIA's client over gRPC at the server, `tritonclient.grpc.aio`, one stream per request
 
-and these loads:
+The loads:
 
-    one             one stream, an answer after the other
-    steady          requests arrive one by one (Poisson), as many a second as keep 64 answers in progress
-    burst           64 requests at the same moment, and 64 more each time those end at the same moment
+    one             one stream, one request at a time
+    steady          Poisson arrivals at a rate that keeps 64 requests in flight
+    burst           64 simultaneous requests, repeated when all of them have ended
 
-    ttft            time to first token over the gateway, and what that is more than each of the direct ways, as p50 and p99
-    throughput      answers per second over the gateway, as a share of `direct`; events that arrive together are one to a client,
-                    so events are no measure of tokens
-    cpu             processor time of the gateway's process: of an event, and of a request beside its events (by a load of
-                    short answers at the same rate), and as a share of what the server's processes use for the same work
+The figures:
 
-Without --service the server is `tests/helpers/scripted_server.py`, which sends each stream 20 events a second and computes nothing:
-the worst case for shares of processor time. With --service it is a real Triton; `steady` then needs its --rate.
+    ttft            TTFT over the gateway, and its difference from each direct way, as p50 and p99
+    throughput      responses per second over the gateway, as a share of `direct`. Clients may merge events that arrive
+                    together, so events do not count tokens
+    cpu             CPU time of the gateway's process: per event, and per request without its events (from a load of
+                    short outputs at the same rate), and as a share of the CPU time of the server's processes
+
+Without --service the server is `tests/helpers/scripted_server.py`, which sends each stream 20 events per second without any
+computation: the worst case for shares of CPU time. With --service it is a real Triton, and `steady` needs --rate.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ FEW_EVENTS: Final = 2
 """Where only the first one is of interest, or the cost of the request."""
 GAP_S: Final = 0.05
 SECONDS: Final = 8
-"""Of requests that arrive one by one."""
+"""Duration of the load with Poisson arrivals."""
 WARM: Final = 16
 NAME: Final = "measured"
 PROMPT: Final = "The capital of France is"
@@ -60,7 +62,7 @@ PROMPT: Final = "The capital of France is"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests at a server: so many in progress, or so many a second."""
+    """Requests to a server, by concurrency or by request rate."""
 
     name: str
     max_tokens: int
@@ -82,7 +84,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the gateway adds under a load: medians of rounds."""
+    """Overhead of the gateway under a load: medians of rounds."""
 
     load: str
     ttft_p50_ms: float
@@ -93,7 +95,7 @@ class Row:
     added_to_tritonclient_p99_ms: float
     throughput_share: float
     gateway_cpu_us: float
-    """Of a request with its events."""
+    """Per request with its events."""
     cpu_share_of_server: float
     max_tokens: int
 
@@ -105,8 +107,8 @@ def main() -> None:
     parser.add_argument("--service", type=Path, help="service.json of a running Triton")
     parser.add_argument("--model-folder", type=Path, help="its tokenizer")
     parser.add_argument("--max-tokens", type=int, default=EVENTS)
-    parser.add_argument("--rate", type=float, help="requests a second that keep the server busy, and not more")
-    parser.add_argument("--load", action="append", help="only this one; can be given several times")
+    parser.add_argument("--rate", type=float, help="requests per second that just keep the server busy")
+    parser.add_argument("--load", action="append", help="run only this load (repeatable)")
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
     rows = []
@@ -118,8 +120,8 @@ def main() -> None:
             server(args.service, Path(scratch), load.max_tokens) as service,
             gateway(service.absolute(), args.model_folder, Path(scratch)) as (url, pid),
         ):
-            told = json.loads(service.read_text(encoding="utf-8"))
-            rows.append(row(told, url, pid, load, args.rounds))
+            description = json.loads(service.read_text(encoding="utf-8"))
+            rows.append(row(description, url, pid, load, args.rounds))
     if args.format == "json":
         print(json.dumps([asdict(each) for each in rows], indent=2))
         return
@@ -146,7 +148,7 @@ def main() -> None:
 
 
 def loads(max_tokens: int, rate: float | None, *, scripted: bool) -> Iterator[Load]:
-    """What is measured."""
+    """The measured loads."""
     yield Load("one", FEW_EVENTS if scripted else max_tokens, 20, concurrency=1)
     if scripted and rate is None:
         rate = STREAMS / (max_tokens * GAP_S)
@@ -157,18 +159,18 @@ def loads(max_tokens: int, rate: float | None, *, scripted: bool) -> Iterator[Lo
 
 
 def parts(long: Row, short: Row) -> tuple[float, float]:
-    """Processor time of an event and of a request without its events, in microseconds, from answers of two lengths."""
+    """CPU time of an event and of a request without its events, in microseconds, from two output lengths."""
     event_us = (long.gateway_cpu_us - short.gateway_cpu_us) / (long.max_tokens - short.max_tokens)
     return event_us, short.gateway_cpu_us - short.max_tokens * event_us
 
 
-def row(told: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int) -> Row:
-    """Rounds of all ways; a round before them warms them up."""
+def row(service: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int) -> Row:
+    """Rounds of all ways, after a warmup round."""
     rounds_of: list[tuple[Turn, Turn, Turn]] = []
-    grpc = ["-u", told["grpc"], "--protocol", "grpc", "--model", told["model"]]
+    grpc = ["-u", service["grpc"], "--protocol", "grpc", "--model", service["model"]]
     openai = ["-u", f"{url}/v1", "--protocol", "openai", "--endpoint-type", "completions", "--model", NAME]
     for number in range(rounds + 1):
-        turns = turn(told, pid, load, grpc), turn(told, pid, load, openai), by_tritonclient(told, load)
+        turns = turn(service, pid, load, grpc), turn(service, pid, load, openai), by_tritonclient(service, load)
         if number:
             rounds_of.append(turns)
 
@@ -190,7 +192,7 @@ def row(told: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int) ->
     )
 
 
-def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> Turn:
+def turn(service: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> Turn:
     """One load by `pipeline bench load`."""
     command = [sys.executable, "-m", "trtllm_pipeline", "bench", "load", *way]
     command += ["--requests", str(load.requests), "--max-tokens", str(load.max_tokens), "--format", "json"]
@@ -198,18 +200,18 @@ def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> T
         command += ["--concurrency", str(load.concurrency), "--warmup-requests", "0"]
     else:
         command += ["--request-rate", str(load.rate), "--warmup-requests", str(WARM)]
-    before = cpu_s(pid), cpu_s(told["pid"])
+    before = cpu_s(pid), cpu_s(service["pid"])
     with tempfile.TemporaryDirectory() as folder:  # of the event file
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if not done.stdout:
         sys.exit(done.stderr)
     measured = json.loads(done.stdout)
     for each in measured["findings"]:
-        if each["severity"] == "invalid":  # a round that a busy machine has spoiled; medians leave it out
+        if each["severity"] == "invalid":  # a round spoiled by a busy machine, which the medians leave out
             print(f"{load.name}, {way[3]}: {each['message']}", file=sys.stderr)
     (level,) = measured["levels"]
     sent = load.requests if load.rate is None else load.requests + WARM
-    used = [(cpu_s(pid) - before[0]), cpu_s(told["pid"]) - before[1]]
+    used = [(cpu_s(pid) - before[0]), cpu_s(service["pid"]) - before[1]]
     ttft = level["ttft_ms"]
     return Turn(
         ttft["p50"],
@@ -219,9 +221,9 @@ def turn(told: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -> T
     )
 
 
-def by_tritonclient(told: Mapping[str, Any], load: Load) -> Turn:
-    """The same load by NVIDIA's client. Its times are those at which Python has the answer."""
-    ttft_ms, seconds = asyncio.run(_by_tritonclient(told["grpc"], told["model"], load))
+def by_tritonclient(service: Mapping[str, Any], load: Load) -> Turn:
+    """The same load with NVIDIA's client. Its times are taken when Python gets the response."""
+    ttft_ms, seconds = asyncio.run(_by_tritonclient(service["grpc"], service["model"], load))
     ranks = statistics.quantiles(ttft_ms, n=100, method="inclusive")
     return Turn(statistics.median(ttft_ms), ranks[98], load.requests / seconds, 0.0, 0.0)
 
@@ -322,9 +324,9 @@ def gateway(service: Path, model_folder: Path | None, scratch: Path) -> Iterator
         command += ["--model-folder", f"{NAME}={model_folder}"]
     with subprocess.Popen([*command, "--temperature", "0"], stdout=subprocess.PIPE, text=True, cwd=scratch) as process:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+        ready = json.loads(process.stdout.readline())
         try:
-            yield told["url"], told["pid"]
+            yield ready["url"], ready["pid"]
         finally:
             process.terminate()
 

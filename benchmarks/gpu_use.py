@@ -1,4 +1,4 @@
-"""What the stage runs of `two_gpus.py` do with their GPUs."""
+"""GPU work of the stage runs of `two_gpus.py`."""
 
 import os
 import time
@@ -30,39 +30,39 @@ LLAMA: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What a stage run does with its GPUs."""
+    """GPU work of a stage run."""
 
     number: Annotated[int, Param("which of them")]
     what: Annotated[str, Param("hold or load")]
-    rule: Annotated[str, Param("what may run beside it")]
-    seconds: Annotated[float, Param("of holding, and of each window of a load")]
+    rule: Annotated[str, Param("what may run at the same time")]
+    seconds: Annotated[float, Param("duration of holding, and of each window of a load")]
     gib: Annotated[float, Param("allocated on each device")]
-    together: Annotated[int, Param("loads that begin at the same time")]
+    together: Annotated[int, Param("loads that start at the same time")]
     cpu: Annotated[bool, Param("on the CPU instead")]
-    meet: Annotated[str, Param("directory where these meet", runtime=True)]
+    meet: Annotated[str, Param("directory where these synchronize", runtime=True)]
 
 
 def use(context: StageContext[Use]) -> None:
     """The program of the stage."""
     import torch
 
-    asked = context.params
+    parameters = context.params
     (context.attempt / PID).write_text(str(os.getpid()), encoding="ascii")
-    devices = ["cpu"] if asked.cpu else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    held = [torch.zeros(int(asked.gib * 2**30), dtype=torch.uint8, device=device) for device in devices]
-    found: dict[str, Json] = {
+    devices = ["cpu"] if parameters.cpu else [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    held = [torch.zeros(int(parameters.gib * 2**30), dtype=torch.uint8, device=device) for device in devices]
+    result: dict[str, Json] = {
         "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        "devices": 0 if asked.cpu else torch.cuda.device_count(),
-        "uuids": [] if asked.cpu else [f"GPU-{torch.cuda.get_device_properties(each).uuid}" for each in devices],
+        "devices": 0 if parameters.cpu else torch.cuda.device_count(),
+        "uuids": [] if parameters.cpu else [f"GPU-{torch.cuda.get_device_properties(each).uuid}" for each in devices],
         "cpus": [*sorted(os.sched_getaffinity(0))],
         "begin_s": time.time(),
     }
-    if asked.what == "hold":
-        _hold(devices, asked.seconds)
+    if parameters.what == "hold":
+        _hold(devices, parameters.seconds)
     else:
-        found |= _load(asked, devices[0])
+        result |= _load(parameters, devices[0])
     del held
-    write_json(context.out / RESULT, {**found, "end_s": time.time()})
+    write_json(context.out / RESULT, {**result, "end_s": time.time()})
 
 
 def _hold(devices: Sequence[str], seconds: float) -> None:
@@ -75,16 +75,16 @@ def _hold(devices: Sequence[str], seconds: float) -> None:
             float((matrix @ matrix.T).sum())
 
 
-def _load(asked: Use, device: str) -> dict[str, Json]:
-    """Windows of decoding and prefilling: begin, end, tokens."""
+def _load(parameters: Use, device: str) -> dict[str, Json]:
+    """Windows of decoding and prefilling: start, end, tokens."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    small = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512} if asked.cpu else {}
+    small = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512} if parameters.cpu else {}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**{**LLAMA, **small})).to(device=device, dtype=torch.bfloat16).eval()
     prompt = torch.randint(0, 32000, (8, 64), device=device)
-    long = torch.randint(0, 32000, (8, 64 if asked.cpu else 2048), device=device)
+    long = torch.randint(0, 32000, (8, 64 if parameters.cpu else 2048), device=device)
 
     def decode() -> int:
         answer = model.generate(prompt, min_new_tokens=16, max_new_tokens=16, do_sample=False, pad_token_id=0)
@@ -97,18 +97,18 @@ def _load(asked: Use, device: str) -> dict[str, Json]:
     with torch.inference_mode():
         for _ in range(3):
             decode(), prefill()
-        _meet(Path(asked.meet), asked.number, asked.together)
-        return {"decode": _windows(decode, asked.seconds), "prefill": _windows(prefill, asked.seconds)}
+        _meet(Path(parameters.meet), parameters.number, parameters.together)
+        return {"decode": _windows(decode, parameters.seconds), "prefill": _windows(prefill, parameters.seconds)}
 
 
 def _windows(work: Callable[[], int], seconds: float) -> list[Json]:
-    found: list[Json] = []
+    windows: list[Json] = []
     for _ in range(WINDOWS):
         begin, tokens = time.time(), 0
         while time.time() < begin + seconds:
             tokens += work()
-        found.append([begin, time.time(), tokens])
-    return found
+        windows.append([begin, time.time(), tokens])
+    return windows
 
 
 def _meet(folder: Path, number: int, together: int) -> None:

@@ -1,19 +1,19 @@
-"""Kill a run at random instants, or cut the power, resume it, again and again, and look at what is left.
+"""Kill a run at random instants, or cut the power, resume it, repeat, and check the remains.
 
     python benchmarks/kill_resume.py --matrix matrices/quickstart.yaml --kills 200
     python benchmarks/kill_resume.py --toy 64 --kills 50 --how power --longest 3
 
 Each round starts `pipeline run` (all of `--at-once` of them on one workspace) and does one of these after a random time:
 
-    group      kill -9 of everything: the pipeline, its guardian and all that they started
+    group      kill -9 of the pipeline, its guardian and all processes that they started
     pipeline   kill -9 of the pipeline alone
-    child      kill -9 of one process that it started, directly or not; the run is left to end by itself
-    power      the workspace is on a file system of its own, ext4 on a loop device, which is told to shut down without
-               writing its journal: what was not synced is gone, as in a power cut. Needs root and mkfs.ext4
+    child      kill -9 of one direct or indirect child process. The run is left to end
+    power      the workspace is on a separate file system, ext4 on a loop device, which is shut down without
+               writing its journal: unsynced data is lost, as in a power cut. Needs root and mkfs.ext4
 
-Then no process may be left, nothing that was finished may be made again, and nothing may be torn: every artifact's files are
-read and compared with their digests. Of stage runs that the pipeline had said to be done, by its events on a disk that has
-power, a power cut may lose none. What it loses of others is counted. When a run has finished everything, the next starts in a
+Then no process may be left, no finished stage run may be repeated, and no artifact may be torn: the files of every artifact
+are compared with their digests. A power cut must keep the stage runs that the pipeline reported as done, by its events on a
+disk that keeps its power. Other losses are counted. When a run has finished everything, the next one starts in a
 new workspace.
 """
 
@@ -47,11 +47,11 @@ _DISK_BYTES: Final = 3 << 30
 _ENDS_S: Final = 30.0
 """Seconds in which everything has ended after a kill."""
 _RUN_S: Final = 600.0
-"""Seconds in which a run ends by itself after one of its processes was killed."""
+"""Seconds for a run to end after one of its processes was killed."""
 
 
 class Disk:
-    """A directory whose power can be cut, where that is wanted."""
+    """A directory, optionally on a disk whose power can be cut."""
 
     def __init__(self, folder: Path, *, real: bool) -> None:
         self.folder = folder / "disk"
@@ -89,13 +89,15 @@ class Disk:
 
 
 def main() -> int:
-    """Run the rounds; 0 when nothing was torn, redone or left behind."""
+    """Run the rounds. Returns 0 if nothing was torn, redone or left behind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--matrix", default="matrices/quickstart.yaml")
     parser.add_argument("--toy", type=int, metavar="CELLS", help="a matrix of toy.py instead, 64 cells or more")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--how", default=",".join(HOW[:3]), help="which kills, at random: " + ", ".join(HOW))
-    parser.add_argument("--at-once", type=int, default=1, help="runs at once on the workspace; all are killed")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="concurrent runs on the workspace, all of which are killed"
+    )
     parser.add_argument("--longest", type=float, default=12.0, help="seconds from a start to its kill, at most")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -123,7 +125,7 @@ def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk)
         words, matrix = [sys.executable, toy.__file__], toy.write_matrix(args.toy, folder)
     command = [*words, "run", "--matrix", str(matrix), "--workspace", str(workspace), "--progress", "json"]
     command += [] if args.toy is None else ["--toolchain", "toy"]
-    # Leases of the machine are this benchmark's own: it waits for nobody, and nobody for it.
+    # Use separate machine leases: the benchmark and other pipelines do not wait for each other.
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
     events = folder / "events"
     tally = Counter(dict.fromkeys(("kills", "redone", "torn", "left behind", "hung", "failed"), 0))
@@ -131,20 +133,20 @@ def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk)
     slowest_end_s = 0.0
 
     def verify() -> None:
-        told = subprocess.run(
+        output = subprocess.run(
             [*words, "store", "verify", "-w", str(workspace), "--format", "json"],
             check=False,
             capture_output=True,
             text=True,
             env=environment,
         )
-        tally["torn"] += json.loads(told.stdout)["damaged"]
+        tally["torn"] += json.loads(output.stdout)["damaged"]
 
     while tally["kills"] < args.kills:
-        with events.open("wb") as told:
+        with events.open("wb") as output:
             runs = [
                 subprocess.Popen(
-                    command, stdout=subprocess.DEVNULL, stderr=told, start_new_session=True, env=environment
+                    command, stdout=subprocess.DEVNULL, stderr=output, start_new_session=True, env=environment
                 )
                 for _ in range(args.at_once)
             ]
@@ -176,9 +178,9 @@ def rounds(args: argparse.Namespace, kinds: list[str], folder: Path, disk: Disk)
         if how == "power":
             lost = before.keys() - now.keys()
             tally["lost"] += len(lost)
-            said = done(events)
-            tally["said done"] += len(said)
-            tally["lost, said done"] += sum(not is_whole(workspace, each) for each in said)
+            done_before = done(events)
+            tally["said done"] += len(done_before)
+            tally["lost, said done"] += sum(not is_whole(workspace, each) for each in done_before)
             finished = {(name, inode) for name, inode in finished if name in now}
         tally["redone"] += len(finished - now.items())
         finished = {*now.items()}
@@ -242,40 +244,40 @@ def descendants(pids: list[int]) -> set[int]:
 
 def artifacts(workspace: Path) -> dict[str, int]:
     """The directory of every published artifact, with its inode."""
-    found = {}
+    names = {}
     for path in workspace.glob("store/*/*/manifest.json"):
         with suppress(OSError, ValueError):  # torn by a power cut: not there
             json.loads(path.read_bytes())
-            found[path.parent.name] = path.parent.stat().st_ino
-    return found
+            names[path.parent.name] = path.parent.stat().st_ino
+    return names
 
 
 def is_whole(workspace: Path, name: str) -> bool:
-    """Whether there is an artifact whose directory's name starts so, every byte as its manifest says."""
-    found = next(workspace.glob(f"store/*/{name}*"), None)
-    return found is not None and all(each.kind is not Kind.DAMAGED for each in inspect(found, contents=True))
+    """True if an artifact has this prefix in its directory name, and all its bytes match its manifest."""
+    directory = next(workspace.glob(f"store/*/{name}*"), None)
+    return directory is not None and all(each.kind is not Kind.DAMAGED for each in inspect(directory, contents=True))
 
 
 def done(events: Path) -> set[str]:
-    """How the directories begin of artifacts that these events of runs say to be done."""
-    found = set()
+    """Directory name prefixes of the artifacts that these run events report as done."""
+    prefixes = set()
     for line in events.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):  # cut short by a kill
             event = json.loads(line)
             if event.get("event") == "changed" and event["status"] == "succeeded" and event["stage"] != "launch":
-                found.add(event["stage_run"].rpartition("-")[2])
-    return found
+                prefixes.add(event["stage_run"].rpartition("-")[2])
+    return prefixes
 
 
 def processes(text: str, where: str = "cmdline") -> list[int]:
     """Living processes with `text` in their command line, or in another file of them in /proc, such as `environ`."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with suppress(OSError):
                 if text.encode() in (entry / where).read_bytes():
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Kill or halt processes of managed servers at random instants, again and again, and look at what is said and what is left.
+"""Kill or halt processes of managed servers at random instants, repeat, and check the reported states and the remains.
 
     python benchmarks/kill_servers.py --workspace WORKSPACE --cell '*/int8_wo/*/bs4' --rounds 30
 
-Two servers are kept, both behind an OpenAI endpoint, one of them with --restart. Each round takes one of them, kills (-9)
-or halts one of its processes, or all, at a random instant: while it is ready, starts, stops or is restarted. Then it looks:
-how the server ends up is among what may become of it; `serve ps` and `serve status` say what is so; the other server goes
-on answering; `serve stop` ends it and leaves no process, port, shared memory, directory or lock; it can be started again.
+Two managed servers run behind OpenAI endpoints, one of them with --restart. Each round kills (-9) or halts one process of one
+server, or all of them, at a random instant: while it is ready, starts, stops or is restarted. Then it checks that the server
+reaches an allowed state, that `serve ps` and `serve status` report it, that the other server still responds, that `serve stop`
+ends the server without leaving a process, port, shared memory, directory or lock, and that it can be started again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rounds:
     """Processes that have started a Triton: the names of its shared memory have them."""
 
     def command(self, *words: str) -> subprocess.Popen[str]:
-        """`pipeline serve` in a process of its own."""
+        """`pipeline serve` in a separate process."""
         return subprocess.Popen(
             [sys.executable, "-m", "trtllm_pipeline", "serve", *words, "-w", str(self.workspace)],
             stdin=subprocess.DEVNULL,
@@ -67,7 +67,7 @@ class Rounds:
         )
 
     def end(self, process: subprocess.Popen[str], *, may_fail: bool = False) -> str:
-        """What a command printed; that it failed, hung or broke is a fault."""
+        """Output of a command. A failure, hang or crash is a fault."""
         words = " ".join(process.args[3:6]) if isinstance(process.args, list) else ""
         try:
             out, err = process.communicate(timeout=COMMAND_S)
@@ -85,11 +85,11 @@ class Rounds:
         print(f"  FAULT {text}", flush=True)
 
     def starting(self, name: str) -> subprocess.Popen[str]:
-        """Start a server, as it was where it is known."""
+        """Start a server, with its previous options if it is known."""
         if (servers.folder_of(self.workspace, name) / servers.SERVER_FILE).exists():
             return self.command("restart", name)
-        asked = ("--restart", "--unresponsive-timeout-s", "3") if name == "again" else ()
-        return self.command("start", self.cell, "--openai", "--name", name, "--threads", "1", *asked)
+        options = ("--restart", "--unresponsive-timeout-s", "3") if name == "again" else ()
+        return self.command("start", self.cell, "--openai", "--name", name, "--threads", "1", *options)
 
     def look(self, name: str) -> servers.KeptServer:
         """How it stands."""
@@ -117,7 +117,7 @@ class Rounds:
         return named
 
     def answers(self, name: str) -> str | None:
-        """Why a server that is said to be ready gives no answer; None where it gives one."""
+        """Reason why a server that is reported as ready does not respond, None if it does."""
         endpoint = self.look(name).endpoint()
         if endpoint is None:
             return f"it is {self.look(name).state.value}"
@@ -145,9 +145,9 @@ class Rounds:
         after_s = chance.uniform(0, MOMENTS[moment])
         time.sleep(after_s)
         wanted = chance.choice(PARTS[:-1] if signo is signal.SIGSTOP else PARTS)
-        there = {part: pids for part, pids in self.parts(name).items() if pids}
-        part = wanted if wanted in there else chance.choice(sorted(there)) if there else "nothing"
-        chosen = there.get(part, []) if part == "all" else [chance.choice(there[part])] if there else []
+        present = {part: pids for part, pids in self.parts(name).items() if pids}
+        part = wanted if wanted in present else chance.choice(sorted(present)) if present else "nothing"
+        chosen = present.get(part, []) if part == "all" else [chance.choice(present[part])] if present else []
         for pid in chosen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signo)
@@ -158,14 +158,14 @@ class Rounds:
         print(f"{number:3} {name:5} {part:12} {verb} {after_s:.1f} s into {moment:7} -> {state}", flush=True)
         self.counts[moment, verb, part, state] += 1
         if why := self.answers(other):
-            self.fault(f"{other}, which nobody touched, does not answer: {why}")
+            self.fault(f"{other}, which was left alone, does not respond: {why}")
         self.stopped(name)
 
     def settled(self, name: str, moment: str, part: str, verb: str) -> str:
         """How the server ends up, and whether that is so and may be so."""
         halted = verb == "halted"
         deadline = time.monotonic() + SETTLED_S
-        # What a halted keeper would have to say nobody says; while its server starts, it is woken.
+        # A halted keeper reports nothing. It is woken while its server starts.
         quiet_s = 9.0 if halted else 1.0
         since, before = time.monotonic(), self.look(name).state
         while time.monotonic() < deadline:
@@ -178,14 +178,14 @@ class Rounds:
                 break
             time.sleep(0.1)
         self.parts(name)
-        said = json.loads(self.end(self.command("status", name, "--format", "json")) or '{"servers": []}')["servers"]
+        status = json.loads(self.end(self.command("status", name, "--format", "json")) or '{"servers": []}')["servers"]
         listed = json.loads(self.end(self.command("ps", "--format", "json")) or '{"servers": []}')["servers"]
-        (of_status,) = said or [{}]
+        (of_status,) = status or [{}]
         listed_as = next((each["state"] for each in listed if each["name"] == name), None)
-        told = str(of_status.get("state"))
-        if told != listed_as:
-            self.fault(f"{name}: status says {told}, ps {listed_as}")
-        self.check(name, told, of_status, halted=halted)
+        reported = str(of_status.get("state"))
+        if reported != listed_as:
+            self.fault(f"{name}: status says {reported}, ps {listed_as}")
+        self.check(name, reported, of_status, halted=halted)
         may_be = {"stopped", "failed", "ready"} if moment == "stop" else {"failed", "ready"}
         if halted:
             may_be |= {"unresponsive", "starting", "restarting", "stopping"}
@@ -193,34 +193,34 @@ class Rounds:
             may_be -= {"failed"} if moment == "ready" else set()
         if moment in {"restart", "start"}:
             may_be |= {"stopped"} if part in {"nothing", "keeper", "all"} or halted else set()
-        if told not in may_be:
-            self.fault(f"{name} is {told} ({of_status.get('reason')}), expected {sorted(may_be)}")
-        return told
+        if reported not in may_be:
+            self.fault(f"{name} is {reported} ({of_status.get('reason')}), expected {sorted(may_be)}")
+        return reported
 
-    def check(self, name: str, state: str, said: dict[str, Any], *, halted: bool) -> None:
+    def check(self, name: str, state: str, status: dict[str, Any], *, halted: bool) -> None:
         """Hold what is said of a server against what is so."""
         alive = self.parts(name)["all"]
         if state in {"stopped", "failed"}:
             if alive:
                 self.fault(f"{name} is said to be {state}, and processes {alive} of it live")
-            if not said.get("reason"):
-                self.fault(f"{name} is {state}, and nobody says why")
+            if not status.get("reason"):
+                self.fault(f"{name} is {state}, without a reason")
         elif not alive:
             self.fault(f"{name} is said to be {state}, and no process of it lives")
         if state == "ready" and not halted and (why := self.answers(name)):
-            self.fault(f"{name} is said to be ready and does not answer: {why}")
+            self.fault(f"{name} is reported as ready and does not respond: {why}")
 
     def stopped(self, name: str) -> None:
-        """Stop a server; nothing of it may be left."""
+        """Stop a server and check that nothing of it is left."""
         record = self.look(name).record
         ports = {} if record is None else record.ports
         self.end(self.command("stop", name))
-        found = self.look(name)
-        if found.state.alive:
-            self.fault(f"{name} is {found.state.value} after its stop")
+        view = self.look(name)
+        if view.state.alive:
+            self.fault(f"{name} is {view.state.value} after its stop")
         if left := self.parts(name)["all"]:
             self.fault(f"after the stop of {name} processes {left} are left")
-        if servers.is_held(found.folder):
+        if servers.is_held(view.folder):
             self.fault(f"after the stop of {name} its lock is held")
         if taken := busy_ports(ports.values()):
             self.fault(f"after the stop of {name} ports {taken} are taken")
@@ -231,26 +231,26 @@ class Rounds:
     def leftovers(self, launches: set[int]) -> list[str]:
         """Shared memory and directories of the Tritons that these processes started."""
         prefixes = tuple(f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-" for pid in launches)
-        found = [str(path) for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes)]
+        remains = [str(path) for path in Path("/dev/shm").iterdir() if path.name.startswith(prefixes)]
         for folder in os.listdir(tempfile.gettempdir()):
             if folder.startswith("python_env_"):
                 with suppress(OSError, UnicodeDecodeError):  # other servers come and go
                     inside = [each for each in Path(tempfile.gettempdir(), folder).iterdir() if each.is_file()]
-                    found += [str(each) for each in inside if each.read_bytes()[:200].decode().startswith(prefixes)]
-        return found if prefixes else []
+                    remains += [str(each) for each in inside if each.read_bytes()[:200].decode().startswith(prefixes)]
+        return remains if prefixes else []
 
 
 def main() -> int:
-    """Run the rounds; 0 when nothing was found that must not be."""
+    """Run the rounds. Returns 0 without faults."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workspace", required=True, help="where the cell is built")
+    parser.add_argument("--workspace", required=True, help="workspace of the cell")
     parser.add_argument("--cell", default="*/int8_wo/*/bs4")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--longest", type=float, default=3600.0, help="seconds after which no other round is begun")
+    parser.add_argument("--longest", type=float, default=3600.0, help="seconds after which no other round starts")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     mark, folder = f"KILL_SERVERS_{uuid.uuid4().hex}", tempfile.mkdtemp(prefix="kill-servers-")
-    os.environ |= {mark: "1", "XDG_RUNTIME_DIR": folder}  # leases of its own
+    os.environ |= {mark: "1", "XDG_RUNTIME_DIR": folder}  # separate leases
     rounds = Rounds(Path(args.workspace).absolute(), args.cell, mark, random.Random(args.seed))
     began, done = time.monotonic(), 0
     try:

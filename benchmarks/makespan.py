@@ -1,28 +1,27 @@
-"""How long plans take under the scheduler, beside a lower bound, first come first served, and one after another.
+"""Makespan of plans under the scheduler, compared with a lower bound, first come first served, and sequential execution.
 
     python benchmarks/makespan.py [--plans 300] [--seed 1] [--cold [stage | precision]] [--tries 60] [--gpus 1 2 4 8] [--exclusive gpu] [--no-search] [--format json]
 
-Random plans in the shape of matrices: a few models, precisions and batch sizes; downloads, quantizing, builds of one to
-all GPUs, and servers, which seven of ten plans measure as `--exclusive` says, `settings.perf.exclusive` of a matrix: alone on
-the machine, or side by side on GPUs of their own; `over_machine` is the time of these plans over that with their servers alone,
-`within_5_percent_exclusive` the share of them that takes at most 5% more than the bound. With `--cold` durations are wrongly expected, as in a first
-run: each stage, or each stage of each precision, by a factor of its own (log-normal, median 1.35, a third of them beyond 3.3 or below
-0.55), each stage run by a little more; `over_told` is the time over that where the scheduler knows these factors from the beginning, which
-is more than it could learn. Without, all take exactly as long as expected.
+Random plans have the shape of matrices: a few models, precisions and batch sizes, with downloads, quantization, builds on one to
+all GPUs, and servers. Seven of ten plans measure with the rule `--exclusive` (`settings.perf.exclusive` of a matrix): alone on
+the machine, or side by side on separate GPUs. `over_machine` is the makespan of these plans relative to measuring alone.
+`within_5_percent_exclusive` is the share of them that takes at most 5% more than the bound. `--cold` makes expected durations
+wrong, as in a first run: each stage, or each stage of each precision, has a random factor (log-normal, median 1.35, a third
+of them beyond 3.3 or below 0.55), and each stage run varies a little more. `over_told` is the makespan relative to a scheduler
+that knows these factors from the start, which is more than it could learn. Without `--cold` all durations are as expected.
 
-The lower bound is explained at `bound`; the shortest schedule lies between it and the best of `--tries` random ones.
-First come first served starts, in the order of the matrix, whatever is ready and fits. One after another is what a shell
-loop does.
+The lower bound is explained at `bound`. The shortest schedule is between it and the best of `--tries` random ones.
+First come first served starts the first task in matrix order that is ready and fits. Sequential execution is a shell loop.
 
     python benchmarks/makespan.py --plans 100 --accuracy 30 120 600
 
-Where each server is also asked for so many seconds what is not measured: the time of the plans that measure alone on the machine, each
-next server loaded meanwhile, over that with one server after another.
+Each server also runs unmeasured work for this many seconds. The ratio is the makespan of plans that measure alone on the
+machine, with each next server loaded meanwhile, over the makespan with one server after another.
 
     python benchmarks/makespan.py --together 10000 --plans 4
 
-Of random plans put together until they have so many stage runs, how much longer they take than what a plan of as many is
-expected to (`Scheduler.least_s`, the same as `forecast.least_s`).
+Random plans are combined until they have this many stage runs. The ratio is their makespan over the expected makespan of a
+plan of that size (`Scheduler.least_s`, the same as `forecast.least_s`).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ Numbers: TypeAlias = NDArray[Any]
 def plan(rng: random.Random, gpus: int, rule: Exclusive = Exclusive.MACHINE) -> list[Task]:
     """A matrix: each model downloaded once, quantized for each precision, built for each batch size, then served.
 
-    A third of them have one model that takes the whole machine again and again beside many that take one GPU.
+    In a third of them, one model repeatedly needs the whole machine while many others need one GPU.
     """
     tasks: list[Task] = []
     orders = count()
@@ -93,20 +92,20 @@ def plan(rng: random.Random, gpus: int, rule: Exclusive = Exclusive.MACHINE) -> 
 
 
 def with_accuracy(tasks: Sequence[Task], seconds: float) -> list[Task]:
-    """The same, each server of one unit of memory and asked for so long what is not measured."""
-    found: list[Task] = []
+    """The same tasks. Each server needs one unit of memory and runs unmeasured work for `seconds`."""
+    result: list[Task] = []
     for task in tasks:
         if task.scope is Scope.SERVICE:
             task = replace(task, memory=(1,))
         elif task.service is not None and task.id.startswith("perf/"):
             accuracy = StageRunId(task.id.replace("perf/", "accuracy/"))
-            found.append(replace(task, id=accuracy, expected_s=seconds, resources=Resources()))
-        found.append(task)
-    return found
+            result.append(replace(task, id=accuracy, expected_s=seconds, resources=Resources()))
+        result.append(task)
+    return result
 
 
 def preloading(number: int, seed: int, gpus: int, seconds: float) -> dict[str, float]:
-    """Ratios of plans that measure alone: servers loaded beside the one before, over one after another."""
+    """Ratios of plans that measure alone: with the next server loaded meanwhile, over one server after another."""
     one = Capacity(4 + 4 * gpus, tuple(f"GPU-{index}" for index in range(gpus)))
     times = []
     for index in range(number):
@@ -129,7 +128,7 @@ def preloading(number: int, seed: int, gpus: int, seconds: float) -> dict[str, f
 def units(
     tasks: Sequence[Task], takes: Mapping[StageRunId, float]
 ) -> tuple[dict[StageRunId, float], dict[StageRunId, set[StageRunId]]]:
-    """What occupies the machine, a server with all inside it: seconds of each, and what each waits for."""
+    """Units that occupy the machine, a server with its tasks being one: seconds and dependencies of each."""
     owner = {task.id: task.service or task.id for task in tasks}
     seconds: dict[StageRunId, float] = {}
     needs: dict[StageRunId, set[StageRunId]] = {}
@@ -137,14 +136,14 @@ def units(
         unit = owner[task.id]
         seconds[unit] = seconds.get(unit, 0.0) + takes[task.id]
         needs.setdefault(unit, set()).update(owner[need] for need in task.needs)
-    return seconds, {unit: found - {unit} for unit, found in needs.items()}
+    return seconds, {unit: others - {unit} for unit, others in needs.items()}
 
 
 def bound(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity) -> float:
-    """Seconds that no schedule can undercut: the larger of two bounds.
+    """Lower bound in seconds of every schedule: the larger of two bounds.
 
-    One is of all that there is. In the other, work and measurements are apart: they are never done at the same time, so to what the
-    work takes by itself, as if nothing was measured, comes what all measurements take by themselves.
+    One includes all units. The other separates work and measurements, which never overlap: it adds the time of the work
+    alone and the time of all measurements alone.
     """
     seconds, needs = units(tasks, takes)
     what = {task.id: task.resources for task in tasks if task.service is None}
@@ -157,15 +156,15 @@ def bound(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Cap
 
 
 def _width(need: Resources, machine: Capacity) -> int:
-    """GPUs that are of no use to others meanwhile."""
+    """GPUs that others cannot use meanwhile."""
     return len(machine.gpus) if need.exclusive.alone else need.gpus
 
 
 def _packed(took: Numbers, width: Numbers, gpus: int) -> float:
-    """What these (seconds, GPUs of each) take on so many GPUs at least, whatever waits for what.
+    """Minimum time of units (seconds, GPUs of each) on `gpus` GPUs, without dependencies.
 
-    What takes all of them is alone; what takes more than half of them goes one after another. Of the rest, each taken as
-    so many of one GPU, some GPU gets k + 1 of the longest k x gpus + 1.
+    Units on all GPUs run alone. Units on more than half of them run one after another. The others count as several units of
+    one GPU: some GPU gets k + 1 of the longest k x gpus + 1.
     """
     narrow = (width > 0) & (width < gpus)
     ones = np.sort(np.repeat(took[narrow], width[narrow]))[::-1]
@@ -184,9 +183,9 @@ def _bound(
 ) -> float:
     """The largest of `before + work + after` over sets of stage runs.
 
-    A set has all that cannot begin before, and has as much after it. Its work is what it takes of a resource, over what
-    there is of that; what must be alone takes all of it. What is measured side by side adds to that: it is never done
-    beside other work.
+    A set has all units with at least `before` ahead of them and `after` behind them. Its work is its use of a resource over
+    the capacity. A unit that runs alone uses all of it. Side-by-side measurements are added, because they never overlap
+    other work.
     """
     order = list(what)  # topological
     before: dict[StageRunId, float] = {}
@@ -203,24 +202,24 @@ def _bound(
     alone = np.array([what[unit].exclusive.alone for unit in order])
     measuring = np.array([what[unit].exclusive is Exclusive.GPU for unit in order])
     takes_s = np.array([seconds[unit] for unit in order])
-    there = np.zeros((len(late), len(early)))
+    reach = np.zeros((len(late), len(early)))
     for kind in (~measuring, measuring):
-        of_kind = np.zeros_like(there)
+        of_kind = np.zeros_like(reach)
         for name, limit in (("cpus", machine.cpus), ("gpus", len(machine.gpus)), ("downloads", machine.downloads)):
             shares = np.where(alone, 1.0, [getattr(what[unit], name) / limit for unit in order])
             of_kind = np.maximum(of_kind, (late * (takes_s * shares * kind)) @ early.T.astype(float))
-        there += of_kind
+        reach += of_kind
     width = np.array([_width(what[unit], machine) for unit in order])
-    # Every choice of sets is a bound; all of them would take too long.
-    some = (np.unique(np.linspace(0, size - 1, 12, dtype=int)) for size in there.shape)
+    # Every choice of sets gives a bound. Trying all of them would take too long.
+    some = (np.unique(np.linspace(0, size - 1, 12, dtype=int)) for size in reach.shape)
     for row, column in product(*some):
         chosen = late[row] & early[column]
         packed = sum(
             _packed(takes_s[chosen & kind], width[chosen & kind], len(machine.gpus)) for kind in (~measuring, measuring)
         )
-        there[row, column] = max(there[row, column], packed)
-    whole = there + np.unique(heads)[:, None] + np.unique(tails)[None, :]
-    return max(longest, float(whole[there > 0].max(initial=0.0)))
+        reach[row, column] = max(reach[row, column], packed)
+    whole = reach + np.unique(heads)[:, None] + np.unique(tails)[None, :]
+    return max(longest, float(whole[reach > 0].max(initial=0.0)))
 
 
 def ours(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, *, search: bool = False) -> float:
@@ -230,12 +229,12 @@ def ours(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capa
 
 
 def may_run_beside(one: Exclusive, other: Exclusive) -> bool:
-    """Whether what is measured by these rules may run at the same time."""
+    """True if measurements with these rules may run at the same time."""
     return one is other and not one.alone
 
 
 def first_come(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, *, blocks: bool) -> float:
-    """Seconds where the first in the order of the matrix that is ready and fits starts; with `blocks`, none before it."""
+    """Makespan if the first unit in matrix order that is ready and fits starts. With `blocks`, no unit overtakes another."""
     seconds, needs = units(tasks, takes)
     what = {task.id: task.resources for task in tasks if task.service is None}
     waiting = list(what)
@@ -248,14 +247,14 @@ def first_come(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine
             if not needs[unit] <= done:
                 continue
             need = what[unit]
-            asked = (need.cpus, need.gpus, need.downloads)
+            candidate = (need.cpus, need.gpus, need.downloads)
             beside = all(may_run_beside(need.exclusive, what[other].exclusive) for _, other in running)
-            if not beside or any(a > b for a, b in zip(asked, free, strict=True)):
+            if not beside or any(a > b for a, b in zip(candidate, free, strict=True)):
                 if blocks:
                     break
                 continue
             waiting.remove(unit)
-            free = [b - a for a, b in zip(asked, free, strict=True)]
+            free = [b - a for a, b in zip(candidate, free, strict=True)]
             heappush(running, (now + seconds[unit], unit))
         now, unit = heappop(running)
         need = what[unit]
@@ -265,12 +264,12 @@ def first_come(tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine
 
 
 def wrong(rng: random.Random, middle: float, spread: float) -> float:
-    """What something takes over what was expected."""
+    """Random ratio of actual to expected duration."""
     return min(12.0, max(1 / 12, rng.lognormvariate(middle, spread)))
 
 
 def kind(task: StageRunId, fine: bool) -> str:
-    """The stage of a task, with the number of its precision where that is wanted."""
+    """The stage of a task, with the number of its precision if `fine`."""
     stage, _, key = task.partition("/")
     return f"{stage}/{key.split('.')[1]}" if fine and "." in key else stage
 
@@ -278,20 +277,20 @@ def kind(task: StageRunId, fine: bool) -> str:
 def best_found(
     tasks: Sequence[Task], takes: Mapping[StageRunId, float], machine: Capacity, rng: random.Random, tries: int
 ) -> float:
-    """Seconds of the shortest of so many schedules by longest path first, each with its paths randomly changed."""
+    """Makespan of the best of several longest-path-first schedules with randomly changed paths."""
     seconds, needs = units(tasks, takes)
     outer, inner = ([task for task in tasks if (task.service is None) is whether] for whether in (True, False))
     path = dict(seconds)
     for task in reversed(outer):
         for need in needs[task.id]:
             path[need] = max(path[need], seconds[need] + path[task.id])
-    found = math.inf
+    best = math.inf
     for _ in range(tries):
         spread = rng.choice([0.1, 0.3, 1.0])
         key = {task.id: -path[task.id] * rng.lognormvariate(0, spread) for task in outer}
         changed = sorted(outer, key=lambda task: key[task.id])
-        found = min(found, first_come([*changed, *inner], takes, machine, blocks=rng.random() < 0.5))
-    return found
+        best = min(best, first_come([*changed, *inner], takes, machine, blocks=rng.random() < 0.5))
+    return best
 
 
 def measure(
@@ -306,7 +305,7 @@ def measure(
 ) -> dict[str, float]:
     """Ratios over `number` random plans on a machine of `gpus`."""
     names = tuple(f"GPU-{index}" for index in range(gpus))
-    rows, times, near, told = [], [], [], []
+    rows, times, near, learned = [], [], [], []
     for index in range(number):
         rng = random.Random(seed * 1_000_003 + index)
         machine = Capacity(4 + 4 * gpus, names)
@@ -321,7 +320,7 @@ def measure(
         made = ours(tasks, takes, machine, search=search)
         if cold:
             known = [replace(task, expected_s=task.expected_s * of_kind[kinds[task.id]]) for task in tasks]
-            told.append((made, ours(known, takes, machine, search=search)))
+            learned.append((made, ours(known, takes, machine, search=search)))
         first = first_come(tasks, takes, machine, blocks=False)
         best = min(made, best_found(tasks, takes, machine, rng, tries))
         rows.append((made / bound(tasks, takes, machine), made / first, sum(takes.values()) / made, made / best))
@@ -333,7 +332,7 @@ def measure(
     def at(column: Sequence[float], share: float) -> float:
         return column[min(len(column) - 1, int(share * len(column)))]
 
-    over_told = sorted(made / known for made, known in told)
+    over_told = sorted(made / known for made, known in learned)
     return {
         "gpus": gpus,
         "plans": number,
@@ -349,12 +348,12 @@ def measure(
         "over_first_come_by_5_percent": sum(each > 1.05 for each in first_ratio) / number,
         **(
             {
-                "over_told_total": sum(made for made, _ in told) / sum(known for _, known in told),
+                "over_told_total": sum(made for made, _ in learned) / sum(known for _, known in learned),
                 "over_told_least": over_told[0],
                 "over_told_p95": at(over_told, 0.95),
                 "over_told_worst": over_told[-1],
             }
-            if told
+            if learned
             else {}
         ),
         "one_after_another_median": statistics.median(serial),
@@ -386,7 +385,7 @@ def together(rng: random.Random, gpus: int, rule: Exclusive, number: int) -> lis
 
 
 def over_expected(rng: random.Random, gpus: int, rule: Exclusive, number: int) -> float:
-    """Seconds that plans put together take, over those that they are expected to take where that is not simulated."""
+    """Makespan of combined plans over its expected value without simulation."""
     tasks = together(rng, gpus, rule, number)
     machine = Capacity(cpus=8 * gpus, gpus=tuple(f"g{gpu}" for gpu in range(gpus)))
     takes = {task.id: task.expected_s for task in tasks}
@@ -408,8 +407,12 @@ def main() -> None:
     parser.add_argument("--exclusive", type=Exclusive, choices=rules, default=Exclusive.MACHINE)
     parser.add_argument("--search", action=argparse.BooleanOptionalAction, default=True, help="the best of many orders")
     parser.add_argument("--format", choices=("text", "json"), default="text")
-    parser.add_argument("--together", type=int, metavar="STAGE_RUNS", help="plans put together until they have so many")
-    parser.add_argument("--accuracy", type=float, nargs="+", metavar="SECONDS", help="what servers do beside perf")
+    parser.add_argument(
+        "--together", type=int, metavar="STAGE_RUNS", help="combine plans until they have this many stage runs"
+    )
+    parser.add_argument(
+        "--accuracy", type=float, nargs="+", metavar="SECONDS", help="seconds of unmeasured work per server"
+    )
     args = parser.parse_args()
     if args.together is not None:
         rng = random.Random(args.seed)

@@ -1,10 +1,10 @@
-"""What quantizing takes of memory, beside what a plan says it takes: on a GPU, and on the host.
+"""Memory use of quantization compared with the plan's estimates: on the GPU, and on the host.
 
     python benchmarks/needs.py [--model SHAPE[/LAYERS]=RUN,RUN,...]... [--limit-s 400] [--json FILE]
 
-For each model a directory with random weights of its true shape is made (see `quantize.py`, which also says how a run is
-written). Then the stage's own program runs on it as the pipeline starts it, under a guardian that measures, and NVML is
-looked at meanwhile. The estimates are those of `pipeline plan`, before any correction by measurements.
+For each model, a directory with random weights of its true shape is created (see `quantize.py`, which also describes how a run
+is written). Then the stage's own program runs on it as in the pipeline, under the measuring guardian, while NVML is
+sampled. The estimates are those of `pipeline plan` before corrections by measurements.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Row:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", default=[], help="as above; several times for several models")
+    parser.add_argument("--model", action="append", default=[], help="as above (repeatable)")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
-    parser.add_argument("--limit-s", type=float, default=400.0, help="no further run is begun after this time")
-    parser.add_argument("--folder", type=Path, help="for models and checkpoints; a temporary one if not given")
+    parser.add_argument("--limit-s", type=float, default=400.0, help="no run starts after this time")
+    parser.add_argument("--folder", type=Path, help="directory for models and checkpoints (default: a temporary one)")
     parser.add_argument("--json", type=Path, help="where to write the figures as well")
     options = parser.parse_args()
     started, rows = time.monotonic(), list[Row]()
@@ -78,14 +78,14 @@ def main() -> None:
             folder = Path(folder_name)
             speed.write_model(folder / "model", shape)
             speed.say(f"{model}: written after {time.monotonic() - started:.0f} s")
-            for asked in runs.split(","):
+            for run_text in runs.split(","):
                 if time.monotonic() - started > options.limit_s:
-                    speed.say(f"left out for time: {model} {asked}")
+                    speed.say(f"skipped for time: {model} {run_text}")
                     continue
-                run = speed.parse_run(asked, options.samples)
+                run = speed.parse_run(run_text, options.samples)
                 speed.write_rows(folder / "rows.jsonl", run.samples, options.length, int(shape["vocab_size"]))
                 if run.gpus > len(machine.gpus):
-                    speed.say(f"left out, there are {len(machine.gpus)} GPUs: {model} {asked}")
+                    speed.say(f"skipped with {len(machine.gpus)} GPUs: {model} {run_text}")
                     continue
                 expected = needs.quantizing_on(cell(shape, run, options.length), machine, run.gpus)
                 taken, facts = measured(folder, run, machine)
@@ -95,9 +95,9 @@ def main() -> None:
                     ("artifact", expected.leaves, facts["bytes"]),
                 ):
                     if did:
-                        rows.append(Row(model, asked, resource, should, did))
+                        rows.append(Row(model, run_text, resource, should, did))
                         speed.say(f"{asdict(rows[-1])} {rows[-1].error:+.1%}")
-                speed.say(f"{model} {asked}: {facts['times']} {facts['peak']} {facts['batch']} {taken}")
+                speed.say(f"{model} {run_text}: {facts['times']} {facts['peak']} {facts['batch']} {taken}")
                 if options.json:
                     write_json(options.json, {"machine": asdict(machine), "rows": [asdict(row) for row in rows]})
     _print(rows)
@@ -105,13 +105,13 @@ def main() -> None:
 
 def this_machine() -> Machine:
     """This machine's GPUs and memory, with a release that quantizes with our own program."""
-    found = tuple(device.gpu for device in gpus.look().devices)
-    assumed = parse(f"tensorrt_llm==1.2.0,sm=90,gpus={max(1, len(found))}")
-    return replace(assumed, gpus=found or assumed.gpus, memory_bytes=memory.host_bytes())
+    machine = tuple(device.gpu for device in gpus.look().devices)
+    assumed = parse(f"tensorrt_llm==1.2.0,sm=90,gpus={max(1, len(machine))}")
+    return replace(assumed, gpus=machine or assumed.gpus, memory_bytes=memory.host_bytes())
 
 
 def cell(shape: Mapping[str, Any], run: speed.Run, length: int) -> Cell:
-    """The cell that asks for a run."""
+    """The cell of a run."""
     recipe = speed.numbers(shape)
     settings: dict[str, Any] = Settings().model_dump(mode="json")
     settings["quantize"] |= {"batch_size": run.batch, "calibration": {"samples": run.samples, "max_length": length}}
@@ -120,7 +120,7 @@ def cell(shape: Mapping[str, Any], run: speed.Run, length: int) -> Cell:
 
 
 def measured(folder: Path, run: speed.Run, machine: Machine) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """What the worker took, in bytes by resource, and what it says of itself."""
+    """The worker's use in bytes by resource, and its own report."""
     watched, used = gpus.GpuPeaks(), machine.gpus[: run.gpus]
     environment = {**os.environ, gpus.MASK_VARIABLE: ",".join(gpu.uuid for gpu in used)}
     with speed.attempt(folder, run) as work, Guardian() as guardian:

@@ -1,16 +1,16 @@
-"""How fast the quantization worker is, phase by phase, beside batch 1 and beside the arithmetic it cannot do without.
+"""Speed of the quantization worker by phase, compared with batch 1 and with the minimum arithmetic.
 
     python benchmarks/quantize.py [--shape qwen2-7b] [--layers N] [--runs fp8,int8_sq,int4_awq/32] [--samples 512] ...
 
-A directory with random weights in a model's true shape is made first (no download, no tokenizer: rows are token ids), then the
-stage's own program runs on it. A run is written PRECISION[/SAMPLES][@BATCH][:tpN][:gN][:hf], gN for N GPUs. `--by-hand` names runs that are also
-done as a plain script does them: one row at a time through the whole model with its head, Model Optimizer's own export.
-`--process` names runs that are done first, each in a process of its own as the pipeline starts it: kernels not loaded,
-`process s` from start to end, imports included.
+First, a directory with random weights in a model's true shape is created (no download, no tokenizer: rows are token ids). Then the
+stage's own program runs on it. A run is written PRECISION[/SAMPLES][@BATCH][:tpN][:gN][:hf], gN for N GPUs. `--by-hand` names runs
+that are repeated as a plain script would do them: one row at a time through the whole model with its head, Model Optimizer's own
+export. `--process` names runs that are done first, each in a separate process as in the pipeline: kernels are not loaded yet, and
+`process s` is the time from start to end with imports.
 
-The floor of calibration is 2 x parameters x tokens / matrix rate, for each forward pass that the precision needs (AWQ: one
-for its statistics, one and eleven candidates for its search); the rate is measured here, on random bf16 matrices. Stage
-times leave out importing Python packages, which is the same on both sides. Weights come from the page cache on both sides.
+The floor of calibration is 2 x parameters x tokens / matrix rate for each forward pass of the precision (AWQ: one
+for its statistics, and one plus eleven candidates for its search). The rate is measured here with random bf16 matrices. Stage
+times exclude importing Python packages. Weights come from the page cache. Both are equal on both sides.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _RUN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One measurement asked for."""
+    """One requested measurement."""
 
     text: str
     precision: str
@@ -156,14 +156,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=tuple(SHAPES), default="qwen2-7b")
-    parser.add_argument("--layers", type=int, help="fewer than the shape has: for shapes that do not fit")
-    parser.add_argument("--runs", default="fp8,int8_sq,int4_awq/32", help="as above; comma between them")
+    parser.add_argument("--layers", type=int, help="layers, fewer than in the shape if it does not fit")
+    parser.add_argument("--runs", default="fp8,int8_sq,int4_awq/32", help="comma-separated runs, as above")
     parser.add_argument("--by-hand", default="", help="runs also done by hand")
-    parser.add_argument("--process", default="", help="runs also done in processes of their own, before all others")
+    parser.add_argument("--process", default="", help="runs also done in separate processes, before all others")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--length", type=int, default=512, help="tokens of a row")
-    parser.add_argument("--limit-s", type=float, default=500.0, help="no further run is begun after this time")
-    parser.add_argument("--folder", type=Path, help="for models and checkpoints; a temporary one if not given")
+    parser.add_argument("--limit-s", type=float, default=500.0, help="no run starts after this time")
+    parser.add_argument("--folder", type=Path, help="directory for models and checkpoints (default: a temporary one)")
     parser.add_argument("--out", type=Path, help="a directory for checkpoints alone, where both would not fit")
     parser.add_argument("--json", type=Path, help="where to write the figures as well")
     options = parser.parse_args()
@@ -216,7 +216,7 @@ def say(text: str) -> None:
 
 
 def numbers(shape: Mapping[str, Any]) -> dict[str, Any]:
-    """A shape as a recipe has it. Its weights are those of its matrices; norms and biases are too small to count."""
+    """A shape as in a recipe. Only matrices count as weights, because norms and biases are small."""
     heads = int(shape["num_attention_heads"])
     recipe = {**shape, "head_dim": int(shape.get("head_dim") or int(shape["hidden_size"]) // heads)}
     recipe["num_experts"] = shape.get("num_local_experts") or shape.get("num_experts")
@@ -251,10 +251,10 @@ def write_model(folder: Path, shape: Mapping[str, Any]) -> None:
         return {gate: matrix(inner, hidden), up: matrix(inner, hidden), down: matrix(hidden, inner)}
 
     def experts(prefix: str, names: Sequence[str], count: int, inner: int) -> dict[str, torch.Tensor]:
-        found = {f"{prefix}.gate.weight": matrix(count, hidden)}
+        by_name = {f"{prefix}.gate.weight": matrix(count, hidden)}
         for index in range(count):
-            found |= mlp(f"{prefix}.experts.{index}", names, inner)
-        return found
+            by_name |= mlp(f"{prefix}.experts.{index}", names, inner)
+        return by_name
 
     folder.mkdir()
     write_json(folder / "config.json", shape)
@@ -332,7 +332,7 @@ def _runs(options: argparse.Namespace) -> Iterator[tuple[Run, str]]:
 
 
 def parse_run(text: str, samples: int) -> Run:
-    """A run as people write it; `samples` rows where it does not say."""
+    """Parse a run, with `samples` rows by default."""
     match = _RUN.fullmatch(text)
     if match is None:
         raise SystemExit(f"{text!r} is not PRECISION[/SAMPLES][@BATCH][:tpN][:gN][:hf]")

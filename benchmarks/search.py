@@ -1,12 +1,12 @@
-"""How soon `pipeline search` finds a good cell: on surfaces of 200 cells each, drawn from models (`surfaces.py`).
+"""Speed of `pipeline search` in finding a good cell, on surfaces of 200 cells each, drawn from models (`surfaces.py`).
 
     python benchmarks/search.py [--seeds 10] [--first-seed 0] [--budget 30] [--surface WORDS] [--format json]
 
-Beside it random search, TPE of Optuna where that is installed (`pip install optuna`: multivariate, eight random trials, the
-objectives as constraints, cells that come again are not counted), and the full grid, which sees the same numbers. A seed is another
-draw of the noise, another order of the cells, and another seed of those that are random. A search has found a good cell when the
-best of its cells is within 5% of the grid's best. Times are those of the surfaces: 10 minutes for quantizing to a precision, 6 for
-building and measuring a cell.
+It is compared with random search, with TPE of Optuna if installed (`pip install optuna`: multivariate, eight random trials,
+objectives as constraints, repeated cells are not counted), and with the full grid, on the same numbers. Each seed gives another
+draw of the noise, another order of the cells, and another seed of the random methods. A search has found a good cell when its
+best cell is within 5% of the grid's best. Times are those of the surfaces: 10 minutes to quantize to a precision, 6 to
+build and measure a cell.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Rows = Mapping[CellId, CellResult]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a way of searching found on a surface, over all seeds."""
+    """Results of a search method on a surface, over all seeds."""
 
     surface: str
     way: str
@@ -50,7 +50,7 @@ class Found:
     hours: float
     """Median, of all that it built and measured."""
     gap: float
-    """How much worse than the grid's best its best was, the worst of the seeds; infinite where none met the objectives."""
+    """Gap between its best and the grid's best, worst of the seeds. Infinite if no cell met the objectives."""
     decision_ms: float
     """Mean time of one decision."""
 
@@ -60,7 +60,7 @@ def goals_of(surface: Surface) -> Goals:
 
 
 def value(row: CellResult, goals: Goals) -> float | None:
-    """What a cell costs, the less the better; None where it fails or misses the objectives."""
+    """Cost of a cell, None if it fails or misses the objectives."""
     best = at_best(Measured.of(row), (), goals.slos, goals.objective, None)
     return cost(best, goals.objective) if best.reason is None else None
 
@@ -105,7 +105,7 @@ def by_tpe(surface: Surface, rows: _Rows, goals: Goals, seed: int, budget: int) 
         seed=seed, multivariate=True, n_startup_trials=8, constraints_func=lambda trial: trial.user_attrs["misses"]
     )
     study = optuna.create_study(sampler=sampler)
-    seen = set()
+    tried = set()
     for _ in range(6 * budget):
         trial = study.ask()
         values = tuple(
@@ -118,10 +118,10 @@ def by_tpe(surface: Surface, rows: _Rows, goals: Goals, seed: int, budget: int) 
         shares = [max((slo.share(level.value(slo.metric)) for slo in goals.slos), default=0.5) for level in row.levels]
         trial.set_user_attr("misses", (math.log(max(min(shares, default=100.0), 1e-6)),))
         study.tell(trial, value(row, Goals(goals.objective)) or 0.0)
-        if row.id not in seen:
-            seen.add(row.id)
+        if row.id not in tried:
+            tried.add(row.id)
             yield row.id
-        if len(seen) == budget:
+        if len(tried) == budget:
             return
 
 
@@ -140,7 +140,7 @@ def measure(surface: Surface, way: str, seeds: range, budget: int) -> Found:
         chosen = list(WAYS[way](surface, rows, goals, seed, budget))
         spent += time.perf_counter() - started
         behind = [
-            abs(found / best - 1) if (found := value(rows[cell], goals)) is not None else math.inf for cell in chosen
+            abs(cost / best - 1) if (cost := value(rows[cell], goals)) is not None else math.inf for cell in chosen
         ]
         cells.append(len(chosen))
         gaps.append(min(behind))
@@ -180,24 +180,24 @@ def main() -> None:
         import optuna  # noqa: F401
     except ModuleNotFoundError:
         ways = [way for way in ways if way != "TPE"]
-    found = [
+    results = [
         measure(surface, way, seeds, args.budget)
         for surface in SURFACES
         if args.surface in surface.name
         for way in ways
     ]
     if args.format == "json":
-        json.dump([asdict(each) for each in found], sys.stdout, indent=1)
+        json.dump([asdict(each) for each in results], sys.stdout, indent=1)
         print()
         return
     print("| surface | way | seeds with a good cell | cells | until good | hours | worst gap | ms a decision |")
     print("|---|---|---:|---:|---:|---:|---:|---:|")
-    for each in found:
+    for each in results:
         until = "-" if each.until_good is None else f"{each.until_good:g}"
         numbers = f"{each.cells:g} | {until} | {each.hours:.1f} | {each.gap:.1%} | {each.decision_ms:.1f}"
         print(f"| {each.surface} | {each.way} | {each.good} of {each.seeds} | {numbers} |")
     for way in ways:
-        of_way = [each for each in found if each.way == way]
+        of_way = [each for each in results if each.way == way]
         print(f"{way}: {sum(each.good for each in of_way)} of {sum(each.seeds for each in of_way)} seeds")
 
 

@@ -1,11 +1,11 @@
-"""What starting costs: help, version, a plan and stages' programs, beside the bare interpreter and other command lines.
+"""Start-up time of help, version, a plan and stage programs, compared with the bare interpreter and other command lines.
 
     python benchmarks/startup.py                 medians of 11 runs, taken in turns
-    python benchmarks/startup.py --check         exit code 1 where a limit is broken; for a machine with nothing else to do
+    python benchmarks/startup.py --check         exit code 1 if a limit is broken; needs an idle machine
 
-Help is asked for twice: into a pipe, where it is plain, and on a terminal, where rich draws it. The first run of each, which
-is not counted, compiles what it imports into its own directory: an installed package has its byte code, and an
-environment may keep Python from writing any. On a machine that does other things, the CPU time says more.
+Help runs twice: into a pipe, as plain text, and on a terminal, drawn by rich. The first run of each is not counted. It
+compiles imported modules into its own directory, because an installed package has byte code, and an
+environment may keep Python from writing any. On a busy machine, use the CPU time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ HELP: Final = "pipeline --help, piped"
 TERMINAL: Final = "pipeline --help, on a terminal"
 PLAN: Final = "pipeline plan, 2 cells"
 RATIO: Final = 8.0
-"""Of help in a pipe to the bare interpreter, at most."""
+"""Maximum ratio of help in a pipe to the bare interpreter."""
 TERMINAL_MS: Final = 150.0
 PROGRAM_MS: Final = 150.0
-"""Of a stage's program, until it starts, at most."""
+"""Maximum time until a stage's program starts."""
 _PROGRAMS: Final = (
     *(f"stages.{stage}" for stage in ("download", "smoke", "perf", "accuracy", "score", "launch")),
     *(f"toolchains.embedded.{stage}" for stage in ("convert", "build", "repository")),
@@ -40,10 +40,10 @@ _OTHERS: Final = ("hf", "aiperf")
 
 
 def programs(workspace: Path) -> dict[str, list[str]]:
-    """What is started, by name."""
+    """Measured programs by name."""
     ours = [sys.executable, "-m", "trtllm_pipeline"]
     matrix = str(ROOT / "matrices" / "tiny.yaml")
-    found = {
+    commands = {
         BARE: [sys.executable, "-c", "pass"],
         HELP: [*ours, "--help"],
         TERMINAL: [*ours, "--help"],
@@ -63,8 +63,8 @@ def programs(workspace: Path) -> dict[str, list[str]]:
     for name in _OTHERS:
         path = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
         if path is not None:
-            found[f"{name} --help, piped"] = [path, "--help"]
-    return found
+            commands[f"{name} --help, piped"] = [path, "--help"]
+    return commands
 
 
 def milliseconds(words: list[str], *, byte_code: str, terminal: bool) -> tuple[float, float]:
@@ -94,7 +94,7 @@ def main() -> int:
     """Measure in turns, so that what else the machine does hits all alike."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11, help="runs of each program (default 11)")
-    parser.add_argument("--check", action="store_true", help="exit code 1 where a limit is broken")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a limit is broken")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         wanted = programs(Path(folder) / "none")

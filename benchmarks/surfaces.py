@@ -29,25 +29,25 @@ class Device:
     bandwidth: float
     """Bytes in a second."""
     operations: Mapping[str, float]
-    """In a second, by precision; `fp16` for those that are not named."""
+    """Operations per second by precision, with `fp16` as default."""
     memory: float
     """Bytes."""
     step_s: float
-    """What each step costs whatever its batch."""
+    """Fixed cost of each step."""
     hop_s: float
     """Latency of one all-reduce between two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """A matrix of cells, and what is asked for."""
+    """A matrix of cells, and its goals."""
 
     name: str
     axes: Mapping[str, Sequence[Json]]
     parameters: float
     layers: int
     kv_bytes: float
-    """Of one token."""
+    """KV cache bytes per token."""
     isl: int
     osl: int
     device: Device
@@ -59,7 +59,7 @@ class Surface:
     twist: Callable[[Axes, int], float] | None = None
     """Factor on a step's time, for what the formulas do not know."""
     noise: float = 0.02
-    """Standard deviation of the logarithm of rates and medians; that of p99 is three times as much."""
+    """Standard deviation of the logarithm of rates and medians. That of p99 is three times as large."""
 
     def cells(self) -> list[Axes]:
         """Every combination of the axes."""
@@ -70,7 +70,7 @@ class Surface:
         return 360.0 + (600.0 if str(axes["precision"]) not in {*done, "fp16"} else 0.0)
 
     def draw(self, seed: int) -> dict[CellId, CellResult]:
-        """What each cell would measure, or its failure for want of memory."""
+        """Each cell's measurements, or its out-of-memory failure."""
         rng = random.Random(f"{self.name} {seed}")
         return {row.id: row for row in (self._row(axes, rng) for axes in self.cells())}
 
@@ -145,7 +145,7 @@ _UNPACKING = {"int8_wo": 1.5, "int4_awq": 1.9}
 
 
 def _threads(axes: Axes, running: int) -> float:
-    """Decoding stops gaining at the memory's bandwidth and loses beyond the cores; q5's kernels dislike odd batches."""
+    """Decoding scales up to the memory bandwidth and slows beyond the cores. q5's kernels are slow for odd batches."""
     threads = _number(axes, "settings.threads")
     slower = math.pow(max(1.0, 8 / threads), 0.8) * (1.35 if threads > 16 else 1.0)
     return slower * (1.2 if axes["precision"] == "q5" and running in {2, 16} else 1.0)
@@ -157,13 +157,13 @@ def _tactics(axes: Axes, running: int) -> float:
 
 
 def _routing(axes: Axes, running: int) -> float:
-    """A mixture of experts reads few of its experts for few requests, and nearly all for many; fewer where they are split."""
+    """A mixture of experts reads few experts for few requests, nearly all for many, and fewer if they are split."""
     return 0.25 + 0.75 * (1 - math.exp(-running / (12 + _number(axes, "tp") / 4)))
 
 
 def _drafting(axes: Axes, running: int) -> float:
-    """Checking drafts costs little while a step reads weights and much once it computes; of each draft 70% are taken, of a
-    4-bit model's 62%, and what follows one that is not taken is lost (geometric series).
+    """Checking drafts costs little in memory-bound steps and much in compute-bound ones. 70% of drafted tokens are accepted, 62% for a
+    4-bit model, and the tokens after a rejected one are lost (geometric series).
     """
     drafted = _number(axes, "max_draft_len")
     taken = 0.62 if axes["precision"] == "int4_awq" else 0.7

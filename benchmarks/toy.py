@@ -28,7 +28,7 @@ COMMAND: Final = "echo x > out/x"
 
 @dataclass(frozen=True, kw_only=True)
 class Toy:
-    """What any of its stages can be told."""
+    """Parameters of all its stages."""
 
     model: Annotated[str | None, Param("which", key_with=ITSELF)] = None
     precision: Annotated[str | None, Param("of what", key_with=ITSELF)] = None
@@ -111,7 +111,7 @@ def write_matrix(cells: int, folder: Path) -> Path:
 
 
 def fill(matrix: Path, workspace: Path) -> dict[str, float]:
-    """Publish every artifact of the matrix through the store, as a run does; returns what that took, in microseconds."""
+    """Publish every artifact of the matrix through the store, as a run does. Returns the times in microseconds."""
     from trtllm_pipeline.orchestrate.plan import planner
     from trtllm_pipeline.orchestrate.plan.request import Request
     from trtllm_pipeline.orchestrate.store.store import Store
@@ -136,7 +136,7 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
 
 
 def main() -> int:
-    catalog._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # there is no other way in yet
+    catalog._TABLE[TOOLCHAIN.name] = __name__  # noqa: SLF001  # no public API yet
     if sys.argv[1:2] == ["unsynced"]:
         from trtllm_pipeline.orchestrate.store.store import Store
 

@@ -1,16 +1,16 @@
-"""Stage runs on real GPUs: what they see, what is left after kill -9, and what measuring side by side costs.
+"""Stage runs on real GPUs: visible devices, cleanup after kill -9, and the cost of measuring side by side.
 
     python benchmarks/two_gpus.py [--gib 8] [--seconds 3] [--passes 2] [--format json] [--pretend]
 
-Needs two GPUs or more, torch and transformers; nothing is downloaded. Everything is started by the pipeline's own loop,
-executor and leases. Three parts, each with checks, and exit code 1 where one fails:
+Needs two or more GPUs, torch and transformers. Downloads nothing. All stage runs are started by the pipeline's own loop,
+executor and leases. The exit code is 1 if a check of one of the three parts fails:
 
-    devices     four stage runs of one GPU and one of two allocate on all devices that they see; utilisation meanwhile
-    kill        the pipeline is killed with SIGKILL, then one stage run of another: leases and memory are free again
-    control     the same load alone and beside another on the second GPU: decoding, which waits for the CPU, and
-                prefilling, which does not; pinned to the CPUs near the GPU (`settings.perf.exclusive: gpu`) and not
+    devices     four stage runs of one GPU and one of two allocate on all visible devices, with the GPU use meanwhile
+    kill        SIGKILL of the pipeline, then of a stage run of another one: leases and memory become free
+    control     the same load alone and next to another on the second GPU: decoding, which waits for the CPU, and
+                prefilling, which does not, with and without pinning to the GPU's CPUs (`settings.perf.exclusive: gpu`)
 
-With `--pretend` two made-up GPUs and the CPU take their place, to try the script.
+`--pretend` replaces the GPUs with two fake ones and the CPU, to test the script.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ TOOLCHAIN: Final = Toolchain(
 
 
 def _plan(each: Sequence[tuple[int, Mapping[str, Any]]]) -> Plan:
-    """A plan of a stage run for each (GPUs, what is asked of it)."""
+    """A plan with one stage run for each (GPUs, parameters)."""
     cells = []
-    for number, (gpus, asked) in enumerate(each):
-        settings: dict[str, Any] = {"use": {"number": number, **asked}}
+    for number, (gpus, parameters) in enumerate(each):
+        settings: dict[str, Any] = {"use": {"number": number, **parameters}}
         name = CellId(f"use/{number}")
         cells.append(Cell(name, "m", "gpus", "bf16", gpus, 1, 1, 1, 1, recipe={}, settings=settings))
     machine = replace(probe.this_machine(), cpus=max(8, probe.this_machine().cpus))
@@ -99,15 +99,15 @@ def _gpus_now() -> list[tuple[int, int]]:
     with nvml() as ask:
         if ask is None:
             return []
-        found = []
+        states = []
         for handle in ask.handles():
             rates, memory = ask("nvmlDeviceGetUtilizationRates", handle), ask("nvmlDeviceGetMemoryInfo", handle)
-            found.append((rates.gpu if rates else 0, memory.used if memory else 0))
-        return found
+            states.append((rates.gpu if rates else 0, memory.used if memory else 0))
+        return states
 
 
 def _execute(plan: Plan, folder: Path, observer: Observer) -> tuple[list[dict[str, Any]], int]:
-    """What each stage run of a plan left, in order, and the exit code."""
+    """Results of a plan's stage runs, in order, and the exit code."""
     store = Store(folder)
     on = capacity(plan.machine)
     outcome = execute(plan, store, Executor(), observer, run_id="gpus", nodes=[on], present={})
@@ -124,31 +124,33 @@ def _execute(plan: Plan, folder: Path, observer: Observer) -> tuple[list[dict[st
 # Parts.
 
 
-def devices(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dict[str, Json]:
-    """What stage runs see of the GPUs."""
-    holding = {**asked, "what": "hold", "rule": "none", "seconds": 6.0}
+def devices(folder: Path, parameters: Mapping[str, Any], checks: dict[str, bool]) -> dict[str, Json]:
+    """GPUs visible to stage runs."""
+    holding = {**parameters, "what": "hold", "rule": "none", "seconds": 6.0}
     plan = _plan([(1, holding)] * 4 + [(2, holding)])
-    seen = Utilisation()
-    found, code = _execute(plan, folder / "devices", seen)
+    visible = Utilisation()
+    results, code = _execute(plan, folder / "devices", visible)
     checks["all stage runs succeeded"] = code == 0
     if code == 0:
-        names = [str(each["visible"]).split(",") for each in found]
-        checks["each sees as many GPUs as it asked for"] = [len(each) for each in names] == [1, 1, 1, 1, 2]
-        if not asked["cpu"]:
+        names = [str(each["visible"]).split(",") for each in results]
+        checks["each sees as many GPUs as requested"] = [len(each) for each in names] == [1, 1, 1, 1, 2]
+        if not parameters["cpu"]:
             checks["what it sees is what it was given"] = all(
-                each["uuids"] == [*name] for each, name in zip(found, names, strict=True)
+                each["uuids"] == [*name] for each, name in zip(results, names, strict=True)
             )
-        pairs = [(a, b) for a in range(5) for b in range(a) if _overlap(found[a], found[b]) > 1.0]
+        pairs = [(a, b) for a in range(5) for b in range(a) if _overlap(results[a], results[b]) > 1.0]
         checks["two ran at the same time"] = bool(pairs)
         checks["no GPU had two at a time"] = all(not set(names[a]) & set(names[b]) for a, b in pairs)
-    if not asked["cpu"]:
-        checks["memory was allocated on both"] = all(max(used) > asked["gib"] * 2**30 for used in seen.used.values())
+    if not parameters["cpu"]:
+        checks["memory was allocated on both"] = all(
+            max(used) > parameters["gib"] * 2**30 for used in visible.used.values()
+        )
     return {
-        "visible": [each.get("visible") for each in found],
+        "visible": [each.get("visible") for each in results],
         "utilisation_percent": [
-            {"mean": round(statistics.fmean(busy), 1), "highest": max(busy)} for busy in seen.busy.values()
+            {"mean": round(statistics.fmean(busy), 1), "highest": max(busy)} for busy in visible.busy.values()
         ],
-        "memory_used_gib": [round(max(used) / 2**30, 1) for used in seen.used.values()],
+        "memory_used_gib": [round(max(used) / 2**30, 1) for used in visible.used.values()],
     }
 
 
@@ -156,11 +158,11 @@ def _overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     return float(min(one["end_s"], other["end_s"]) - max(one["begin_s"], other["begin_s"]))
 
 
-def kill(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dict[str, Json]:
-    """What is left of a pipeline that was killed, and of a stage run that was."""
+def kill(folder: Path, parameters: Mapping[str, Any], checks: dict[str, bool]) -> dict[str, Json]:
+    """Remains of a killed pipeline, and of a killed stage run."""
     gpus = tuple(gpu.uuid for gpu in probe.this_machine().gpus[:2])
     before = [used for _, used in _gpus_now()]
-    with _holding(folder / "pipeline", asked, 2) as (pipeline, pids):
+    with _holding(folder / "pipeline", parameters, 2) as (pipeline, pids):
         checks["leases are held while stage runs use the GPUs"] = not _free(gpus)
         during = [used for _, used in _gpus_now()]
         pipeline.send_signal(signal.SIGKILL)
@@ -169,13 +171,13 @@ def kill(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dic
         memory_s = _until(lambda: _is_back(before), begin)
     checks["after the pipeline was killed its leases were free"] = pipeline_s is not None
     checks["and the memory of its stage runs"] = memory_s is not None
-    with _holding(folder / "stage", asked, 1) as (pipeline, pids):
+    with _holding(folder / "stage", parameters, 1) as (pipeline, pids):
         os.kill(pids[0], signal.SIGKILL)
         begin = time.monotonic()
         run_s = _until(lambda: _free(gpus), begin)
         code = pipeline.wait(FREE_S)
     checks["after a stage run was killed its lease was free"] = run_s is not None
-    checks["and its pipeline told of a failure"] = code == 1
+    checks["and its pipeline reported a failure"] = code == 1
     return {
         "leases_free_after_s": pipeline_s,
         "memory_free_after_s": memory_s,
@@ -185,19 +187,21 @@ def kill(folder: Path, asked: Mapping[str, Any], checks: dict[str, bool]) -> dic
 
 
 @contextmanager
-def _holding(folder: Path, asked: Mapping[str, Any], runs: int) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """A pipeline of its own whose stage runs hold a GPU each, and their process ids."""
-    given = json.dumps({**asked, "what": "hold", "rule": "none", "seconds": 300.0})
+def _holding(
+    folder: Path, parameters: Mapping[str, Any], runs: int
+) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """A separate pipeline whose stage runs hold a GPU each, and their process ids."""
+    given = json.dumps({**parameters, "what": "hold", "rule": "none", "seconds": 300.0})
     words = [sys.executable, __file__, "--keep", str(folder), str(runs), given]
-    with subprocess.Popen([*words, *(["--pretend"] if asked["cpu"] else [])]) as pipeline:
+    with subprocess.Popen([*words, *(["--pretend"] if parameters["cpu"] else [])]) as pipeline:
         try:
             until = time.monotonic() + TOGETHER_S
-            while len(found := [*folder.glob(f"work/*/{PID}")]) < runs or not all(each.read_text() for each in found):
+            while len(pids := [*folder.glob(f"work/*/{PID}")]) < runs or not all(each.read_text() for each in pids):
                 assert time.monotonic() < until
                 assert pipeline.poll() is None
                 time.sleep(0.1)
             time.sleep(5.0)  # until they have allocated
-            yield pipeline, [int(each.read_text()) for each in found]
+            yield pipeline, [int(each.read_text()) for each in pids]
         finally:
             pipeline.kill()
 
@@ -221,7 +225,7 @@ def _is_back(before: Sequence[int]) -> bool:
 
 
 def _until(done: Callable[[], bool], begin: float) -> float | None:
-    """Seconds since `begin` until it is so; None where it takes too long."""
+    """Seconds from `begin` until `done`, None after a timeout."""
     while time.monotonic() < begin + FREE_S:
         if done():
             return round(time.monotonic() - begin, 2)
@@ -229,8 +233,8 @@ def _until(done: Callable[[], bool], begin: float) -> float | None:
     return None
 
 
-def control(folder: Path, asked: Mapping[str, Any], passes: int, checks: dict[str, bool]) -> dict[str, Json]:
-    """Tokens a second of the same load alone and beside another, over all windows of all passes."""
+def control(folder: Path, parameters: Mapping[str, Any], passes: int, checks: dict[str, bool]) -> dict[str, Json]:
+    """Tokens per second of the same load alone and next to another, over all windows of all passes."""
     cases = {
         "alone": (1, "machine"),
         "alone, pinned": (1, "gpu"),
@@ -243,40 +247,40 @@ def control(folder: Path, asked: Mapping[str, Any], passes: int, checks: dict[st
         for case, (many, rule) in cases.items():
             meet = folder / f"meet-{number}-{rule}-{many}"
             meet.mkdir()
-            loads = {**asked, "what": "load", "rule": rule, "together": many, "meet": str(meet)}
-            found, code = _execute(_plan([(1, loads)] * many), folder / f"control-{number}-{rule}-{many}", Observer())
+            loads = {**parameters, "what": "load", "rule": rule, "together": many, "meet": str(meet)}
+            results, code = _execute(_plan([(1, loads)] * many), folder / f"control-{number}-{rule}-{many}", Observer())
             checks[f"{case}: measured"] = code == 0
             if code:
                 continue
-            cpus[case] = [len(each["cpus"]) for each in found]
+            cpus[case] = [len(each["cpus"]) for each in results]
             if rule == "gpu" and many == 2:
-                checks["those that are pinned share no CPU"] = not set(found[0]["cpus"]) & set(found[1]["cpus"])
+                checks["those that are pinned share no CPU"] = not set(results[0]["cpus"]) & set(results[1]["cpus"])
             if many == 2:
-                checks[f"{case}: at the same time"] = _overlap(*found) > WINDOWS * asked["seconds"]
+                checks[f"{case}: at the same time"] = _overlap(*results) > WINDOWS * parameters["seconds"]
             for what, each in rates[case].items():
-                for one in found:
+                for one in results:
                     each += [tokens / (end - begin) for begin, end, tokens in one[what]]
-    base = {what: statistics.median(found) for what, found in rates["alone"].items() if found}
+    base = {what: statistics.median(results) for what, results in rates["alone"].items() if results}
     table: dict[str, Json] = {}
     for case, by_what in rates.items():
         table[case] = {
             what: {
-                "tokens_per_s": round(statistics.median(found), 1),
-                "over_alone": round(statistics.median(found) / base[what], 4),
-                "spread": round((max(found) - min(found)) / statistics.median(found), 4),
+                "tokens_per_s": round(statistics.median(results), 1),
+                "over_alone": round(statistics.median(results) / base[what], 4),
+                "spread": round((max(results) - min(results)) / statistics.median(results), 4),
             }
-            for what, found in by_what.items()
-            if found and what in base
+            for what, results in by_what.items()
+            if results and what in base
         }
     return {"rates": table, "cpus": cpus}
 
 
 def _pretend() -> None:
     """Two GPUs that are not there."""
-    found = tuple(Device(Gpu(index, f"GPU-{index}", "made up", 2**33, 90), f"GPU-{index}") for index in range(2))
+    fakes = tuple(Device(Gpu(index, f"GPU-{index}", "made up", 2**33, 90), f"GPU-{index}") for index in range(2))
     before = probe.survey()
-    machine = replace(before.machine, gpus=tuple(each.gpu for each in found))
-    after = replace(before, machine=machine, graphics=Graphics(devices=found, everything=found))
+    machine = replace(before.machine, gpus=tuple(each.gpu for each in fakes))
+    after = replace(before, machine=machine, graphics=Graphics(devices=fakes, everything=fakes))
     from trtllm_pipeline.orchestrate.run import loop
 
     for module in (probe, loop):
@@ -302,7 +306,7 @@ def main() -> int:
         return _execute(_plan([(1, json.loads(given))] * int(runs)), Path(folder), Observer())[1]
     known = probe.survey().graphics
     near = cpus_of(known.everything)
-    told: dict[str, Json] = {
+    report: dict[str, Json] = {
         "gpus": [
             {"uuid": each.gpu.uuid, "name": each.gpu.name, "bus": each.bus, "cpus": list(near[each.gpu.uuid])}
             for each in known.everything
@@ -310,18 +314,18 @@ def main() -> int:
         "problems": list(known.problems),
     }
     checks: dict[str, bool] = {}
-    asked = {"seconds": args.seconds, "gib": args.gib, "together": 1, "cpu": args.pretend, "meet": ""}
+    parameters = {"seconds": args.seconds, "gib": args.gib, "together": 1, "cpu": args.pretend, "meet": ""}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_RUNTIME_DIR"] = folder  # leases of its own: other pipelines are not waited for
+        os.environ["XDG_RUNTIME_DIR"] = folder  # separate leases: do not wait for other pipelines
         for name, part in (("devices", devices), ("kill", kill)):
-            told[name] = part(Path(folder), asked, checks)
-            print(name, json.dumps(told[name]), file=sys.stderr, flush=True)
-        told["control"] = control(Path(folder), asked, args.passes, checks)
-    told["checks"] = dict(checks)
+            report[name] = part(Path(folder), parameters, checks)
+            print(name, json.dumps(report[name]), file=sys.stderr, flush=True)
+        report["control"] = control(Path(folder), parameters, args.passes, checks)
+    report["checks"] = dict(checks)
     if args.format == "json":
-        print(json.dumps(told, indent=1))
+        print(json.dumps(report, indent=1))
     else:
-        for name, value in told.items():
+        for name, value in report.items():
             rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
             print(name, *(f"  {key}: {each}" for key, each in rows), sep="\n")
     return 0 if all(checks.values()) else 1

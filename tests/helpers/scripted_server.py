@@ -1,14 +1,14 @@
 """A server with a known timeline, against which the load client is tested.
 
 Speaks the KServe v2 protocols a Triton server speaks (gRPC ModelStreamInfer, ModelInfer, metadata, configuration,
-readiness; HTTP generate and generate_stream) and OpenAI's chat and completions, and answers each request with a
-`Script`. It notes when each request arrived and when each response was handed to the network, on the same
+readiness; HTTP generate and generate_stream) and OpenAI's chat and completions, and handles each request with a
+`Script`. It records when each request arrived and when each response was passed to the network, on the same
 CLOCK_MONOTONIC the client uses. For that it frames gRPC itself: a gRPC library sends when it sees fit.
 
     python tests/helpers/scripted_server.py LOG first_ms=50 gap_ms=50 events=20
 
 A prompt that is a JSON object with any of `first_ms`, `gap_ms`, `events`, `merge`, `cut`, `stall_ms` (before the last
-event), `drop` and `error` is answered that way instead.
+event), `drop` and `error` is handled that way instead.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _STREAM_END: Final = "triton_final_response"
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How one request is answered: texts with the time each is sent, in seconds after the request arrived."""
+    """Response to one request: texts with their send times, in seconds after the request arrived."""
 
     events: tuple[tuple[float, str], ...]
     error: str | None = None
@@ -59,11 +59,11 @@ class Script:
     hang: bool = False
     """Never send the end."""
     cut: bool = False
-    """HTTP: every server-sent event arrives in two reads, cut in the middle of a character where there is one."""
+    """HTTP: every server-sent event arrives in two reads, cut within a multibyte character if there is one."""
     merge: int = 1
     """HTTP: this many server-sent events arrive in one read."""
     counts: tuple[int, ...] | None = None
-    """`num_output_tokens` of each event, true or not, for clients that ask; None for a server that does not count."""
+    """`num_output_tokens` of each event, true or not, for clients that request it. None for a server that does not count."""
     reasoning: int = 0
     """OpenAI chat: this many events are thinking."""
     reasoning_as: str = "reasoning_content"
@@ -73,7 +73,7 @@ class Script:
 
     @classmethod
     def of(cls, text: str, *, first_s: float = 0.0, gap_s: float = 0.0) -> Script:
-        """`text` word by word, evenly spaced; every word is counted as one token."""
+        """`text` word by word, evenly spaced. Every word counts as one token."""
         words = [word if index == 0 else f" {word}" for index, word in enumerate(text.split(" "))]
         events = tuple((first_s + index * gap_s, word) for index, word in enumerate(words))
         return cls(events, counts=tuple(int(bool(word)) for word in words))
@@ -81,7 +81,7 @@ class Script:
 
 @dataclass(slots=True)
 class Served:
-    """What happened to one request, in CLOCK_MONOTONIC nanoseconds."""
+    """Timeline of one request, in CLOCK_MONOTONIC nanoseconds."""
 
     prompt: str
     received_ns: int
@@ -121,17 +121,17 @@ def config(
 
 
 class ScriptedServer:
-    """The server. `respond` decides every answer; `served` is the truth to compare with, in order of arrival."""
+    """The server. `respond` chooses every response. `served` has the true timelines, in order of arrival."""
 
     def __init__(self, respond: Respond, models: Mapping[str, model_config_pb2.ModelConfig]) -> None:
         self.respond = respond
         self.models = models
         self.served: list[Served] = []
         self.ready = True
-        """What it says of itself."""
+        """Readiness that it reports."""
 
     async def start(self) -> dict[str, Any]:
-        """Listen on free ports of loopback; returns what a service.json holds."""
+        """Listen on free ports of loopback. Returns the content of a service.json."""
         self._grpc = await asyncio.get_running_loop().create_server(lambda: _GrpcConnection(self), "127.0.0.1", 0)
         grpc_port = self._grpc.sockets[0].getsockname()[1]
         self._http = await asyncio.start_server(self._connection, "127.0.0.1", 0)
@@ -177,7 +177,7 @@ class ScriptedServer:
             raise _ScriptedError(script.error)
 
     async def _streamed(self, model: str, values: Mapping[str, Any]) -> AsyncIterator[tuple[Served, Script, _Part]]:
-        """The events of a Triton model; all in one response if the model is not decoupled."""
+        """The events of a Triton model, all in one response if the model is not decoupled."""
         if self.models[model].model_transaction_policy.decoupled:
             async for each in self._play(model, values):
                 yield each
@@ -190,7 +190,7 @@ class ScriptedServer:
     # gRPC
 
     async def call(self, method: str, read: Read, write: Write) -> None:
-        """Serve one gRPC call. Raises _ScriptedError for what its status has to tell."""
+        """Serve one gRPC call. Raises _ScriptedError for a status other than OK."""
         if method == "ModelStreamInfer":
             return await self._stream(read, write)
         raw = await read()
@@ -208,7 +208,7 @@ class ScriptedServer:
         elif method == "ServerReady":
             reply = service_pb2.ServerReadyResponse(ready=self.ready)
         else:
-            raise _ScriptedError(f"there is no method {method}", "UNIMPLEMENTED")
+            raise _ScriptedError(f"unknown method {method}", "UNIMPLEMENTED")
         write(reply.SerializeToString())
         return None
 
@@ -267,7 +267,7 @@ class ScriptedServer:
             return await self._openai(path.removeprefix("/v1/"), body, writer)
         model, _, verb = path.removeprefix("/v2/models/").partition("/")
         if not path.startswith("/v2/models/"):
-            return _whole(writer, 404, {"error": f"there is no {path}"})
+            return _whole(writer, 404, {"error": f"{path} does not exist"})
         try:
             known = self._known(model)
             if verb == "config":
@@ -322,14 +322,14 @@ class ScriptedServer:
     async def _openai(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "models":
             return _whole(writer, 200, {"object": "list", "data": [{"id": name} for name in self.models]})
-        asked = json.loads(body)
-        chat, model = path == "chat/completions", asked["model"]
+        loads = json.loads(body)
+        chat, model = path == "chat/completions", loads["model"]
         if model not in self.models:
             return _whole(writer, 404, {"error": {"message": f"the model {model!r} does not exist"}})
-        prompt = asked["messages"][-1]["content"] if chat else asked["prompt"]
-        values = {**asked, "text_input": prompt, "return_num_output_tokens": True}
+        prompt = loads["messages"][-1]["content"] if chat else loads["prompt"]
+        values = {**loads, "text_input": prompt, "return_num_output_tokens": True}
         counts, scripts = [0], []
-        kind = ("chat.completion" if chat else "text_completion") + (".chunk" if chat and asked.get("stream") else "")
+        kind = ("chat.completion" if chat else "text_completion") + (".chunk" if chat and loads.get("stream") else "")
         about = {"id": "1", "object": kind, "created": int(time.time()), "model": model}
 
         def choice(part: _Part, index: int, script: Script) -> dict[str, Any]:
@@ -349,11 +349,11 @@ class ScriptedServer:
             reason = scripts[-1].finish_reason if scripts else "stop"
             end: dict[str, Any] = {"index": 0, "finish_reason": reason, **({"delta": {}} if chat else {"text": ""})}
             yield _event({**about, "choices": [end]})
-            if (asked.get("stream_options") or {}).get("include_usage"):
+            if (loads.get("stream_options") or {}).get("include_usage"):
                 yield _event({**about, "choices": [], "usage": usage()})
             yield b"data: [DONE]\n\n"
 
-        if asked.get("stream"):
+        if loads.get("stream"):
             role = {**about, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
             head = _event(role) if chat else b""
             return await self._event_stream(self._play(model, values), writer, delta, tail(), head)
@@ -366,13 +366,13 @@ class ScriptedServer:
         for served, _, _ in played[-1:]:
             served.sent_ns.append(time.monotonic_ns())
         text, reason = _joined(played).text, scripts[-1].finish_reason if scripts else "stop"
-        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        choices = [{"index": 0, "finish_reason": reason, **said}]
+        value = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        choices = [{"index": 0, "finish_reason": reason, **value}]
         return _whole(writer, 200, {**about, "choices": choices, "usage": usage()})
 
 
 Read = Callable[[], Awaitable[bytes]]
-"""The next message of a call; empty when there is none."""
+"""The next message of a call, empty at the end."""
 Write = Callable[[bytes], None]
 
 
@@ -525,7 +525,7 @@ def running(
 
 @contextmanager
 def server_process(log: Path, *timeline: str) -> Iterator[Service]:
-    """A server in a process of its own. It writes what it did to `log` when the block ends, one JSON object per request.
+    """A server in a separate process. It writes its timelines to `log` when the block ends, one JSON object per request.
 
     `timeline` is the script of a prompt that has none, such as `first_ms=20`, `gap_ms=5`, `events=6`.
     """
@@ -541,26 +541,26 @@ def server_process(log: Path, *timeline: str) -> Iterator[Service]:
 
 
 def scripted(prompt: str, default: Mapping[str, Any]) -> Script:
-    """The script that a prompt is, where it is one, filled up with `default`."""
+    """The script in a prompt, if it is one, with `default` for missing fields."""
     try:
-        told = json.loads(prompt)
+        loads = json.loads(prompt)
     except ValueError:
-        told = None
-    asked = {**default, **(told if isinstance(told, dict) else {})}
-    events = [[(asked["first_ms"] + index * asked["gap_ms"]) / 1e3, " word"] for index in range(asked["events"])]
+        loads = None
+    names = {**default, **(loads if isinstance(loads, dict) else {})}
+    events = [[(names["first_ms"] + index * names["gap_ms"]) / 1e3, " word"] for index in range(names["events"])]
     if events:
-        events[-1][0] += asked.get("stall_ms", 0.0) / 1e3
+        events[-1][0] += names.get("stall_ms", 0.0) / 1e3
     return Script(
         tuple((at_s, text) for at_s, text in events),
-        error=asked.get("error"),
-        drop=asked.get("drop", False),
-        merge=asked.get("merge", 1),
-        cut=asked.get("cut", False),
+        error=names.get("error"),
+        drop=names.get("drop", False),
+        merge=names.get("merge", 1),
+        cut=names.get("cut", False),
     )
 
 
 def main(log: str, *timeline: str) -> None:
-    """Serve one timeline until stdin closes; then write what happened to `log`, a JSON object a line."""
+    """Serve one timeline until stdin closes, then write the timelines to `log`, one JSON object per line."""
     models = {"ensemble": config("ensemble"), "plain": config("plain", decoupled=False)}
     pairs = (pair.split("=") for pair in timeline)
     default = {"first_ms": 50.0, "gap_ms": 50.0, "events": 20} | {name: json.loads(value) for name, value in pairs}

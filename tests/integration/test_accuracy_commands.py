@@ -164,9 +164,9 @@ def test_mistakes_are_told(openai: Any, rows: str, tmp_path: Path, capsys: pytes
         assert main([*words, *more]) in {1, 2}
         return capsys.readouterr().err
 
-    assert "this model has no chat template; give `input`" in said("--model", "m", "--endpoint-type", "completions")
+    assert "the model has no chat template; use `input`" in said("--model", "m", "--endpoint-type", "completions")
     assert "has no model 'x'; it has m" in said("--model", "x", "--endpoint-type", "chat")
-    assert "there is no metric 'bleu'" in said("--model", "m", "--metrics", "bleu")
+    assert "unknown metric 'bleu'" in said("--model", "m", "--metrics", "bleu")
     assert "rows.jsonl: 2 rows cannot be scored; the first: row 'fr': pattern" in said(
         "--model", "m", "--endpoint-type", "chat", "--metrics", "regex"
     )

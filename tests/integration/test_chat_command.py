@@ -73,7 +73,7 @@ def test_lines_from_a_pipe(url: str) -> None:
 
 
 def test_what_goes_wrong_in_a_pipe(url: str) -> None:
-    for text, words in (("error", "the server failed: the engine died"), ("drop", "the answer broke off")):
+    for text, words in (("error", "the server failed: the engine died"), ("drop", "the response broke off")):
         done = piped(url, f"{text}\nmore\n")
         assert (done.returncode, done.stdout) == (1, "Now\n")
         assert words in done.stderr

@@ -112,7 +112,7 @@ def test_failures_are_answers_and_the_next_request_is_fine(
     failed, good, late, again = ask(server[1], protocol, "error", "plain", "hang", "plain", timeout_s=2.0)
     assert failed.error is not None
     assert "the reason" in failed.error
-    assert (late.error or "").startswith("no complete answer within 2 s: ")
+    assert (late.error or "").startswith("no complete response within 2 s: ")
     assert [failed.text, late.text] == (["x", "x"] if protocol in STREAMING else ["", ""])
     assert (good.text, good.error, again.text, again.error) == (TEXT, None, TEXT, None)
 

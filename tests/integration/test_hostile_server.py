@@ -174,18 +174,18 @@ def test_a_request_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
 @pytest.mark.parametrize(
     ("lie", "told"),
     [
-        ("silent", "no complete answer within 0.4 s: received nothing"),
-        ("drip", "no complete answer within 0.4 s: received nothing"),
-        ("drip of a body", "no complete answer within 0.4 s: received data but no text"),
-        ("stalled events", "no complete answer within 0.4 s: received 1 parts, the last 0."),
+        ("silent", "no complete response within 0.4 s: received nothing"),
+        ("drip", "no complete response within 0.4 s: received nothing"),
+        ("drip of a body", "no complete response within 0.4 s: received data but no text"),
+        ("stalled events", "no complete response within 0.4 s: received 1 chunks, the last 0."),
         ("half and closed", "the connection closed in the middle of the response: after 1 bytes"),
         ("negative length", "invalid HTTP response: Invalid character in Content-Length"),
         ("negative chunk", "invalid HTTP response: Invalid character in chunk size"),
         ("huge head", "the response header "),
-        ("endless events", "the server sent more than 4352 messages for an answer of 4 tokens"),
-        ("endless line", "an event in the answer exceeds"),
+        ("endless events", "the server sent more than 4352 messages for a response of 4 tokens"),
+        ("endless line", "an event in the response exceeds"),
         ("nested", "expected a JSON object, got b'[[[["),
-        ("counts", "completion_tokens in the server's answer is -5"),
+        ("counts", "completion_tokens in the server's response is -5"),
     ],
 )
 def test_the_words_say_what_the_server_did(start: Start, lie: str, told: str) -> None:
@@ -250,7 +250,7 @@ def test_a_silent_peer_does_not_hold_a_handshake(start: Start) -> None:
         async with target.client():
             pass
 
-    with pytest.raises(PipelineError, match=r"no complete answer within 0.4 s"):
+    with pytest.raises(PipelineError, match=r"no complete response within 0.4 s"):
         asyncio.run(look())
 
 

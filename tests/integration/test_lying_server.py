@@ -247,17 +247,33 @@ def remembering(stand: Stand) -> None:
     ("lie", "gate", "message"),
     [
         (failing, "failures", "6 of 6 requests failed"),
-        (empty, "empty_answers", "6 of 6 answers are empty"),
+        (empty, "empty_answers", "6 of 6 responses are empty"),
         (echoing, "prompt_echo", "start with their prompt"),
         (overcounting, "token_count", "more tokens than max_tokens"),
         (restarting, "server", "did not survive the run"),
         (giving_up, "server", "was not ready after the run"),
         (too_fast, "roofline", r"reading the 100000 MB of weights it needs takes \d+"),
-        (other_engine, "settings", "max_seq_len is 64 by the engine's config.json, 96 by the matrix"),
-        (other_than_the_matrix, "settings", "exclude_input_in_output is false by the server, true by the matrix"),
-        (other_than_the_repository, "settings", "ensemble: max_batch_size is 8 by the server, 64 by config.pbtxt"),
-        (without_a_model, "settings", "model tensorrt_llm is not there by the server, there by the repository"),
-        (remembering, "kv_cache_reuse", r"first token came after \d.* ms and, sent again"),
+        (
+            other_engine,
+            "settings",
+            "max_seq_len is 64 according to the engine's config.json, 96 according to the matrix",
+        ),
+        (
+            other_than_the_matrix,
+            "settings",
+            "exclude_input_in_output is false according to the server, true according to the matrix",
+        ),
+        (
+            other_than_the_repository,
+            "settings",
+            "ensemble: max_batch_size is 8 according to the server, 64 according to config.pbtxt",
+        ),
+        (
+            without_a_model,
+            "settings",
+            "model tensorrt_llm is missing according to the server, present according to the repository",
+        ),
+        (remembering, "kv_cache_reuse", r"TTFT fell from \d.* ms to .* when a prompt was sent again"),
     ],
 )
 def test_each_lie_is_caught_by_its_own_gate(

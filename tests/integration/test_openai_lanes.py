@@ -193,7 +193,7 @@ def test_nothing_at_a_url_is_told_at_once(servers: Servers) -> None:
         pass
     (row,) = servers.run(["openai"], {"openai": {"url": f"http://127.0.0.1:{port}"}}, code=1).values()
     assert row["failed_stage"] == "launch"
-    assert "no answer from" in row["reason"]
+    assert "no response from" in row["reason"]
 
 
 @pytest.mark.seam

@@ -136,7 +136,7 @@ def test_a_cache_said_to_be_off_is_tried(service: Service, tmp_path: Path, inter
     assert all(record["error"] is None and record["ttft_ms"] > 19 for record in probes)
     untold = [finding for finding in result["findings"] if finding["check"] == "settings"]
     assert [finding["message"] for finding in untold] == [
-        "settings that neither the server nor the engine reports: enable_kv_cache_reuse"
+        "settings not reported by server or engine: enable_kv_cache_reuse"
     ]
 
 
@@ -155,7 +155,10 @@ def test_what_is_said_of_a_server_is_held_against_it(service: Service, tmp_path:
     }
     assert wrong.keys() == {"settings", "roofline"}
     assert "max_seq_len is 96 by the engine's config.json, 64 by the command line" in wrong["settings"]
-    assert "ensemble: accumulate_tokens is false by the server, true by the command line" in wrong["settings"]
+    assert (
+        "ensemble: accumulate_tokens is false according to the server, true according to the command line"
+        in wrong["settings"]
+    )
     assert "reading the 1000000 MB" in wrong["roofline"]
 
 
@@ -238,7 +241,11 @@ def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path
         (("-u", "GRPC", "--model", "ensemble", "--temperature=-1"), 2, "expected a number from 0 on, got -1"),
         (("-u", "https://GRPC", "--model", "ensemble"), 2, "grpc over https is not there"),
         (("-u", "GRPC", "--model", "ensemble", "--slo", "ttft<3"), 2, "is not an objective"),
-        (("-u", "GRPC", "--model", "ensemble", "--slo", "tpot=9ms", "--no-streaming"), 2, "has no time per token"),
+        (
+            ("-u", "GRPC", "--model", "ensemble", "--slo", "tpot=9ms", "--no-streaming"),
+            2,
+            "without streaming there is no TPOT",
+        ),
         (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "HTTP"), 2, "no Triton metrics there"),
         (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "http://:x"), 2, "no Triton metrics there"),
         (("-u", "GRPC", "--model", "ensemble", "--isl", "9"), 2, "needs --tokenizer"),

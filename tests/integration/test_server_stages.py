@@ -274,7 +274,7 @@ def test_perf_by_hand_ends_with_what_it_measured(
     ("respond", "message"),
     [
         (lambda _m, _v: Script((), error="boom"), "4 of 4 requests failed, 4 of them with: boom"),
-        (lambda _m, _v: Script(((0, ""),)), "4 of 4 answers are empty"),
+        (lambda _m, _v: Script(((0, ""),)), "4 of 4 responses are empty"),
         (lambda _m, v: Script.of(v["text_input"] + ANSWER), "start with their prompt"),
         (lambda _m, _v: Script.of(ANSWER * 3), "exceed max_tokens"),
     ],
@@ -296,14 +296,14 @@ def counting(*counts: int) -> Respond:
     [
         (
             counting(1, 1, 1, 1, 1, 1, 1, 2),
-            "more tokens than max_tokens in 4 of 4 answers, such as for prompt 'p0' 9 of 8",
+            "more tokens than max_tokens in 4 of 4 responses, such as for prompt 'p0' 9 of 8",
         ),
         (
             counting(2, 1, 1, 1, -1, 1, 1, 1),
-            "4 of 4 requests failed, .* num_output_tokens in the server's answer is -1, expected a number",
+            "4 of 4 requests failed, .* num_output_tokens in the server's response is -1, expected a number",
         ),
-        (counting(0, 0, 0, 0, 0, 0, 0, 0), "4 of 4 answers have text but no tokens"),
-        (counting(1, 0, 0, 0, 1, 0, 0, 0), "counts 8 output tokens where encoding the answers again gives 32"),
+        (counting(0, 0, 0, 0, 0, 0, 0, 0), "4 of 4 responses have text but no tokens"),
+        (counting(1, 0, 0, 0, 1, 0, 0, 0), "counts 8 output tokens, but encoding the texts again gives 32"),
     ],
 )
 def test_perf_refuses_counts_that_lie(start: Start, respond: Respond, message: str) -> None:
@@ -396,12 +396,12 @@ def test_accuracy(start: Start) -> None:
     ("params", "rows", "respond", "message"),
     [
         ({"min_score": 0.9}, ROWS, behave, "contains is 0.800 on 5 questions, expected at least 0.9"),
-        ({"metrics": ["bleu"]}, ROWS, behave, "there is no metric 'bleu'"),
+        ({"metrics": ["bleu"]}, ROWS, behave, "unknown metric 'bleu'"),
         (
             {},
             ROWS + '{"input": "x"}',
             behave,
-            "1 row cannot be scored: row '6': output: there is no reference",
+            "1 row cannot be scored: row '6': output: the row has no reference",
         ),
         ({}, ROWS, lambda _m, _v: Script((), error="boom"), "5 of 5 requests failed.*'a', with: boom"),
     ],

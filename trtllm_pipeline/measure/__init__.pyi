@@ -55,7 +55,7 @@ from .load.conditions import system_words as system_words
 from .load.conditions import version_words as version_words
 from .load.conditions import workload_words as workload_words
 from .load.engine_report import ENGINE_REPORT_FILE as ENGINE_REPORT_FILE
-from .load.engine_report import Beside as Beside
+from .load.engine_report import BenchComparison as BenchComparison
 from .load.engine_report import EngineReport as EngineReport
 from .load.engine_report import write_dataset as write_dataset
 from .load.load import Load as Load
@@ -125,7 +125,7 @@ from .score import lm_eval as lm_eval
 from .score.accuracy_result import ACCURACY_FILE as ACCURACY_FILE
 from .score.accuracy_result import ANSWERS as ANSWERS
 from .score.accuracy_result import AccuracyResult as AccuracyResult
-from .score.answers import asked_at as asked_at
+from .score.answers import question_endpoint as question_endpoint
 from .score.answers import questions_of as questions_of
 from .score.answers import score_server as score_server
 from .score.answers import score_url as score_url

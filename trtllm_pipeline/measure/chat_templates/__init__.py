@@ -1,9 +1,9 @@
 """Chat templates turn a conversation into the prompt text for a model.
 
 A template comes with its model, so it is untrusted. A separate process (`template_worker.py`) renders it in Jinja2's sandbox, which
-keeps it from files and from Python. The process has little memory, and is killed if it takes too long.
+keeps it from files and from Python. The process has little memory, and is killed after a timeout.
 
-    template = chat.read(directory)            # None where the model has none
+    template = chat.read(directory)            # None if the model has none
     with chat.Renderer(template) as renderer:
         text = renderer.render(chat.Chat(messages))
 
@@ -45,7 +45,7 @@ _WAIT: Final = 6.0
 """Wall-clock time allowed per processor time, because others use the machine as well."""
 _FROM_OUTSIDE: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _KEPT: Final = frozenset({"PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ"})
-"""Environment variables that the process gets; none has tokens or keys."""
+"""Environment variables of the process. They hold no tokens or keys."""
 _CHUNK: Final = 1 << 16
 _ESCAPED_BYTES: Final = 12
 """The longest that JSON writes one character."""
@@ -59,9 +59,9 @@ class RenderLimits:
     time_s: float = 10.0
     """Processor time."""
     memory_bytes: int = 256 << 20
-    """In addition to what the process needs before it reads a template."""
+    """In addition to the process's memory before it reads a template."""
     characters: int = 8_000_000
-    """Length of the text; more than the longest context of any model."""
+    """Maximum length of the text. It exceeds the longest context of any model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Chat:
 
     messages: Sequence[Message]
     add_generation_prompt: bool = True
-    """Whether the text ends where the model's answer starts."""
+    """True if the text ends with the start of the model's reply."""
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class LimitError(TemplateError):
 
 
 _ERRORS: Final = {
-    # what the process says -> class, failure, words, hint
+    # the process's status -> class, failure, words, hint
     "limit": (LimitError, FailureClass.INFEASIBLE, "{} {}", _REPLACE),
     "inherited": (LimitError, FailureClass.USER, "{} {}", "run again with a higher ulimit -v"),
     "broken": (TemplateError, FailureClass.INFEASIBLE, "{}: {}", _REPLACE),
@@ -109,13 +109,13 @@ _ERRORS: Final = {
         RefusedError,
         FailureClass.USER,
         "{} rejects this conversation: {}",
-        "change the messages to what the template expects, or give the prompt as text",
+        "change the messages to what the template expects, or use a text prompt",
     ),
 }
 
 
 def read(folder: Path) -> Template | None:
-    """The chat template of a model's directory, None where it has none. Raises DownloadError for files that cannot be read."""
+    """The chat template of a model's directory, None if it has none. Raises DownloadError for files that cannot be read."""
     source = read_source(folder)
     if source is None:
         return None
@@ -126,7 +126,7 @@ def read(folder: Path) -> Template | None:
 
 
 def read_source(folder: Path) -> str | None:
-    """The template's text: a file of its own, or in tokenizer_config.json, alone or as the `default` of several."""
+    """The template's text: from a separate file, or from tokenizer_config.json, alone or as the `default` of several."""
     source = read_text(folder, FILE)
     if source is not None:
         return source
@@ -160,8 +160,8 @@ class Renderer:
     def render(self, chat: Chat) -> str:
         """The text of a conversation.
 
-        Raises RefusedError where the template does not take it, LimitError where it takes too much, TemplateError where
-        the template cannot be read, or its process ends or does not answer.
+        Raises RefusedError if the template rejects it, LimitError if it needs too much time or memory, TemplateError if
+        the template cannot be read, or its process ends or hangs.
         """
         with self._lock:
             try:
@@ -204,16 +204,16 @@ class Renderer:
             self._end()
         raise self._error(answer["kind"], answer["error"])
 
-    def _error(self, kind: str, said: str) -> TemplateError:
+    def _error(self, kind: str, details: str) -> TemplateError:
         cls, failure, words, hint = _ERRORS[kind]
-        return cls(words.format(self._template.origin, said), failure=failure, hint=hint)
+        return cls(words.format(self._template.origin, details), failure=failure, hint=hint)
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._process = process = _start()
-            told = {"source": self._template.source, **asdict(self._limits)}
+            setup = {"source": self._template.source, **asdict(self._limits)}
             try:
-                self._waited(self._exchange(process, told), process, _START_S)
+                self._waited(self._exchange(process, setup), process, _START_S)
             except TemplateError as error:
                 raise TemplateError(
                     f"the process that renders chat templates did not start: {error.message}",
@@ -225,9 +225,9 @@ class Renderer:
         return self._process
 
     def _exchange(self, process: subprocess.Popen[bytes], question: Mapping[str, Any]) -> _Exchange:
-        """Send a line and return what the process answers. Raises TemplateError.
+        """Send a line and return the process's reply. Raises TemplateError.
 
-        Yields when it has to wait for the process: true where there is more to send.
+        Yields when it has to wait for the process: True if there is more to send.
         """
         sink, source = _pipes(process)
         unsent, received = memoryview(json.dumps(question).encode() + b"\n"), bytearray()
@@ -239,7 +239,7 @@ class Renderer:
                 unsent = unsent[os.write(sink, unsent[:_CHUNK]) :] if unsent else unsent
             except BlockingIOError:
                 pass
-            except BrokenPipeError:  # the end of its answers says more
+            except BrokenPipeError:  # the end of its output has the cause
                 unsent = unsent[:0]
             try:
                 part = os.read(source, _CHUNK)
@@ -253,7 +253,7 @@ class Renderer:
         return answer
 
     def _waited(self, exchange: _Exchange, process: subprocess.Popen[bytes], time_s: float) -> _Answer:
-        """The answer, when it comes within `time_s`."""
+        """Wait for the reply, at most `time_s`."""
         sink, source = _pipes(process)
         deadline = time.monotonic() + time_s
         while True:
@@ -269,7 +269,7 @@ class Renderer:
                 raise self._silent(time_s)
 
     async def _awaited(self, exchange: _Exchange, process: subprocess.Popen[bytes]) -> _Answer:
-        """The answer, when it comes in time, on an event loop."""
+        """Wait for the reply on an event loop, within the time limit."""
         import asyncio
 
         sink, source = _pipes(process)
@@ -306,7 +306,7 @@ class Renderer:
 
     def _ended(self, status: int) -> TemplateError:
         if status == -signal.SIGPROF:
-            return self._error("limit", f"takes more than {self._limits.time_s:g} s of processor time")
+            return self._error("limit", f"needs more than {self._limits.time_s:g} s of CPU time")
         outside = -status in _FROM_OUTSIDE
         return TemplateError(
             f"{self._template.origin}: its process ended "
@@ -342,7 +342,7 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def _pipes(process: subprocess.Popen[bytes]) -> tuple[int, int]:
-    """Where it reads, and where it writes."""
+    """File descriptors of its stdin and stdout."""
     assert process.stdin is not None
     assert process.stdout is not None
     return process.stdin.fileno(), process.stdout.fileno()

@@ -1,14 +1,14 @@
 """The process that renders a chat template: lines of JSON in, lines of JSON out. Started by its path, see `Renderer`.
 
-The first line has the template and the limits, every other one the variables of a conversation. Nothing of this project
-is imported: whatever Python can start has to do, with Jinja2.
+The first line has the template and the limits, every other line the variables of a conversation. It imports only Jinja2
+and the standard library, so that any Python with Jinja2 can run it.
 """
 
 from __future__ import annotations
 
 import sys
 
-sys.path.pop(0)  # the directory of this file, where nothing is to be imported from
+sys.path.pop(0)  # never import from the directory of this file
 
 import json
 import resource
@@ -27,7 +27,7 @@ _LONGEST_MESSAGE = 500
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what the model is to say, for training. The text within is written as it is."""
+    """`{% generation %}` marks the assistant's text for training. Its content is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja2 declares it
 
@@ -65,24 +65,24 @@ def main(source: TextIO, sink: TextIO) -> None:
         except TooLongError as error:
             answer = _failed("limit", str(error))
         except TemplateSyntaxError as error:
-            answer = _failed("broken", f"line {error.lineno}: {_said(error)}")
+            answer = _failed("broken", f"line {error.lineno}: {_error_text(error)}")
         except TemplateError as error:
-            answer = _failed("refused", _said(error))
+            answer = _failed("refused", _error_text(error))
         except Exception as error:  # noqa: BLE001 - whatever an expression of a template may raise
-            answer = _failed("refused", f"{type(error).__name__}: {_said(error)}")
+            answer = _failed("refused", f"{type(error).__name__}: {_error_text(error)}")
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(sink, answer)
 
 
 def environment() -> Environment:
     """Jinja2 as chat templates expect it. Source: https://huggingface.co/docs/transformers/chat_templating_writing"""
-    found = ImmutableSandboxedEnvironment(
+    sandbox = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
     )
-    found.filters["tojson"] = _to_json
-    found.globals["raise_exception"] = _refuse
-    found.globals["strftime_now"] = _now
-    return found
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals["raise_exception"] = _refuse
+    sandbox.globals["strftime_now"] = _now
+    return sandbox
 
 
 def _to_json(
@@ -92,7 +92,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja2's own filter escapes what HTML needs escaped."""
+    """Plain JSON, unlike Jinja2's filter, which escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -105,16 +105,16 @@ def _now(form: str) -> str:
 
 
 def _joined(parts: Iterator[str], most: int) -> str:
-    found, length = [], 0
+    texts, length = [], 0
     for part in parts:
         length += len(part)
         if length > most:
             raise TooLongError(f"writes more than {most} characters")
-        found.append(part)
-    return "".join(found)
+        texts.append(part)
+    return "".join(texts)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     message = str(error)
     return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
 
@@ -124,7 +124,7 @@ def _failed(kind: str, words: str) -> str:
 
 
 def _lower(kind: int, wanted: int) -> int:
-    """Set a limit to `wanted`, or to the hard one that this process was started with where that is lower."""
+    """Set a limit to `wanted`, or to the process's inherited hard limit if that is lower."""
     hard = resource.getrlimit(kind)[1]
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(kind, (limit, limit))

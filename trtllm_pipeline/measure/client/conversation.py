@@ -1,4 +1,4 @@
-"""A conversation with a model behind any OpenAI-compatible server, answer by answer as it is written."""
+"""A conversation with a model behind any OpenAI-compatible server, with streamed replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from trtllm_pipeline.base import FailureClass, ServerError
-from trtllm_pipeline.measure.client import fields, recognise, said
+from trtllm_pipeline.measure.client import fields, recognise, response_text
 from trtllm_pipeline.measure.client.session import ServerSentEvents
 from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.transport.http import Connection, HttpError, fetch
@@ -20,25 +20,25 @@ from trtllm_pipeline.measure.client.urls import api_url
 
 _LOOK_S: Final = 10.0
 _SILENCE_S: Final = 300.0
-"""Without any byte of an answer, a server is taken for gone."""
+"""A server that sends no byte for this time counts as gone."""
 _USERS: Final = range(400, 500)
 
 
 @dataclass(slots=True)
 class Reply:
-    """An answer, as far as it has come. Times are seconds of a monotonic clock."""
+    """A reply so far. Times are seconds of a monotonic clock."""
 
     asked_s: float
     text: str = ""
     finish_reason: str | None = None
-    """None where it was stopped."""
+    """None if it was stopped."""
     first_s: float | None = None
     last_s: float = 0.0
     parts: int = 0
     tokens: int | None = None
     """Output tokens, as the server counts them."""
     calls: dict[int, str] = field(default_factory=dict)
-    """Tool calls by index, as text: a server may call tools of its own accord."""
+    """Tool calls by index, as text: a server may call tools without a request for it."""
 
     @property
     def first_token_s(self) -> float | None:
@@ -55,7 +55,7 @@ class Reply:
 
 
 Show = Callable[[str, bool], None]
-"""Is given each piece of an answer, and whether it is reasoning."""
+"""Gets each piece of a reply, and whether it is reasoning."""
 
 
 class Conversation:
@@ -70,18 +70,18 @@ class Conversation:
         self._headers = _authorization(api_key)
 
     def reset(self) -> None:
-        """Forget what was said; the system prompt stays."""
+        """Clear the history. The system prompt stays."""
         self.messages = []
 
     def ask(self, text: str, show: Show) -> Reply:
-        """Say something and get the answer. An interrupt ends it, and what came of it counts as the answer.
+        """Send a message and return the reply. An interrupt ends the reply, and the part received so far is kept.
 
-        Raises ServerError; then nothing was said.
+        Raises ServerError and leaves the history unchanged.
         """
-        said = [*self.messages, {"role": "user", "content": text}]
+        messages = [*self.messages, {"role": "user", "content": text}]
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        reply = asyncio.run(self._ask([*system, *said], show))
-        self.messages = [*said, {"role": "assistant", "content": reply.text}]
+        reply = asyncio.run(self._ask([*system, *messages], show))
+        self.messages = [*messages, {"role": "assistant", "content": reply.text}]
         return reply
 
     async def _ask(self, messages: list[dict[str, str]], show: Show) -> Reply:
@@ -118,7 +118,7 @@ class Conversation:
                 for data in events.feed(part):
                     if data != b"[DONE]":
                         _take(fields.parse(data), reply, show)
-            except (ServerError, OSError) as error:  # the connection knows errors of its own kind alone
+            except (ServerError, OSError) as error:  # the connection only handles its own errors
                 raised.append(error)
                 raise ProtocolError(str(error)) from error
 
@@ -132,13 +132,15 @@ class Conversation:
         try:
             while not (await asyncio.wait([posting], timeout=1.0))[0]:
                 if time.monotonic() - last_s > _SILENCE_S:
-                    raise ServerError(f"{self.url}: no answer within {_SILENCE_S:g} s", failure=FailureClass.TRANSIENT)
+                    raise ServerError(
+                        f"{self.url}: no response within {_SILENCE_S:g} s", failure=FailureClass.TRANSIENT
+                    )
             status = await posting
         except (OSError, ProtocolError) as error:
             if raised:
                 raise raised[0] from None
             if reply.parts:
-                raise ServerError(f"the answer broke off: {error}", failure=FailureClass.TRANSIENT) from error
+                raise ServerError(f"the response broke off: {error}", failure=FailureClass.TRANSIENT) from error
             raise _unreachable(self.url, error) from error
         finally:
             posting.cancel()
@@ -146,7 +148,7 @@ class Conversation:
         if status != 200:
             raise _refused(self.url, status, bytes(refusal[:MAX_MESSAGE_BYTES]))
         if reply.finish_reason is None:
-            raise ServerError(f"{self.url}: the answer ended early", failure=FailureClass.TRANSIENT)
+            raise ServerError(f"{self.url}: the response ended early", failure=FailureClass.TRANSIENT)
 
 
 class _Interrupt:
@@ -187,12 +189,12 @@ async def _models(url: str, api_key: str | None) -> dict[str, str | None]:
             raise await recognise.wrong_protocol(url.removesuffix("/v1"), "openai", _LOOK_S) or _refused(
                 url, status, body
             )
-        found: dict[str, str | None] = {}
+        names: dict[str, str | None] = {}
         for each in fields.items(fields.parse(body).get("data"), "data"):
             model = fields.mapping(each, "a model")
             parent = model.get("parent")
-            found[fields.text(model.get("id"), "id")] = None if parent is None else fields.text(parent, "parent")
-        return found
+            names[fields.text(model.get("id"), "id")] = None if parent is None else fields.text(parent, "parent")
+        return names
     except (OSError, ProtocolError) as error:
         other = await recognise.wrong_protocol(url.removesuffix("/v1"), "openai", _LOOK_S)
         raise other or _unreachable(url, error) from error
@@ -211,7 +213,7 @@ def _take(body: Mapping[str, Any], reply: Reply, show: Show) -> None:
     for each in fields.items(body.get("choices"), "choices"):
         choice = fields.mapping(each, "a choice")
         delta = fields.mapping(choice.get("delta"), "delta")
-        thought, text, *_ = said.read(delta)
+        thought, text, *_ = response_text.read(delta)
         for call in fields.items(delta.get("tool_calls"), "tool_calls"):
             _call(fields.mapping(call, "a tool call"), reply)
         reply.finish_reason = fields.text(choice.get("finish_reason"), "finish_reason") or reply.finish_reason
@@ -236,23 +238,23 @@ def _call(call: Mapping[str, Any], reply: Reply) -> None:
 
 def _refused(url: str, status: int, body: bytes) -> ServerError:
     try:
-        said = _message(fields.error_of(fields.parse(body)) or "")
+        message = _message(fields.error_of(fields.parse(body)) or "")
     except ProtocolError:
-        said = ""
+        message = ""
     hint = "set OPENAI_API_KEY" if status in {401, 403} else None
     failure = FailureClass.USER if status in _USERS else FailureClass.TRANSIENT
-    return ServerError(f"{url}: {said or f'HTTP status {status}'}", failure=failure, hint=hint)
+    return ServerError(f"{url}: {message or f'HTTP status {status}'}", failure=failure, hint=hint)
 
 
 def _message(error: object) -> str:
-    said = error.get("message") if isinstance(error, dict) else error
-    return fields.shortened(said if isinstance(said, str) else fields.shown(said))
+    text = error.get("message") if isinstance(error, dict) else error
+    return fields.shortened(text if isinstance(text, str) else fields.shown(text))
 
 
 def _unreachable(url: str, error: Exception) -> ServerError:
     late = isinstance(error, HttpError) or not str(error)
     return ServerError(
-        f"no answer from {url}: {error if str(error) else type(error).__name__}",
+        f"no response from {url}: {error if str(error) else type(error).__name__}",
         failure=FailureClass.BUG if late and "not an HTTP" in str(error) else FailureClass.TRANSIENT,
         hint="check that the server is running and that this is its address",
     )

@@ -1,4 +1,4 @@
-"""Typed access to the JSON that servers send; a value of another type raises a ProtocolError that names it."""
+"""Typed access to the JSON that servers send; a value of a wrong type raises a ProtocolError that names it."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def parse(data: bytes | bytearray) -> dict[str, Any]:
 
 
 def error_of(body: Mapping[str, Any]) -> object:
-    """What an OpenAI server says went wrong; None where it says nothing.
+    """The error that an OpenAI server reports. None without one.
 
-    TensorRT-LLM and vLLM say it without OpenAI's envelope, and FastAPI, so Triton's OpenAI front end, as `detail`.
+    TensorRT-LLM and vLLM send it without OpenAI's envelope, and FastAPI, so Triton's OpenAI front end, as `detail`.
     """
     return body.get("message") if body.get("object") == "error" else body.get("error", body.get("detail"))
 
 
 def mapping(value: object, what: str) -> Mapping[str, Any]:
-    """An object; empty for null."""
+    """A JSON object, empty for null."""
     if value is None:
         return {}
     return value if isinstance(value, dict) else refuse(value, what, "an object")
 
 
 def items(value: object, what: str) -> list[Any]:
-    """A list; empty for null."""
+    """A list, empty for null."""
     if value is None:
         return []
     return value if isinstance(value, list) else refuse(value, what, "a list")
@@ -82,4 +82,4 @@ def shown(value: object) -> str:
 
 def refuse(value: object, what: str, expected: str) -> NoReturn:
     """Raise the ProtocolError for a value of the wrong type."""
-    raise ProtocolError(f"{what} in the server's answer is {shown(value)}, expected {expected}")
+    raise ProtocolError(f"{what} in the server's response is {shown(value)}, expected {expected}")

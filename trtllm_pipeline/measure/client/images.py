@@ -1,4 +1,4 @@
-"""Images in requests: made up to a size, or read from files, as data URLs in messages of OpenAI's chat.
+"""Images in requests: synthetic with a given size, or read from files, as data URLs in messages of OpenAI's chat.
 
 Source: OpenAI API reference, "Create chat completion", content parts; PNG (Portable Network Graphics) Specification, third
 edition, 5 "Datastream structure".
@@ -22,7 +22,7 @@ _TILE: Final = 16
 _KINDS: Final = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 _MAGIC: Final = max(map(len, _KINDS))
 _LARGEST: Final = 20_000_000
-"""Bytes of an image file, as OpenAI's API takes."""
+"""Maximum bytes of an image file, as in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,10 @@ class ImagesAsked:
 
     @classmethod
     def parse(cls, text: str) -> ImagesAsked:
-        """What `2@640x480` asks for. Raises ValueError for anything else."""
+        """Parse `2@640x480`. Raises ValueError for any other format."""
         match = _FORM.fullmatch(text)
         if match is None:
-            raise ValueError(
-                f"{text!r} does not say how many images of which size: write 1@512x512, up to 99@9999x9999"
-            )
+            raise ValueError(f"{text!r} is not COUNT@WIDTHxHEIGHT; write 1@512x512, up to 99@9999x9999")
         return cls(*map(int, match.groups()))
 
     def make(self, number: int) -> tuple[str, ...]:
@@ -51,7 +49,7 @@ class ImagesAsked:
 
 def png(width: int, height: int, seed: int) -> bytes:
     """An image of colored squares, 8 bits for each of red, green and blue."""
-    import random  # not where nothing is drawn: every stage's program imports this module
+    import random  # late, because every stage's program imports this module
 
     draw = random.Random(seed)  # noqa: S311 - not a secret
     tiles = -(-width // _TILE)
@@ -68,24 +66,24 @@ def png(width: int, height: int, seed: int) -> bytes:
 
 
 def data_url(image: bytes) -> str:
-    """An image as a URL that holds it. Raises ValueError for what is no PNG, JPEG, GIF or WebP."""
+    """An image as a data URL. Raises ValueError unless it is PNG, JPEG, GIF or WebP."""
     return f"data:image/{_kind(image)};base64,{base64.b64encode(image).decode()}"
 
 
 def _kind(image: bytes) -> str:
     kind = next((kind for magic, kind in _KINDS.items() if image.startswith(magic)), None)
     if kind is None:
-        raise ValueError("is no PNG, JPEG, GIF or WebP image")
+        raise ValueError("is not a PNG, JPEG, GIF or WebP image")
     return kind
 
 
 def check(path: Path) -> None:
-    """Raise ValueError for a file that cannot be read, or that does not begin as an image."""
+    """Raise ValueError for a file that cannot be read, or that has no image header."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("is not a file")
-        if found.st_size > _LARGEST:
+        if status.st_size > _LARGEST:
             raise ValueError(f"is larger than {_LARGEST // 1_000_000} MB")
         with path.open("rb") as file:
             _kind(file.read(_MAGIC))
@@ -94,7 +92,7 @@ def check(path: Path) -> None:
 
 
 def read(path: Path) -> str:
-    """An image file as a data URL. Raises ValueError for a file that cannot be read, or is no image."""
+    """An image file as a data URL. Raises ValueError for a file that cannot be read, or is not an image."""
     check(path)
     try:
         return data_url(path.read_bytes())
@@ -102,7 +100,7 @@ def read(path: Path) -> str:
         raise ValueError(f"cannot be read: {error.strerror}") from error
 
 
-def told_apart(messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+def split_images(messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
     """The texts of chat messages, one per line, and the URLs of their images."""
     parts: list[Any] = []
     for message in messages:
@@ -113,14 +111,14 @@ def told_apart(messages: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[str, .
 
 
 def as_jpeg(url: str) -> str:
-    """A data URL as the models of Triton's templates know one: only by the name of JPEG, whatever it holds. They look at
+    """A data URL as Triton's template models accept it: labeled as JPEG for any format. They look at
     the image itself to read it. Source: `load_images_from_urls` of `preprocessing`.
     """
     return f"data:image/jpeg;base64,{url.partition('base64,')[2]}"
 
 
 def with_images(messages: Sequence[Mapping[str, Any]], urls: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
-    """Chat messages with images at the end of the last: behind the text, which differs from request to request."""
+    """Chat messages with images at the end of the last one, after the text, which differs between requests."""
     *before, last = messages
     content = last.get("content")
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

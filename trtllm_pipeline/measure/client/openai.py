@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trtllm_pipeline.base import FailureClass, ServerError
-from trtllm_pipeline.measure.client import fields, recognise, said
+from trtllm_pipeline.measure.client import fields, recognise, response_text
 from trtllm_pipeline.measure.client.session import Answer, BaseClient, GenerationRequest, HttpSession, Session
 from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.urls import api_url
@@ -26,7 +26,8 @@ class OpenAiClient(BaseClient):
     """Access to one model of a server.
 
     `url` may end in `/v1` or not. Entering looks the model up and raises ServerError if the server or the model does not
-    exist. A server that does not list its models is trusted, and so is one that `lists_models` says lists others.
+    exist. A server that does not list its models is trusted. So is one with `lists_models=False`, which lists other
+    names.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class OpenAiClient(BaseClient):
         return self
 
     async def models(self) -> list[str] | None:
-        """The models that the server lists; None where it does not list them. Raises ServerError where it is no such server."""
+        """The models that the server lists; None if it does not list any. Raises ServerError if it is another kind of server."""
         try:
             status, body = await self._get(self.url, "/models", self.headers)
         except ServerError as error:
@@ -83,21 +84,21 @@ class OpenAiClient(BaseClient):
         return None
 
     async def _other(self) -> ServerError | None:
-        """An error where a server of another kind answers."""
+        """The error for another kind of server."""
         return await recognise.wrong_protocol(self.url.removesuffix("/v1"), "openai", self.timeout_s)
 
     def _new_session(self) -> Session:
         return _OpenAiSession(self)
 
     async def ready(self) -> dict[str, bool]:
-        """Whether the server still responds."""
+        """`{"http": True}` while the server responds."""
         try:
             return {"http": (await self._get(self.url, "/models", self.headers))[0] > 0}
         except ServerError:
             return {"http": False}
 
     async def server(self) -> str | None:
-        """What the server reports of itself."""
+        """The server's name and version."""
         version = await self.version()
         return None if version is None else f"OpenAI API {version}"
 
@@ -133,7 +134,7 @@ class _OpenAiSession(HttpSession):
     async def _exchange(self, message: bytes, answer: Answer) -> None:
         await super()._exchange(message, answer)
         if answer.error is None and answer.finish_reason is None:
-            answer.error = "the answer ended without a finish_reason"
+            answer.error = "the response ended without a finish_reason"
 
     def _parse(self, now_ns: int, data: bytes | bytearray, answer: Answer) -> None:
         if data != b"[DONE]":
@@ -143,7 +144,7 @@ class _OpenAiSession(HttpSession):
         for each in fields.items(body.get("choices"), "choices"):
             choice = fields.mapping(each, "a choice")
             message = fields.mapping(choice.get("delta") or choice.get("message"), "a message")
-            reasoning, text, calls, unread = said.read(
+            reasoning, text, calls, unread = response_text.read(
                 {"text": choice.get("text")} if self._endpoint == "completions" else message
             )
             if "role" in message and not (reasoning or text or calls) and answer.role_ns is None:

@@ -1,4 +1,4 @@
-"""What answers at an address that was asked over another protocol: Triton's gRPC, HTTP or metrics port, or an OpenAI API."""
+"""Recognize the server at an address after a request over a wrong protocol: Triton's gRPC, HTTP or metrics port, or OpenAI."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _TIMEOUT_S: Final = 2.0
 _FRAME_BYTES: Final = 9
 
 
-async def wrong_protocol(address: str, asked: str, timeout_s: float) -> ServerError | None:
-    """An error that says what `address` (host:port or a URL) is, if it is known to be something else than `asked`."""
-    found = await kind_of(address, min(timeout_s, _TIMEOUT_S))
-    if found is None or found == asked:
+async def wrong_protocol(address: str, expected: str, timeout_s: float) -> ServerError | None:
+    """An error that names the server at `address` (host:port or a URL), if it is known to differ from `asked`."""
+    actual = await kind_of(address, min(timeout_s, _TIMEOUT_S))
+    if actual is None or actual == expected:
         return None
     where = urlsplit(address if "://" in address else f"//{address}").netloc
-    advice = [f"use {_PORTS[asked]}"] if asked in _PORTS and found != "openai" else []
-    advice += [f"--protocol {found}"] if found != "metrics" else []
+    advice = [f"use {_PORTS[expected]}"] if expected in _PORTS and actual != "openai" else []
+    advice += [f"--protocol {actual}"] if actual != "metrics" else []
     return ServerError(
-        f"{where}: this is {_NAMES[found]}",
+        f"{where}: this is {_NAMES[actual]}",
         failure=FailureClass.USER,
         hint=" or ".join(advice) or "give the address of the OpenAI-compatible server",
     )
 
 
 async def kind_of(address: str, timeout_s: float = _TIMEOUT_S) -> Kind | None:
-    """What answers at `address`; None if it is unknown or does not respond within `timeout_s` to each request."""
+    """The kind of server at `address`, None if it is unknown or a request takes longer than `timeout_s`."""
     paths: tuple[tuple[str, Kind], ...] = (("/v2", "http"), ("/v1/models", "openai"), ("/metrics", "metrics"))
     base = urlsplit(address if "://" in address else f"http://{address}")
     server = f"{base.scheme}://{base.netloc}"
@@ -62,13 +62,13 @@ def _is(kind: Kind, body: bytes) -> bool:
     if kind == "metrics":
         return b"nv_inference_" in body
     with suppress(ProtocolError, KeyError):
-        told = fields.parse(body)
-        return isinstance(told["data"], list) if kind == "openai" else "extensions" in told
+        document = fields.parse(body)
+        return isinstance(document["data"], list) if kind == "openai" else "extensions" in document
     return False
 
 
 async def _speaks_http2(host: str | None, port: int | None, timeout_s: float) -> bool:
-    """Whether the server answers a request in HTTP/1.1 with a frame of HTTP/2, as gRPC servers do."""
+    """True if the server responds to HTTP/1.1 with an HTTP/2 frame, as gRPC servers do."""
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), timeout_s)
         try:

@@ -21,13 +21,13 @@ class Service:
     kind: str = "triton"
     """`triton`, or `openai`, whose `http` is a URL."""
     endpoint: str = "completions"
-    """What an OpenAI server is asked: `completions`, or `chat` where it has nothing else."""
+    """Endpoint of an OpenAI server: `completions`, or `chat` if it has only that."""
     lists_models: bool = True
     """An OpenAI server that lists its models lists `model` among them."""
     version: str | None = None
-    """Of the server, as whoever started it knows it."""
+    """Version of the server, from the stage that started it."""
     started: bool = True
-    """A stage of ours started it, or nobody said otherwise."""
+    """False for a server that was started externally."""
 
     @classmethod
     def read(cls, path: Path) -> Service:

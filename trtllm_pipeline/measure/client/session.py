@@ -1,4 +1,4 @@
-"""Requests to a model and their answers over any protocol. A session sends one request at a time and times the answer."""
+"""Requests to a model and their responses over any protocol. A session sends one request at a time and times the response."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_MESS
 
 _SPARE_MESSAGES: Final = 1 << 12
 _MESSAGES_PER_TOKEN: Final = 64
-"""Besides the spare ones, enough messages per token for several choices, a role and usage."""
+"""Enough messages per token for several choices, a role and usage, in addition to the spare ones."""
 
 
 class InputTensor(NamedTuple):
-    """An input of several dimensions, as bytes in the type that the model has for it. gRPC alone takes it."""
+    """An input of several dimensions, as bytes of the model's data type. Only gRPC supports it."""
 
     shape: tuple[int, ...]
     """Without the batch dimension."""
@@ -45,9 +45,9 @@ class GenerationRequest:
     """The same as chat messages, for chat endpoints."""
 
 
-def most_tokens(asked: int) -> int:
-    """Upper bound for the tokens or messages of an answer to a request for `asked` tokens, also with several choices."""
-    return _SPARE_MESSAGES + _MESSAGES_PER_TOKEN * asked
+def most_tokens(max_tokens: int) -> int:
+    """Upper bound for the tokens or messages of a response to a request for `asked` tokens, also with several choices."""
+    return _SPARE_MESSAGES + _MESSAGES_PER_TOKEN * max_tokens
 
 
 class TextChunk(NamedTuple):
@@ -59,7 +59,7 @@ class TextChunk(NamedTuple):
     tokens: int | None
     """Output tokens of the request so far, as counted by the server; None if it does not count."""
     reasoning: bool = False
-    """Whether the text is reasoning, not the answer."""
+    """True if the text is reasoning."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Answer:
 
     sent_ns: int = 0
     connected_ns: int | None = None
-    """When the connection was made, if this request had to connect; before `sent_ns`."""
+    """When the connection was opened, if this request had to connect. It precedes `sent_ns`."""
     headers_ns: int | None = None
     """HTTP: when the header was complete."""
     first_byte_ns: int | None = None
@@ -82,11 +82,11 @@ class Answer:
     role_ns: int | None = None
     """OpenAI chat: the message that only has the role."""
     silent_ns: int | None = None
-    """First response without text before the first text, besides that of the role."""
+    """Arrival of the first chunk without text before the first text, except the role's chunk."""
     silent: int = 0
     """How many there were."""
     unread: str | None = None
-    """OpenAI: a field of them with strings that are not known to be text or to be none."""
+    """OpenAI: an unknown field with strings in these chunks, possibly generated text."""
     events: list[TextChunk] = field(default_factory=list)
     usage_ns: int | None = None
     """OpenAI: the message with the server's counts."""
@@ -99,18 +99,18 @@ class Answer:
     """OpenAI: input and output, as the server adds them."""
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
-    """Of speculative decoding, where `return_perf_metrics` was asked for and the server tells it."""
+    """Accepted draft tokens, if `return_perf_metrics` was requested and the server reports them."""
     finish_reason: str | None = None
-    """Why the server stopped, if it says so: stop, length, ..."""
+    """The server's finish reason, if it sends one: stop, length, ..."""
     end_ns: int = 0
     log_probs: list[float] = field(default_factory=list)
-    """Of the tokens of the latest response, where `return_log_probs` was asked for."""
+    """Log probabilities of the latest chunk's tokens, if `return_log_probs` was requested."""
     late_ns: int = 0
-    """Longest delay between arrival and reading of this answer's bytes, caused by load on the client. A single event still has
-    its time of arrival; several events of one read have that of the last."""
+    """Longest delay between arrival and reading of this response's bytes, caused by load on the client. A single event keeps
+    its arrival time. Several events in one read get that of the last."""
     error: str | None = None
     timed_out: bool = False
-    """Whether the error is that the answer was not complete in time."""
+    """True if the response was not complete in time."""
 
     @property
     def text(self) -> str:
@@ -143,7 +143,7 @@ class Answer:
             self.silent += 1
 
     def whole(self) -> None:
-        """Note that nothing more comes. Only called where the protocol tells the end apart from the last response."""
+        """Record the end of the response. Only called if the protocol marks the end separately from the last chunk."""
 
 
 class BaseClient(ABC):
@@ -158,12 +158,12 @@ class BaseClient(ABC):
             await session.close()
 
     def session(self) -> Session:
-        """A new session; closed with the client."""
+        """A new session, closed with the client."""
         self._sessions.append(self._new_session())
         return self._sessions[-1]
 
     def drop(self, session: Session) -> None:
-        """Give up a session that has no request; its connection is closed at once."""
+        """Drop an idle session and close its connection."""
         self._sessions.remove(session)
         session.shut()
 
@@ -171,14 +171,14 @@ class BaseClient(ABC):
     def _new_session(self) -> Session: ...
 
     async def _get(self, address: str, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
-        """Status and body of a GET request. Raises ServerError if there is no answer."""
+        """Status and body of a GET request. Raises ServerError without a response."""
         try:
             return await fetch(address, path, timeout_s=self.timeout_s, headers=headers)
         except ValueError as error:
             raise ServerError(str(error), failure=FailureClass.USER) from error
         except (OSError, HttpError) as error:
             raise ServerError(
-                f"no answer from {address}: {error}",
+                f"no response from {address}: {error}",
                 failure=FailureClass.TRANSIENT,
                 hint="check that the server is running and that this is its address",
             ) from error
@@ -192,7 +192,7 @@ class Session(ABC):
         self._messages = self._asked_tokens = 0
 
     async def open(self) -> None:
-        """Connect; what goes wrong shows with the first request."""
+        """Connect. Errors appear with the first request."""
         with suppress(ProtocolError, OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._connect(), self._timeout_s)
 
@@ -200,7 +200,7 @@ class Session(ABC):
     async def _connect(self) -> bool: ...
 
     async def generate(self, request: GenerationRequest, answer: Answer | None = None) -> Answer:
-        """Send `request` and wait for the complete answer.
+        """Send `request` and wait for the complete response.
 
         A subclass of Answer that is given sees each response in `received` when it arrives. A call that is cancelled has to
         be followed by `cancel`.
@@ -211,7 +211,7 @@ class Session(ABC):
         try:
             await _within(self._timeout_s, self._exchange(message, answer))
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
-            answer.error = f"no complete answer within {self._timeout_s:g} s: {_so_far(answer)}"
+            answer.error = f"no complete response within {self._timeout_s:g} s: {_so_far(answer)}"
             answer.timed_out = True
         except (ProtocolError, OSError) as error:
             answer.error = str(error) or type(error).__name__
@@ -221,7 +221,7 @@ class Session(ABC):
             request.max_tokens
         ):
             answer.error = (
-                f"the server counts {answer.output_tokens} tokens in an answer limited to {request.max_tokens}"
+                f"the server counts {answer.output_tokens} tokens in a response limited to {request.max_tokens}"
             )
             answer.events = [event._replace(tokens=None) for event in answer.events]
             answer.output_tokens = None
@@ -231,12 +231,12 @@ class Session(ABC):
         return answer
 
     def _count_message(self) -> None:
-        """Count a message of the answer. Raises ProtocolError when there are more than any answer needs."""
+        """Count a message of the response. Raises ProtocolError if there are more than any response needs."""
         self._messages += 1
         most = most_tokens(self._asked_tokens)
         if self._messages > most:
             raise ProtocolError(
-                f"the server sent more than {most} messages for an answer of {self._asked_tokens} tokens"
+                f"the server sent more than {most} messages for a response of {self._asked_tokens} tokens"
             )
 
     @abstractmethod
@@ -246,11 +246,11 @@ class Session(ABC):
     async def _exchange(self, message: bytes, answer: Answer) -> None: ...
 
     async def cancel(self) -> None:
-        """End the request whose `generate` was cancelled, on the server too where the protocol can say so."""
+        """End the request whose `generate` was cancelled, also on the server if the protocol supports it."""
         await self.close()
 
     async def close(self) -> None:
-        """Release what is held between requests."""
+        """Release resources kept between requests."""
         self.shut()
 
     @abstractmethod
@@ -267,19 +267,19 @@ async def _within(timeout_s: float, work: Awaitable[None]) -> None:
 
 
 def _so_far(answer: Answer) -> str:
-    """What arrived of an incomplete answer."""
+    """Progress of an incomplete response, in words."""
     if not answer.sent_ns:
         return "not connected"
     if answer.events:
         ago_s = (time.monotonic_ns() - answer.events[-1].time_ns) / 1e9
-        return f"received {len(answer.events)} parts, the last {ago_s:.1f} s ago"
+        return f"received {len(answer.events)} chunks, the last {ago_s:.1f} s ago"
     if answer.first_byte_ns is not None:
         return "received data but no text"
     return "received nothing" if answer.headers_ns is None else "received headers but no body"
 
 
 class HttpSession(Session):
-    """POST of JSON; the answer is JSON, or with `stream` server-sent events of JSON."""
+    """POST of JSON. The response is JSON, or with `stream` server-sent events of JSON."""
 
     def __init__(self, address: str, path: str, *, stream: bool, timeout_s: float) -> None:
         super().__init__(timeout_s)
@@ -308,7 +308,7 @@ class HttpSession(Session):
                 for data in events.feed(part):
                     self._count_message()
                     self._parse(now_ns, data, answer)
-            elif len(whole) < MAX_MESSAGE_BYTES:  # more than that is no refusal of a stream that anybody reads
+            elif len(whole) < MAX_MESSAGE_BYTES:  # more is useless as an error message
                 whole.extend(part)
 
         new = await connection.open()
@@ -336,18 +336,18 @@ class HttpSession(Session):
             if error is None:
                 self._take(now_ns, body, answer)
                 return
-            told = error.get("message") or error if isinstance(error, dict) else error
-            said = fields.text(told, "the error") if isinstance(told, str) else fields.shown(told)
+            detail = error.get("message") or error if isinstance(error, dict) else error
+            message = fields.text(detail, "the error") if isinstance(detail, str) else fields.shown(detail)
         except ProtocolError as error:
-            said = str(error)
-        answer.error = answer.error or said
+            message = str(error)
+        answer.error = answer.error or message
 
     @abstractmethod
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
         """Record one response. Raises ProtocolError if it is invalid."""
 
     def shut(self) -> None:
-        """Close the connection: an answer that was not read to its end cannot be followed by another."""
+        """Close the connection: after an incomplete response it cannot be used again."""
         self._connection.close()
 
 
@@ -384,7 +384,7 @@ class ServerSentEvents:
                 yield data
         self._line += rest
         if len(self._line) + self._data_bytes > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"an event in the answer exceeds {MAX_MESSAGE_BYTES} bytes")
+            raise ProtocolError(f"an event in the response exceeds {MAX_MESSAGE_BYTES} bytes")
 
 
 def deltas(events: Sequence[TextChunk]) -> Iterator[TextChunk]:
@@ -394,11 +394,11 @@ def deltas(events: Sequence[TextChunk]) -> Iterator[TextChunk]:
     it is whole, and the parts join to the final text.
     """
     final = events[-1].text if events else ""
-    seen = 0
+    shown = 0
     for event in events:
-        # The longest beginning that they share, by halving: comparing characters one by one takes seconds for long ones.
+        # Bisect for the longest common prefix: comparing single characters takes seconds for long texts.
         text = event.text
         agreed = bisect_left(range(1, len(text) + 1), True, key=lambda size: not final.startswith(text[:size]))
-        if agreed > seen:
-            yield event._replace(text=final[seen:agreed])
-            seen = agreed
+        if agreed > shown:
+            yield event._replace(text=final[shown:agreed])
+            shown = agreed

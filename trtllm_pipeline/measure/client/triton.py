@@ -1,11 +1,11 @@
-"""Talks to a running Triton server: what its models are, and generating text over every protocol. Only user of tritonclient.
+"""Client of a running Triton server: its models, and generation over every protocol. The only user of tritonclient.
 
     async with Client(Service.read(path), "ensemble", "grpc", timeout_s=60) as client:
-        session = client.session()                 # one request at a time; as many sessions as requests in flight
+        session = client.session()                 # one request at a time: use one session per request in flight
         answer = await session.generate(GenerationRequest("The capital of France is", max_tokens=8))
 
-tritonclient's protobuf messages travel over `transport/`, which knows when each byte arrived and limits what a server may
-send. Questions about the server itself take the same way: readiness, metadata, configuration.
+tritonclient's protobuf messages travel over `transport/`, which records when each byte arrived and limits how much a server may
+send. Readiness, metadata and configuration are requested the same way.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ A model that is not decoupled sends one response over each of them; "http" is th
 PREPROCESSING: Final = "preprocessing"
 _OK: Final = 200
 IMAGE_INPUT: Final = "image_url_input"
-"""Of an ensemble with a visual engine."""
+"""Input of an ensemble with a visual engine."""
 STREAMING: Final = frozenset({"grpc", "http"})
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
@@ -69,7 +69,7 @@ _DTYPES: Final = {
     "TYPE_STRING": ("BYTES", ""),
 }
 
-# TensorRT-LLM 0.20 renamed the seed; its llmapi model has names of its own.
+# TensorRT-LLM 0.20 renamed the seed; its llmapi model uses other names.
 _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "max_tokens": ("sampling_param_max_tokens",),
     "temperature": ("sampling_param_temperature",),
@@ -83,26 +83,25 @@ _OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 _STOP: Final[Mapping[str, Option]] = {"input_ids": 0, "input_lengths": 1, "request_output_len": 1, "stop": True}
-"""How TensorRT-LLM's engine model is told to end the request of the same id; the lengths are required and not read."""
+"""Inputs that stop the engine model's request with the same id. The lengths are required but not read."""
 _STOP_S: Final = 2.0
 _SESSION_BITS: Final = 31
 _COUNT_BITS: Final = 32
 
 _NO_MINIMUM: Final = (
-    "it cannot be asked for answers of an exact length; an engine's models can, and so can settings.serve.frontend: "
-    "trtllm_serve"
+    "it cannot generate outputs of an exact length; use an engine's models, or settings.serve.frontend: trtllm_serve"
 )
 PERF_METRICS: Final = "return_perf_metrics"
 DRAFTS: Final = {"drafted_tokens": "total_draft_tokens", "accepted_tokens": "total_accepted_draft_tokens"}
-"""Field of an answer -> TensorRT-LLM's output of it (0.19 and later), sent where the input PERF_METRICS asks for it. The llmapi
-model sends numbers as texts, whatever its configuration says. Source: `_create_response` of its model.py.
+"""Field of an Answer -> TensorRT-LLM's output (0.19 and later), sent if the input PERF_METRICS requests it. The llmapi
+model sends numbers as texts, even if its configuration has another type. Source: `_create_response` of its model.py.
 """
 
 RELOAD_PATIENCE_S: Final = 20.0
 """How long to wait for a model that is being loaded, or for a server of ours that is started again."""
 _RELOADING: Final = "has no available versions"
 _UNKNOWN: Final = "is not found"
-"""Said of a model that is not in the repository; that does not pass."""
+"""Error text for a model that is not in the repository, which is permanent."""
 _PASSING: Final = re.compile(
     rf"\bUNAVAILABLE\b|\bNOT_FOUND\b(?!.*{_UNKNOWN})|{_RELOADING}|Stub process .*is not healthy|stopped accepting new"
     # gRPC calls all of these UNAVAILABLE, HTTP has no word for them.
@@ -119,7 +118,7 @@ def sampling(temperature: float, *, seed: int) -> dict[str, Option]:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a client needs to know about a served model, from the configuration that the server reports."""
+    """A served model's properties for the client, from the configuration that the server reports."""
 
     name: str
     batched: bool
@@ -132,9 +131,9 @@ class ServedModel:
     counts: bool
     """Responses have TensorRT-LLM's output `num_output_tokens` (0.20 and later)."""
     tells_drafts: bool = False
-    """Responses have the counts of speculative decoding, DRAFTS, where they are asked for."""
+    """Responses have the counts of speculative decoding, DRAFTS, on request."""
     _names: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """What `_input` has found."""
+    """Cache of `_input`."""
 
     @classmethod
     def of(cls, config: model_config_pb2.ModelConfig) -> ServedModel:
@@ -153,12 +152,12 @@ class ServedModel:
 
     def tensors(self, request: GenerationRequest, *, stream: bool) -> dict[str, Option | InputTensor]:
         """Input values of `request` by tensor name. Raises ServerError for an option the model does not have."""
-        asked: dict[str, Option | InputTensor] = {
+        options: dict[str, Option | InputTensor] = {
             "text_input": request.text,
             "max_tokens": request.max_tokens,
             **request.options,
         }
-        values = {self._input(name): value for name, value in asked.items()}
+        values = {self._input(name): value for name, value in options.items()}
         if stream and self._input("stream") in self.inputs:
             values.setdefault(self._input("stream"), True)
         if self.counts and "return_num_output_tokens" in self.inputs:
@@ -166,9 +165,9 @@ class ServedModel:
         unknown = sorted(values.keys() - self.inputs.keys())
         if IMAGE_INPUT in unknown:
             raise ServerError(
-                f"the prompt has an image, and model {self.name} takes text alone; it has no input {IMAGE_INPUT}",
+                f"the prompt has an image, but model {self.name} accepts only text: it has no input {IMAGE_INPUT}",
                 failure=FailureClass.USER,
-                hint="engines of models with images, or settings.serve.frontend: trtllm_serve, take them; docs/models.md",
+                hint="use an engine of a model with images, or settings.serve.frontend: trtllm_serve; see docs/models.md",
             )
         if unknown:
             raise ServerError(
@@ -179,23 +178,23 @@ class ServedModel:
         return values
 
     def takes(self, name: str) -> bool:
-        """Whether the model has an input of this name, or of another that means the same."""
+        """True if the model has an input of this name, or an equivalent one."""
         return self._input(name) in self.inputs
 
     def _input(self, name: str) -> str:
-        """This model's name for the input `name`; `name` itself if it has no such input."""
-        found = self._names.get(name)
-        if found is None:
+        """This model's name for the input `name`, or `name` if it has no such input."""
+        known_name = self._names.get(name)
+        if known_name is None:
             names = (name, *_OTHER_NAMES.get(name, ()))
-            found = self._names[name] = next((each for each in names if each in self.inputs), name)
-        return found
+            known_name = self._names[name] = next((each for each in names if each in self.inputs), name)
+        return known_name
 
 
 def is_on(parameters: Mapping[str, str] | None, name: str) -> bool:
-    """Whether a parameter is on, as TensorRT-LLM's are unless they are told otherwise.
+    """True if a parameter is on, which is TensorRT-LLM's default.
 
-    `add_special_tokens` puts the tokenizer's special tokens around a prompt, `skip_special_tokens` leaves them out of
-    answers.
+    `add_special_tokens` puts the tokenizer's special tokens around a prompt, `skip_special_tokens` removes them from
+    outputs.
     """
     return (parameters or {}).get(name, "").strip().lower() not in {"false", "0", "no", "off"}
 
@@ -222,10 +221,10 @@ class Client(BaseClient):
         try:
             self.model = ServedModel.of(await self._config_when_loaded())
         except ServerError as error:
-            # A server of ours has told its ports itself.
+            # The ports of a server that we started are known.
             if error.failure is not FailureClass.USER and self.service.pid is None:
-                asked = self.protocol.removesuffix("_unary")
-                other = await recognise.wrong_protocol(getattr(self.service, asked), asked, self.timeout_s)
+                transport = self.protocol.removesuffix("_unary")
+                other = await recognise.wrong_protocol(getattr(self.service, transport), transport, self.timeout_s)
                 if other is not None:
                     raise other from error
             raise
@@ -262,11 +261,11 @@ class Client(BaseClient):
         return {name: value.string_value for name, value in config.parameters.items()}
 
     async def adds_special_tokens(self) -> bool:
-        """Whether preprocessing puts the tokenizer's special tokens around prompts."""
+        """True if preprocessing adds the tokenizer's special tokens to prompts."""
         return is_on(await self.parameters(PREPROCESSING), "add_special_tokens")
 
     async def input_ids(self, text: str) -> list[int]:
-        """The token ids that preprocessing makes of a prompt, over HTTP. Raises ServerError, HttpError, OSError."""
+        """The token ids of a prompt from preprocessing, over HTTP. Raises ServerError, HttpError, OSError."""
         config = await self.config(PREPROCESSING)
         inputs, types = [], data_types(config.input)
         for tensor in config.input:
@@ -276,13 +275,13 @@ class Client(BaseClient):
             value: object = text if tensor.name == "QUERY" else "" if kind == "BYTES" else 1
             shape = [1] * (len(tensor.dims) + (config.max_batch_size > 0))
             inputs.append({"name": tensor.name, "shape": shape, "datatype": kind, "data": [value]})
-        asked = {"inputs": inputs, "outputs": [{"name": "INPUT_ID"}]}
+        request = {"inputs": inputs, "outputs": [{"name": "INPUT_ID"}]}
         status, body = await fetch(
             self.service.http,
             f"/v2/models/{PREPROCESSING}/infer",
             timeout_s=self.timeout_s,
             method="POST",
-            body=json.dumps(asked).encode(),
+            body=json.dumps(request).encode(),
         )
         answer = json.loads(body)
         if status != _OK:
@@ -292,14 +291,14 @@ class Client(BaseClient):
     async def stop_by(self, engine: str) -> None:
         """End cancelled requests at the model `engine` behind an ensemble, if the server has one with an input `stop`.
 
-        An ensemble does not pass the cancellation of a call on to its steps; it gives them its request's id.
+        An ensemble does not forward the cancellation of a call to its steps, but they get its request id.
         """
         try:
-            found = ServedModel.of(await self.config(engine))
+            stop_model = ServedModel.of(await self.config(engine))
         except ServerError:
             return
-        if _STOP.keys() <= found.inputs.keys():
-            self.stopped_by = found
+        if _STOP.keys() <= stop_model.inputs.keys():
+            self.stopped_by = stop_model
 
     async def _config_when_loaded(self) -> model_config_pb2.ModelConfig:
         """The configuration of the client's model, waiting while the server loads it."""
@@ -322,7 +321,7 @@ class Client(BaseClient):
         where = f"the configuration of {model!r} at {self.service.http}"
         status, body = await self._get(self.service.http, f"/v2/models/{quote(model, safe='')}/config")
         if status != 200:
-            raise ServerError(f"{where}: {_told(body) or f'HTTP status {status}'}")
+            raise ServerError(f"{where}: {_json_error(body) or f'HTTP status {status}'}")
         try:
             return config_of(body)
         except ProtocolError as error:
@@ -345,8 +344,8 @@ class Client(BaseClient):
                 reply = await self._call("ServerMetadata", request, service_pb2.ServerMetadataResponse)
                 return f"{reply.name} {reply.version}"
             _, body = await self._get(self.service.http, "/v2")
-            told = fields.parse(body)
-            name, version = (fields.text(told[part], part) for part in ("name", "version"))
+            metadata = fields.parse(body)
+            name, version = (fields.text(metadata[part], part) for part in ("name", "version"))
             return fields.shortened(f"{name} {version}")
         except (ServerError, ProtocolError, KeyError):
             return None
@@ -354,13 +353,13 @@ class Client(BaseClient):
     async def ready(self) -> dict[str, bool]:
         """Readiness that each known endpoint reports, by name."""
         asking = {"http": self._http_ready, "grpc": self._grpc_ready}
-        found = {}
+        states = {}
         for name in (name for name in asking if getattr(self.service, name)):
             try:
-                found[name] = await asking[name]()
+                states[name] = await asking[name]()
             except ServerError:
-                found[name] = False
-        return found
+                states[name] = False
+        return states
 
     async def _http_ready(self) -> bool:
         return (await self._get(self.service.http, "/v2/health/ready"))[0] == 200
@@ -382,8 +381,8 @@ class Client(BaseClient):
             with closing(GrpcCall(self.service.grpc)) as call:
                 return response.FromString(await asyncio.wait_for(ask(call), self.timeout_s))
         except (Http2Error, DecodeError, ValueError, asyncio.TimeoutError) as error:
-            late = isinstance(error, asyncio.TimeoutError)  # which has no words
-            reason = f"{STATUS[4]}: no answer within {self.timeout_s:g} s" if late else str(error)
+            late = isinstance(error, asyncio.TimeoutError)  # which has no message
+            reason = f"{STATUS[4]}: no response within {self.timeout_s:g} s" if late else str(error)
             raise ServerError(
                 f"{method} of {getattr(request, 'name', 'the server')!r} at {self.service.grpc}: {reason}",
                 failure=failure_class(reason),
@@ -394,7 +393,7 @@ class Client(BaseClient):
 
 
 def is_unknown(cause: str) -> bool:
-    """Whether a server says that it has no model of this name."""
+    """True if a server reports that it has no model of this name."""
     return _UNKNOWN in cause
 
 
@@ -403,8 +402,8 @@ def failure_class(cause: str) -> FailureClass:
     return FailureClass.TRANSIENT if _PASSING.search(cause) else FailureClass.BUG
 
 
-def _told(body: bytes) -> str:
-    """The error in a JSON answer of Triton."""
+def _json_error(body: bytes) -> str:
+    """The error in a JSON response of Triton."""
     try:
         return fields.shortened(str(fields.parse(body).get("error") or ""))
     except ProtocolError:
@@ -473,11 +472,11 @@ class _GrpcStream(_GrpcUnary):
     """ModelStreamInfer: a stream kept open between requests, as a user's session would be."""
 
     _over = True
-    """Whether the server has ended the latest request."""
+    """True once the server has ended the latest request."""
 
     def _encode(self, request: GenerationRequest) -> bytes:
         message = self._request(request, stream=self._model.decoupled)
-        # Without it the end of an answer is visible only when the last token carries text.
+        # Otherwise the end of a response is only visible if the last token has text.
         message.parameters["triton_enable_empty_final_response"].bool_param = True
         data: bytes = message.SerializeToString()
         return data
@@ -515,7 +514,7 @@ class _GrpcStream(_GrpcUnary):
             answer.arrived(now_ns, call.late_ns)
             if message_in.error_message:
                 return end(message_in.error_message)
-            if response.outputs:  # the end of an answer may come alone
+            if response.outputs:  # the end of a response may come alone
                 self._take(now_ns, response, answer)
             if final:
                 answer.whole()
@@ -530,10 +529,10 @@ class _GrpcStream(_GrpcUnary):
             answer.events = list(deltas(answer.events))
 
     async def cancel(self) -> None:
-        """End the running request, unless it has ended meanwhile, and wait until the server has ended it; then the stream is
-        free for another.
+        """Stop the running request and wait until the server has ended it. Then the stream is
+        free for the next one.
 
-        Without an engine that can be told, or an answer of it, the call is reset and the connection closed.
+        If there is no engine to stop it, or the engine does not respond, the call is reset and the connection closed.
         """
         from google.protobuf.message import DecodeError
 
@@ -557,7 +556,7 @@ class _GrpcStream(_GrpcUnary):
             except DecodeError:
                 return end(False)
             response = message_in.infer_response
-            # The answer to `stop` has the same id; it comes from the engine itself.
+            # The response to `stop` has the same id but comes from the engine model.
             if response.id == request_id and response.model_name != engine.name:
                 final = response.parameters["triton_final_response"].bool_param
                 if message_in.error_message or final:
@@ -600,13 +599,13 @@ class _Http(HttpSession):
         count = None if isinstance(tokens, list) else fields.count(tokens, "num_output_tokens")
         for name, tensor in DRAFTS.items():
             if tensor in body and not isinstance(body[tensor], list):
-                told = body[tensor]
-                _keep(answer, name, _count_of(told, tensor) if isinstance(told, str) else fields.count(told, tensor))
+                datum = body[tensor]
+                _keep(answer, name, _count_of(datum, tensor) if isinstance(datum, str) else fields.count(datum, tensor))
         answer.received(now_ns, whole, count)
 
 
 def _keep(answer: Answer, name: str, count: int | None) -> None:
-    """Note a count of a whole answer, which only its last response has."""
+    """Record a count of the whole response, which only its last chunk has."""
     if count is not None:
         setattr(answer, name, count)
 
@@ -628,8 +627,8 @@ def config_of(body: bytes) -> model_config_pb2.ModelConfig:
 def infer_request(
     model: ServedModel, tensors: Mapping[str, Option | InputTensor], *, request_id: str
 ) -> service_pb2.ModelInferRequest:
-    """A KServe v2 request: every value a tensor of shape [1, n] ([n] for a model without batching), raw contents; an InputTensor
-    has its own shape.
+    """A KServe v2 request with raw contents: every value is a tensor of shape [1, n] ([n] for a model without batching). An
+    InputTensor has its own shape.
 
     Raises ServerError for a value of another type than its tensor.
     """
@@ -665,14 +664,14 @@ def _packed(model: ServedModel, name: str, datatype: str, code: str, values: Seq
             raise TypeError
         return struct.pack(f"<{len(values)}{code}", *values)
     except (struct.error, OverflowError, TypeError) as error:
-        told = values[0] if len(values) == 1 else list(values)
+        shown_value = values[0] if len(values) == 1 else list(values)
         raise ServerError(
-            f"input {name} of {model.name} is {datatype}, not {told!r}", failure=FailureClass.USER
+            f"input {name} of {model.name} is {datatype}, not {shown_value!r}", failure=FailureClass.USER
         ) from error
 
 
 def data_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.ModelOutput]) -> dict[str, str]:
-    """Data type of each tensor of a configuration by name, as config.pbtxt spells it; its number where it is unknown."""
+    """Data type of each tensor of a configuration by name, as config.pbtxt spells it, or the number of an unknown type."""
     from trtllm_pipeline.models import model_config_pb2
 
     known = model_config_pb2.DataType.DESCRIPTOR.values_by_number
@@ -682,7 +681,7 @@ def data_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.
 
 
 def text_output(response: service_pb2.ModelInferResponse) -> str:
-    """First element of the tensor `text_output` of a response, "" when there is none (an empty final response).
+    """First element of the tensor `text_output` of a response, "" without one (an empty final response).
 
     Raises ProtocolError for a tensor that is cut off.
     """
@@ -702,17 +701,17 @@ def _text(response: service_pb2.ModelInferResponse, index: int) -> str:
 
 
 def _count_of(text: str, name: str) -> int | None:
-    """A count that is told as a text. Raises ProtocolError for a text that is none."""
+    """A count sent as text. Raises ProtocolError for any other text."""
     return fields.count(int(text) if text.isdecimal() and text.isascii() else text, name)
 
 
 def num_output_tokens(response: service_pb2.ModelInferResponse) -> int | None:
-    """The tensor `num_output_tokens` of a response, None when there is none. Raises ProtocolError."""
+    """The tensor `num_output_tokens` of a response, None without one. Raises ProtocolError."""
     return token_count(response, "num_output_tokens")
 
 
 def token_count(response: service_pb2.ModelInferResponse, name: str) -> int | None:
-    """First element of the tensor `name` of a response, None when there is none.
+    """First element of the tensor `name` of a response, None without one.
 
     Raises ProtocolError for a tensor that is cut off, and for a negative number.
     """
@@ -728,7 +727,7 @@ def token_count(response: service_pb2.ModelInferResponse, name: str) -> int | No
 
 
 def output_log_probs(response: service_pb2.ModelInferResponse) -> list[float]:
-    """The tensor `output_log_probs` of a response, [] when there is none. Raises ProtocolError for one that is cut off."""
+    """The tensor `output_log_probs` of a response, [] without one. Raises ProtocolError for a truncated one."""
     for index, tensor in enumerate(response.outputs):
         if tensor.name == "output_log_probs":
             if index >= len(response.raw_output_contents):
@@ -740,11 +739,11 @@ def output_log_probs(response: service_pb2.ModelInferResponse) -> list[float]:
 
 def _part(raw: bytes, name: str, start: int, size: int) -> bytes:
     if len(raw) < start + size:
-        raise ProtocolError(f"{name} in the server's answer is truncated: {len(raw)} of {start + size} bytes")
+        raise ProtocolError(f"{name} in the server's response is truncated: {len(raw)} of {start + size} bytes")
     return raw[start : start + size]
 
 
 def _first(values: Sequence[Any], name: str) -> Any:
     if not values:
-        raise ProtocolError(f"{name} in the server's answer is empty")
+        raise ProtocolError(f"{name} in the server's response is empty")
     return values[0]

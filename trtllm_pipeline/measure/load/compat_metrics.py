@@ -1,6 +1,6 @@
 """Metrics of the same events as other tools define them, to compare values across tools.
 
-Formulas as these tools have them in late 2026; where a tool stamps something we do not, the definition says so.
+Formulas as these tools have them in late 2026; a definition says where a tool uses another timestamp.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ DEFINITIONS: Final = {
 
 
 def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> dict[str, Any]:
-    """Tool -> its metrics for `requests`, the answered requests of one level; latencies are summaries in ms.
+    """Tool -> its metrics for `requests`, the successful requests of one level. Latencies are summaries in ms.
 
-    `special_tokens` is how many a tokenizer adds to a text; None without one, and then no tool that encodes is there.
+    `special_tokens` is the number that the tokenizer adds to a text. None without a tokenizer: tools that encode are left out.
     """
     if not requests:
         return {}
@@ -56,7 +56,7 @@ def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> 
     streamed = any(len(request.times_ns) > 1 for request in requests)
 
     def quotient(rows: Iterable[tuple[float, float, int]]) -> Summary:
-        """Empty for answers that all came as one response: the time between their tokens is not 0 but unknown."""
+        """Empty if no response was streamed: the time between tokens is then unknown, not 0."""
         return summary((whole - first) / (n - 1) for whole, first, n in rows if streamed and n > 1)
 
     tools: dict[str, Any] = {

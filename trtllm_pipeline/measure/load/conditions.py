@@ -1,7 +1,7 @@
 """Measurement conditions: the system and workload of a measurement, and whether two measurements are comparable.
 
-`FIELDS` is the one list of what makes up a system and a workload. The load client records it while it measures
-(`system`, `workload`); comparisons, reports and the HTML page name and judge it by this list.
+`FIELDS` is the only list of the fields of a system and a workload. The load client records them while it measures
+(`system`, `workload`). Comparisons, reports and the HTML page name and judge them by this list.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ GROUPS: Final = ("system", "workload")
 UNKNOWN: Final = "not recorded"
 ELSEWHERE: Final = "another machine"
 _YEAR_9999_S: Final = 253_370_764_800
-"""Beyond it a time is none, and no calendar has a date for it."""
+"""Larger times are invalid: no calendar has a date for them."""
 _DIGITS: Final = 12
-"""Of a digest, where people read it."""
+"""Digits of a digest that people see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Field:
     label: str
     about: Literal["system", "workload"]
     decides: bool = True
-    """Two measurements that differ in it are not compared unless somebody says so; else the difference is only told."""
+    """Two measurements that differ in it are compared only with `--allow`. Other differences are only reported."""
     axes: tuple[str, ...] = ()
-    """Further axes of a matrix that vary it, beside one of its own name: who compares by one of them wants it so."""
+    """Further matrix axes that vary it, in addition to the axis with its name. A comparison by such an axis expects the difference."""
 
     def shown(self, value: object) -> str:
         """A value for people."""
@@ -65,7 +65,7 @@ class Field:
         return f"{value} GiB" if self.name.endswith("_gib") else str(value)
 
     def explained_by(self, axes: Collection[str]) -> bool:
-        """Whether one of these axes varies this field."""
+        """True if one of these axes varies this field."""
         return any(axis.rpartition(".")[2] in {self.name, *self.axes} for axis in axes)
 
 
@@ -74,9 +74,9 @@ def _plain(value: object) -> str:
 
 
 SERVED_BY: Final = ("toolchain", "frontend")
-"""Axes that say which server answers."""
+"""Axes that select the server software."""
 RUNTIMES: Final = ("triton", "tensorrt_llm", "xllamacpp")
-"""Fields that hold a version only where that software serves; that it serves on one side alone is about `server` too."""
+"""Fields with a version only if that software serves. Serving on one side alone also changes `server`."""
 FIELDS: Final = (
     Field("server_on", "server on", "system"),
     Field("cpu", "CPU", "system"),
@@ -99,30 +99,30 @@ FIELDS: Final = (
     Field("commit", "commit", "system", decides=False),
     Field("prompts", "prompts", "workload", axes=("input_data",)),
     Field("prompts_digest", "prompts' digest", "workload", axes=("input_data",)),
-    Field("synthetic", "made up", "workload", decides=False),
+    Field("synthetic", "synthetic prompts", "workload", decides=False),
     Field("max_tokens", "max_tokens", "workload", axes=("osl",)),
     Field("sampling", "sampling", "workload", axes=("temperature",)),
     Field("protocol", "protocol", "workload", axes=SERVED_BY),
 )
-"""Of the whole measurement. What decides nothing changes speed seldom, and often from one night to the next."""
+"""Conditions of the whole measurement. Fields with `decides=False` rarely change speed, and often differ between two nights."""
 LEVEL_FIELDS: Final = (
     Field("requests", "requests", "workload"),
-    Field("warmup_requests", "warm-up requests", "workload"),
+    Field("warmup_requests", "warmup requests", "workload"),
     Field("repeats", "repeats", "workload"),
     Field("arrivals_digest", "arrival times' digest", "workload", axes=("request_distribution",)),
     Field("max_in_flight", "requests in flight at most", "workload"),
     Field("turn_delay_s", "seconds between turns", "workload"),
 )
-"""Of one concurrency or request rate."""
+"""Conditions of one concurrency or request rate."""
 QUESTION_FIELDS: Final = (
     # Its digest is of prompts as the model's own template renders them.
     Field("digest", "questions' digest", "workload", axes=("model", "data", "input_data", "metrics")),
     Field("max_tokens", "max_tokens of the questions", "workload"),
 )
-"""Of the questions that accuracy is measured with."""
+"""Conditions of an accuracy measurement."""
 BY_NAME: Final = {field.name: field for field in FIELDS}
 NAMES: Final = frozenset({"questions", *(field.name for field in (*FIELDS, *LEVEL_FIELDS, *QUESTION_FIELDS))})
-"""What `--allow` takes beside GROUPS."""
+"""Values of `--allow`, in addition to GROUPS."""
 
 
 # Recording
@@ -131,9 +131,9 @@ NAMES: Final = frozenset({"questions", *(field.name for field in (*FIELDS, *LEVE
 def system(target: Target, engine: Path | None = None, exclusive: Json = None) -> dict[str, Json]:
     """The system that a load on `target` is measured on, by the names of FIELDS.
 
-    Of `RUNTIMES` only those are recorded that may serve: what serves `engine`, and Triton unless it is asked as OpenAI
-    servers are. Without an engine, whatever is installed may. `exclusive` is `domain.Exclusive` where it is not the machine. Of a server elsewhere nothing is known but what it says
-    of itself, which `analyze` puts in.
+    Only versions of possibly serving `RUNTIMES` are recorded: the runtime of `engine`, and Triton unless the protocol is
+    OpenAI's. Without an engine, every installed runtime is possible. `exclusive` is a `domain.Exclusive` other than the machine.
+    A server on another machine is only known by its own report, which `analyze` adds.
     """
     runtime = None if engine is None else _runtime(engine)
     by_triton = not target.protocol.startswith("openai")
@@ -150,7 +150,7 @@ def system(target: Target, engine: Path | None = None, exclusive: Json = None) -
 
 
 def _runtime(engine: Path) -> str:
-    """Which of RUNTIMES computes what this directory holds: engines of llama.cpp say so, all others are TensorRT-LLM's."""
+    """The one of RUNTIMES that runs this engine: llama.cpp's engines name it, all others are TensorRT-LLM's."""
     version = Fields.read_optional(engine, "config.json").values.get("version")
     return "xllamacpp" if str(version).startswith("xllamacpp ") else "tensorrt_llm"
 
@@ -164,7 +164,7 @@ def workload(
 ) -> dict[str, Json]:
     """The workload to be measured, by the names of FIELDS, and `levels` by those of LEVEL_FIELDS.
 
-    `synthetic` says what lengths prompts were made for, `repeats` by which rule there are more than planned.
+    `synthetic` has the target lengths of synthetic prompts, `repeats` the rule for more repeats than planned.
     """
     limits = sorted({prompt.max_tokens or target.max_tokens for prompt in prompts})
     planned = Counter((level.concurrency, level.request_rate) for level in plan)
@@ -185,7 +185,7 @@ def workload(
     options: dict[str, Json] = {
         name: value if isinstance(value, (str, int, float)) else list(value)
         for name, value in target.options.items()
-        if not isinstance(value, Mapping)  # an adapter is what is measured, not how
+        if not isinstance(value, Mapping)  # an adapter is part of the measured model, not a condition
     }
     return {
         "prompts": len(prompts),
@@ -211,7 +211,7 @@ def _warmup(level: Level) -> Json:
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """Digest of the prompts as the user wrote them: of chat messages, not of the text that a model's template makes of them."""
+    """Digest of the user's prompts: of chat messages, not of the text rendered by a model's template."""
     return _digest(
         [
             [
@@ -229,7 +229,7 @@ def _digest(value: object) -> str:
 
 
 def _is_here(service: Service) -> bool:
-    """Whether the server's address is one of this machine: then a socket can be bound to it."""
+    """True if the server's address belongs to this machine: then a socket can be bound to it."""
     url = service.http or service.grpc
     host = urlsplit(url if "://" in url else f"//{url}").hostname or ""
     try:
@@ -246,22 +246,22 @@ def _is_here(service: Service) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions of a cell's measurements. What was not recorded is None."""
+    """Conditions of a cell's measurements. None for unrecorded ones."""
 
     measured_s: float | None = None
     """Unix time at which the load run started."""
     system: Mapping[str, Json] | None = None
     workload: Mapping[str, Json] | None = None
     questions: Mapping[str, Json] | None = None
-    """Of accuracy: `digest` and `max_tokens`."""
+    """`digest` and `max_tokens` of an accuracy measurement."""
     made_on: Mapping[str, Mapping[str, Json]] = dataclass_field(default_factory=dict)
-    """`preparation` and `accuracy` -> the system that engine and answers were made on, of a cell without a load run."""
+    """`preparation` and `accuracy` -> the system that built the engine and generated the answers, for a cell without a load run."""
 
     @staticmethod
     def read(data: object) -> Conditions:
         """The conditions in a perf.json, or in a cell of a report. Malformed ones count as not recorded."""
         if not isinstance(data, dict) or data == _NOTHING:
-            return _UNRECORDED  # of the many cells of a large matrix that measure nothing
+            return _UNRECORDED  # for the many cells of a large matrix without measurements
         moment = data.get("measured_s")
         known = isinstance(moment, (int, float)) and not isinstance(moment, bool) and 0 <= moment < _YEAR_9999_S
         parts = {name: part if isinstance(part := data.get(name), dict) else None for name in (*GROUPS, "questions")}
@@ -279,7 +279,7 @@ class Conditions:
         }
 
     def value(self, field: Field) -> Json:
-        """The value of one of FIELDS; UNKNOWN where its whole group is."""
+        """The value of one of FIELDS; UNKNOWN if its whole group is."""
         group = self.system if field.about == "system" else self.workload
         return UNKNOWN if group is None else group.get(field.name)
 
@@ -288,7 +288,7 @@ class Conditions:
         return field.shown(self.value(field))
 
     def level(self, concurrency: int | None, request_rate: float | None) -> Mapping[str, Json]:
-        """The workload of one level; empty where it was not recorded."""
+        """The workload of one level, empty if it was not recorded."""
         levels = (self.workload or {}).get("levels")
         wanted = (concurrency, request_rate)
         for entry in levels if isinstance(levels, list) else ():
@@ -312,7 +312,7 @@ class Difference:
     base: str
     new: str
     place: str = ""
-    """The level, for what belongs to one: "concurrency 4"."""
+    """The level of a level's difference: "concurrency 4"."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -341,17 +341,17 @@ class Difference:
 def differences(
     new: Conditions, base: Conditions, levels: Iterable[tuple[int | None, float | None, str]] = ()
 ) -> tuple[Difference, ...]:
-    """Everything in which two load runs differ. `levels` (concurrency, rate, what people call it) are those of both."""
-    found = []
+    """All differences between two load runs. `levels` (concurrency, rate, name) are those of both."""
+    result = []
     for about in GROUPS:
         of_group = [field for field in FIELDS if field.about == about]
-        found += _of_group(about, of_group, getattr(base, about), getattr(new, about))
+        result += _of_group(about, of_group, getattr(base, about), getattr(new, about))
     if base.workload is not None and new.workload is not None:
         for concurrency, rate, place in levels:
             before, after = base.level(concurrency, rate), new.level(concurrency, rate)
             for field in LEVEL_FIELDS:
-                found += _differ(field, before.get(field.name), after.get(field.name), place)
-    return tuple(found)
+                result += _differ(field, before.get(field.name), after.get(field.name), place)
+    return tuple(result)
 
 
 def _of_group(
@@ -364,11 +364,11 @@ def _of_group(
 
 
 def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple[Difference, ...]:
-    """Differences between the systems on which the artifacts of `stages` were made; an unrecorded system counts as one.
+    """Differences between the systems that built the artifacts of `stages`. An unrecorded system counts as a difference.
 
-    A cell with a load run has only that one's system: what serves it alone is not held against what is installed.
+    A cell with a load run only has that run's system: an installed runtime that does not serve is no difference.
     """
-    found: list[Difference] = []
+    result: list[Difference] = []
     for stage in stages:
         after, before = (each.made_on.get(stage, each.system) for each in (new, base))
         one_sided = {
@@ -377,8 +377,8 @@ def of_makers(new: Conditions, base: Conditions, stages: Iterable[str]) -> tuple
             if None in ((after or {}).get(name), (before or {}).get(name))
         }
         fields = [field for field in FIELDS if field.about == "system" and field.name not in one_sided]
-        found += _of_group("system", fields, before, after)
-    return tuple(dict.fromkeys(found))
+        result += _of_group("system", fields, before, after)
+    return tuple(dict.fromkeys(result))
 
 
 def of_questions(new: Conditions, base: Conditions) -> tuple[Difference, ...]:
@@ -388,7 +388,7 @@ def of_questions(new: Conditions, base: Conditions) -> tuple[Difference, ...]:
 
 def _differ(field: Field, base: Json, new: Json, place: str = "") -> list[Difference]:
     if field.name == "server_on" and ELSEWHERE in (base, new):
-        nothing = f"{ELSEWHERE}, of which nothing is known"
+        nothing = f"{ELSEWHERE} (unknown system)"
         before, after = (nothing if side == ELSEWHERE else str(side) for side in (base, new))
         return [Difference(field, before, after, place)]
     if base == new:
@@ -396,14 +396,16 @@ def _differ(field: Field, base: Json, new: Json, place: str = "") -> list[Differ
     return [Difference(field, field.shown(base), field.shown(new), place)]
 
 
-def deciding(found: Iterable[Difference], allow: Collection[str], axes: Collection[str] = ()) -> tuple[Difference, ...]:
+def deciding(
+    found_differences: Iterable[Difference], allow: Collection[str], axes: Collection[str] = ()
+) -> tuple[Difference, ...]:
     """The differences that make two measurements incomparable.
 
-    `allow` names groups or fields that may differ; `axes` are those of the matrix that the comparison is about.
+    `allow` names groups or fields that may differ; `axes` are the matrix axes under comparison.
     """
     return tuple(
         each
-        for each in found
+        for each in found_differences
         if each.field.decides and not each.names & set(allow) and not each.field.explained_by(axes)
     )
 
@@ -426,7 +428,7 @@ def system_words(each: Conditions) -> str:
 
 
 def machine_words(each: Conditions) -> str:
-    """What a measurement ran on: "AMD EPYC, 2 cores, 24 GiB; 1 x NVIDIA H200, 140 GiB"."""
+    """The hardware of a measurement: "AMD EPYC, 2 cores, 24 GiB; 1 x NVIDIA H200, 140 GiB"."""
     if each.system is None:
         return UNKNOWN
     known = _known(each.system)
@@ -434,12 +436,12 @@ def machine_words(each: Conditions) -> str:
     gpus = each.system.get("gpus")
     parts += [_counted(gpus)] if isinstance(gpus, list) and gpus else []
     if each.system.get("server_on") == ELSEWHERE:
-        parts[0] = f"the server on another machine, of which nothing is known; the client on {parts[0]}"
+        parts[0] = f"server on another machine (unknown system); client on {parts[0]}"
     return "; ".join(parts)
 
 
 def version_words(each: Conditions) -> str:
-    """What software a measurement ran on: "server triton 2.51.0; installed Triton ...; Python 3.11.7"."""
+    """The software of a measurement: "server triton 2.51.0; installed Triton ...; Python 3.11.7"."""
     if each.system is None:
         return UNKNOWN
     known = _known(each.system)
@@ -468,7 +470,7 @@ def workload_words(each: Conditions) -> str:
     if each.workload is None:
         return UNKNOWN
     load = {field.name: field.shown(each.workload.get(field.name)) for field in FIELDS if field.about == "workload"}
-    made_up = f" made up ({load['synthetic']})" if each.workload.get("synthetic") else ""
+    made_up = f" synthetic ({load['synthetic']})" if each.workload.get("synthetic") else ""
     parts = [
         f"{load['prompts']} prompts{made_up}, digest {load['prompts_digest']}",
         f"max_tokens {load['max_tokens']}",
@@ -487,10 +489,10 @@ def workload_words(each: Conditions) -> str:
         counts = [count for each in warm for count in each.partition(", ")[0].split(" to ")]
         until = warm[0].partition(", ")[1:]
         count = requests if requests.endswith(" s") else f"{requests} requests"
-        asked = f"{count} after {' to '.join(dict.fromkeys((counts[0], counts[-1])))} of warm-up{''.join(until)}"
-        asked += "" if in_flight == "None" else f", at most {in_flight} in flight"
-        asked += "" if turn_delay_s == "None" else f", {turn_delay_s} s between turns"
+        load_text = f"{count} after {' to '.join(dict.fromkeys((counts[0], counts[-1])))} of warmup{''.join(until)}"
+        load_text += "" if in_flight == "None" else f", at most {in_flight} in flight"
+        load_text += "" if turn_delay_s == "None" else f", {turn_delay_s} s between turns"
         place = f"{places} requests/s" if rate else f"concurrency {places}"
         often = f", {repeats} times" if repeats.isdigit() else f", repeated {repeats}"
-        parts.append(f"{place}: {asked}" + (often if repeats != "1" else ""))
+        parts.append(f"{place}: {load_text}" + (often if repeats != "1" else ""))
     return "; ".join(parts)

@@ -31,13 +31,13 @@ TRITON: Final = {
     "nv_inference_compute_infer_duration_us": "compute_infer_us",
     "nv_inference_compute_output_duration_us": "compute_output_us",
 }
-"""Triton's counters -> what we call them. Source: Triton user guide, "Metrics"."""
+"""Triton's counters -> our names. Source: Triton user guide, "Metrics"."""
 SAMPLE_S: Final = 0.1
 GAUGES_S: Final = 1.0
 _UNSEEN_NS: Final = 1_000_000_000
 """How long at either end GPUs need not have been sampled."""
 TIMEOUT_S: Final = 10.0
-"""Of a look at the counters: an endpoint that hangs must not hold the run."""
+"""Timeout for one read of the counters: an endpoint that hangs must not delay the run."""
 _CLOCK_SM: Final = 1
 _TEMPERATURE_GPU: Final = 0
 """As in nvml.h."""
@@ -76,7 +76,7 @@ def growth(before: Counters, after: Counters) -> Counters:
 
 
 async def triton(address: str | None) -> Counters | None:
-    """The counters at a metrics endpoint (host:port); None when there is none, or it is not Triton's."""
+    """The counters at a metrics endpoint (host:port); None without an endpoint, or if it is not Triton's."""
     if address is None:
         return None
     page = await metrics_page(address, timeout_s=TIMEOUT_S)
@@ -84,21 +84,25 @@ async def triton(address: str | None) -> Counters | None:
 
 
 async def speculation(url: str) -> tuple[int, int] | None:
-    """Drafted and accepted tokens of the iterations since the last look at trtllm-serve's `/metrics`, which forgets what it
-    told; None where it tells none. Source: `specDecodingStats` of its statistics of iterations.
+    """Drafted and accepted tokens of the iterations since the last read of trtllm-serve's `/metrics`, which reports each
+    iteration once. None if it reports none. Source: `specDecodingStats` of its statistics of iterations.
     """
     try:
         status, body = await fetch(urlsplit(url).netloc or url, "/metrics", timeout_s=TIMEOUT_S)
-        found = decode(body) if status == HTTPStatus.OK else None
+        statistics = decode(body) if status == HTTPStatus.OK else None
     except (OSError, HttpError, ValueError):
         return None
-    of = [each.get("specDecodingStats") for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    of = (
+        [each.get("specDecodingStats") for each in statistics if isinstance(each, dict)]
+        if isinstance(statistics, list)
+        else []
+    )
     names = ("numDraftTokens", "numAcceptedTokens")
     counts = [[each.get(name) for name in names] for each in of if isinstance(each, dict)]
-    told = [pair for pair in counts if all(type(count) is int and count >= 0 for count in pair)]
-    if not told:
+    pairs = [pair for pair in counts if all(type(count) is int and count >= 0 for count in pair)]
+    if not pairs:
         return None
-    drafted, accepted = (sum(int(str(pair[place])) for pair in told) for place in (0, 1))
+    drafted, accepted = (sum(int(str(pair[place])) for pair in pairs) for place in (0, 1))
     return drafted, accepted
 
 
@@ -111,8 +115,8 @@ async def metrics_page(address: str, *, timeout_s: float) -> str | None:
 
 
 def gauges(text: str) -> tuple[float | None, float | None, float | None]:
-    """Of a metrics page of Triton: requests that TensorRT-LLM's engines work on, requests that wait, and the share of KV cache
-    blocks in use; None for what it does not tell. Triton itself tells only how many wait at each model.
+    """Read Triton's metrics page: running requests and waiting requests of TensorRT-LLM's engines, and the share of KV cache
+    blocks in use. None for a missing gauge. Triton itself only reports the requests that wait for each model.
     """
     engine: dict[tuple[str, str], float] = {}
     pending: list[float] = []
@@ -130,33 +134,33 @@ def gauges(text: str) -> tuple[float | None, float | None, float | None]:
 
 @contextmanager
 def watching(address: str | None) -> Iterator[list[list[float | None]]]:
-    """Look at the gauges of a metrics endpoint once a second while the block runs: time ns, and what `gauges` tells. In a
-    thread, since the load's own loop must not wait for it. Empty without an endpoint.
+    """Sample the gauges of a metrics endpoint once a second while the block runs: time in ns, then the values of `gauges`. Runs
+    in a thread so that the load's event loop never waits. Empty without an endpoint.
     """
-    found: list[list[float | None]] = []
+    samples: list[list[float | None]] = []
     if address is None:
-        yield found
+        yield samples
         return
     stop = threading.Event()
 
     def look() -> None:
         while not stop.wait(GAUGES_S):
             page = asyncio.run(metrics_page(address, timeout_s=TIMEOUT_S))
-            told = gauges(page or "")
-            if told != (None, None, None):
-                found.append([time.monotonic_ns(), *told])
+            values = gauges(page or "")
+            if values != (None, None, None):
+                samples.append([time.monotonic_ns(), *values])
 
     thread = threading.Thread(target=look, name="gauges", daemon=True)
     thread.start()
     try:
-        yield found
+        yield samples
     finally:
         stop.set()
         thread.join(TIMEOUT_S)
 
 
 def gauges_summary(samples: Sequence[GaugeSample]) -> dict[str, float]:
-    """Mean and maximum of each gauge, as far as it was told."""
+    """Mean and maximum of each reported gauge."""
     summary: dict[str, float] = {}
     for name, column in zip(("in_flight", "waiting", "kv_cache_use"), (1, 2, 3), strict=True):
         values = [value for sample in samples if (value := sample[column]) is not None]
@@ -170,13 +174,13 @@ def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
     """Sample GPUs while the block runs: those that a process was started with, or all that NVML shows. The list fills when
     it ends, and stays empty without GPUs.
 
-    Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null where not known.
+    Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null if unknown.
     """
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     with nvml() as ask:
         handles = [] if ask is None else ask.handles()
         if ask is None or not handles:
-            yield found
+            yield records
             return
         its_own = frozenset() if pid is None else of_process(pid)
         handles = [each for each in handles if not its_own or ask("nvmlDeviceGetUUID", each) in its_own]
@@ -198,11 +202,11 @@ def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
         thread = threading.Thread(target=keep_sampling, name="NVML", daemon=True)
         thread.start()
         try:
-            yield found
+            yield records
         finally:
             stop.set()
             thread.join(5)
-            found.extend(devices)
+            records.extend(devices)
 
 
 def sample(ask: Nvml, handle: Any) -> list[float | None]:
@@ -248,7 +252,7 @@ def gpu_summary_of(device: GpuDevice) -> dict[str, Any]:
 
 def energy_j(records: Iterable[GpuRecord], start_ns: int, end_ns: int) -> float | None:
     """Joules that the GPUs of the records took from one moment to another, power between samples taken as straight lines;
-    None where they were not sampled all the time. GPUs that did nothing are another's, and left out.
+    None if samples are missing. Idle GPUs belong to other users and are left out.
     """
     total, known = 0.0, False
     for device in working(each for record in records for each in record["devices"]):
@@ -263,14 +267,14 @@ def energy_j(records: Iterable[GpuRecord], start_ns: int, end_ns: int) -> float 
 
 
 def working(devices: Iterable[GpuDevice]) -> list[GpuDevice]:
-    """Those that were busy at some time, or do not say; all of them where none was."""
+    """GPUs that were busy at some time, or report no use. All of them if none was busy."""
     every = list(devices)
     busy = [device for device in every if any(sample[4] is None or sample[4] > 0 for sample in device["samples"])]
     return busy or every
 
 
 def gpu_use(records: Sequence[GpuRecord], joules: Sequence[float | None]) -> GpuUse | None:
-    """What the GPUs of a level did, all of them together; `joules` of each repeat. None without records."""
+    """Use of all GPUs of a level. `joules` has one value per repeat. None without records."""
     from trtllm_pipeline.measure.load.result import GpuUse
 
     summaries = [[gpu_summary_of(device) for device in working(record["devices"])] for record in records]
@@ -281,8 +285,8 @@ def gpu_use(records: Sequence[GpuRecord], joules: Sequence[float | None]) -> Gpu
         name: str, how: Callable[[Iterable[float]], float], each: Callable[[Iterable[float]], float]
     ) -> float | None:
         """`how` over the devices of a record, `each` over the records."""
-        found = [[value for one in of if (value := one[name]) is not None] for of in summaries]
-        return round(each(how(values) for values in found), 3) if all(found) else None
+        columns = [[value for one in of if (value := one[name]) is not None] for of in summaries]
+        return round(each(how(values) for values in columns), 3) if all(columns) else None
 
     memory = over("memory_bytes", sum, max)
     return GpuUse(
@@ -300,7 +304,7 @@ def gpu_use(records: Sequence[GpuRecord], joules: Sequence[float | None]) -> Gpu
 def triton_use(
     levels: Sequence[TritonRecord], gauges: Sequence[GaugesRecord], ours: Sequence[float | None]
 ) -> TritonUse | None:
-    """What Triton says of all repeats of a level; `ours` is the client's mean in flight of each. None without records."""
+    """Triton's metrics over all repeats of a level. `ours` is the client's mean in flight for each. None without records."""
     from trtllm_pipeline.measure.load.result import TritonUse
 
     if not levels and not gauges:

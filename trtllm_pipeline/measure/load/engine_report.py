@@ -1,6 +1,6 @@
-"""What `trtllm-bench throughput --report_json` says of an engine, beside what was measured through a server.
+"""Compare a report of `trtllm-bench throughput --report_json` with a measurement through a server.
 
-It asks the engine in its own process: what is between its numbers and ours is the server, its protocol and its models around the
+trtllm-bench runs the engine in its own process: its numbers lack the overhead of the server, its protocol and its models around the
 engine. Source: `bench/dataclasses/reporting.py` of TensorRT-LLM, and its guide to trtllm-bench for the data set.
 """
 
@@ -16,7 +16,7 @@ from trtllm_pipeline.base import Json, StageError, fail, read_mapping
 from trtllm_pipeline.measure.load.result import LevelResult, LoadResult, load_words
 
 ENGINE_REPORT_FILE: Final = "report.json"
-"""In what a stage leaves."""
+"""File name in a stage's output."""
 LAYER: Final = "the engine in the process of trtllm-bench"
 _SAME: Final = 0.05
 """By how much lengths may differ and be the same load, as a share."""
@@ -33,7 +33,7 @@ _REPORTED: Final = {
     "ttft_ms": ("streaming_metrics", "avg_ttft_ms"),
     "tpot_ms": ("streaming_metrics", "avg_tpot_ms"),
 }
-"""Our name -> section and name in the report. Latencies are means; the last two are there with --streaming alone."""
+"""Our name -> section and name in the report. Latencies are means. The last two need --streaming."""
 _MOST: Final = 1e18
 """Above that no number was measured."""
 _OPTIONAL: Final = frozenset({"ttft_ms", "tpot_ms"})
@@ -49,38 +49,38 @@ class EngineReport:
 
     @staticmethod
     def read(path: Path) -> EngineReport:
-        """The report in a file. Raises MatrixError for what is none."""
+        """Read a report file. Raises MatrixError for an invalid one."""
         data = read_mapping(path)
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, (section, key) in _REPORTED.items():
             value = data[section].get(key) if isinstance(data.get(section), dict) else None
             if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST:
-                found[name] = float(value)
+                values[name] = float(value)
             elif name not in _OPTIONAL:
                 fail(str(path), None, f"no report of trtllm-bench throughput: it has no number {section}.{key}")
         engine = data.get("engine")
         release = engine.get("version") if isinstance(engine, dict) else None
-        return EngineReport(release if isinstance(release, str) else None, found)
+        return EngineReport(release if isinstance(release, str) else None, values)
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class BenchComparison:
     """A level and a report of the same load, or of the one that is nearest to it."""
 
     level: LevelResult
     report: EngineReport
 
     @staticmethod
-    def of(result: LoadResult, report: EngineReport) -> Beside:
-        """The closed loop whose requests in flight are nearest to the report's. Raises StageError where there is none."""
+    def of(result: LoadResult, report: EngineReport) -> BenchComparison:
+        """The closed loop with the concurrency nearest to the report's. Raises StageError if there is none."""
         closed = [level for level in result.levels if level.concurrency is not None]
         if not closed:
             raise StageError("trtllm-bench keeps a number of requests in flight, and no such level was measured")
         wanted = report.values["in_flight"]
-        return Beside(min(closed, key=lambda level: abs((level.concurrency or 0) - wanted)), report)
+        return BenchComparison(min(closed, key=lambda level: abs((level.concurrency or 0) - wanted)), report)
 
     def ours(self, name: str) -> float | None:
-        """What was measured through the server."""
+        """The value measured through the server."""
         level = self.level
         if name.endswith("_ms"):
             return level.latency(name, "mean")
@@ -92,7 +92,7 @@ class Beside:
         return value
 
     def differences(self) -> Iterator[str]:
-        """What of the load is not the same, in words."""
+        """Differences between the two loads, in words."""
         for name, least in (("in_flight", _AT_ONCE), ("input_tokens", _SAME), ("output_tokens", _SAME)):
             ours, theirs = self.ours(name), self.report.values[name]
             if ours is not None and abs(ours - theirs) > least * max(ours, theirs):
@@ -124,30 +124,32 @@ class Beside:
         }
 
     def title(self) -> str:
-        """What the table of `rows` is about."""
+        """Title of the table of `rows`."""
         release = f" of TensorRT-LLM {self.report.release}" if self.report.release else ""
         other = list(self.differences())
-        load = f"; not the same load: {', '.join(other)}" if other else ""
+        load = f"; different load: {', '.join(other)}" if other else ""
         return f"{load_words(self.level.key)}, and {LAYER}{release}{load}"
 
 
 def write_dataset(events: Path, output: Path) -> int:
-    """Write the measured requests of an event file as a data set for trtllm-bench; returns how many. Those of the level with
+    """Write measured requests of an event file as a dataset for trtllm-bench and return their number: those of the level with
     the most requests in flight, in the order in which they were sent, and of its first repeat.
 
-    Raises StageError where the event file is none, or has no closed loop.
+    Raises StageError for an invalid event file, or one without a closed loop.
     """
-    from trtllm_pipeline.measure.load.events import read_records  # every table looks for such reports, few make one
+    from trtllm_pipeline.measure.load.events import (
+        read_records,
+    )  # late: every table looks for such reports, few write one
 
     records = read_records(events)
     closed = [each for each in records.requests if each["concurrency"] and each["phase"] == "measured"]
     most = max((each["concurrency"] or 0 for each in closed), default=0)
-    asked = [each for each in closed if each["concurrency"] == most and each["repeat"] == 0]
-    if not asked:
-        raise StageError(f"{events}: no level with a number of requests in flight, which is what trtllm-bench keeps")
+    requests = [each for each in closed if each["concurrency"] == most and each["repeat"] == 0]
+    if not requests:
+        raise StageError(f"{events}: no closed-loop level, which trtllm-bench needs")
     rows: list[Mapping[str, Any]] = [
         {"task_id": number, "prompt": records.text(each), "output_tokens": each["max_tokens"]}
-        for number, each in enumerate(sorted(asked, key=lambda each: each["sent_ns"]))
+        for number, each in enumerate(sorted(requests, key=lambda each: each["sent_ns"]))
     ]
     with output.open("x", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

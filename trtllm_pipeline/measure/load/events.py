@@ -1,6 +1,6 @@
-"""The event file of a load run: types of its records, and a reader that rejects what cannot have happened.
+"""The event file of a load run: types of its records, and a reader that rejects impossible ones.
 
-`measure/load/load.py` writes it, and docs/formats.md describes each record. Keys beyond those here are left alone, as are
+`measure/load/load.py` writes it, and docs/formats.md describes each record. Other keys are ignored, as are
 records of other types. A key that is missing, as in files written before there was one, means null.
 """
 
@@ -41,9 +41,9 @@ class EventRecord(NamedTuple):
     time_ns: Ns
     text: Annotated[str, MinLen(1)]
     tokens: Count | None = None
-    """Of the answer so far, by the server's own count; None where it sends none."""
+    """Output tokens so far by the server's count. None if it sends none."""
     reasoning: bool = False
-    """Part of the model's reasoning, not of its answer."""
+    """The text is part of the model's reasoning."""
 
 
 class GpuSample(NamedTuple):
@@ -62,7 +62,7 @@ class _Record(TypedDict):
 
 
 class _OfLevel(_Record):
-    """Of `concurrency` and `request_rate` one is None: the level was an open or a closed loop."""
+    """Closed loops have a `concurrency`, open loops a `request_rate`. The other one is None."""
 
     concurrency: Positive | None
     request_rate: NotRequired[Rate | None]
@@ -103,11 +103,11 @@ class PromptRecord(_Record):
     id: str
     text: str
     images: NotRequired[int]
-    """How many images it has, whose tokens only the server can count."""
+    """Number of images, whose tokens only the server can count."""
     input_tokens: NotRequired[Count]
-    """How many it was made to have."""
+    """Target length of a synthetic prompt."""
     shared: NotRequired[Count]
-    """Characters at the beginning that it is meant to share with others."""
+    """Length of the shared prefix in characters."""
 
 
 class ServerRecord(_Record):
@@ -119,7 +119,7 @@ class ServerRecord(_Record):
     since: Ns | None
     ready: bool
     started: NotRequired[bool]
-    """False where a cell names a server that runs already."""
+    """False if a cell names a server that runs already."""
 
 
 class RequestRecord(_OfLevel):
@@ -131,13 +131,13 @@ class RequestRecord(_OfLevel):
     slot: Count
     prompt: str
     opening: NotRequired[str]
-    """First words that it was sent with instead of its own, see `prompts.opened`."""
+    """Words that replaced the prompt's first words, see `prompts.opened`."""
     max_tokens: Annotated[int, Interval(gt=0, le=10**7)]
     scheduled_ns: Ns
     held_ns: NotRequired[Ns]
     """How long it was due and not sent, since as many as allowed were in flight."""
     turn: NotRequired[Positive]
-    """Of its conversation, from the second on."""
+    """Turn of its conversation, from the second on."""
     connected_ns: NotRequired[Ns | None]
     sent_ns: Ns
     headers_ns: NotRequired[Ns | None]
@@ -145,14 +145,14 @@ class RequestRecord(_OfLevel):
     first_event_ns: NotRequired[Ns | None]
     role_ns: NotRequired[Ns | None]
     silent_ns: NotRequired[Ns | None]
-    """First response without text before the first text, besides that of the role; `silent` is how many there were."""
+    """Arrival of the first chunk without text before the first text, except the role's chunk. `silent` counts them."""
     silent: NotRequired[Count]
     unread: NotRequired[str | None]
-    """A field of them with strings that are not known to be text or to be none."""
+    """An unknown field with strings in these chunks: possibly generated text."""
     events: list[EventRecord]
     usage_ns: NotRequired[Ns | None]
     output_tokens: NotRequired[Count | None]
-    """Of the whole answer, by the server's own count."""
+    """Tokens of the whole output by the server's count."""
     input_tokens: NotRequired[Count | None]
     cached_tokens: NotRequired[Count | None]
     total_tokens: NotRequired[Count | None]
@@ -178,7 +178,7 @@ class ClientRecord(_OfLevel):
 
 
 class GaugeSample(NamedTuple):
-    """One look at what a server does."""
+    """One check of the server."""
 
     time_ns: Ns
     in_flight: Growth | None = None
@@ -195,7 +195,7 @@ class GaugesRecord(_OfLevel):
 
 
 class UnsentRecord(_OfLevel):
-    """Requests of an open loop that a process did not send any more, since the server had fallen behind."""
+    """Requests of an open loop that a process never sent because the server had fallen behind."""
 
     type: Literal["unsent"]
     worker: NotRequired[Count]
@@ -322,7 +322,7 @@ _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "probed": ("concurrency", "request_rate", "repeat"),
     "probe": ("pair", "send"),
 }
-"""Type of record -> the keys of which no two have the same values."""
+"""Type of record -> its unique key."""
 _KINDS: Final = (
     *("header", "prompt", "request", "conditions", "server"),
     *(
@@ -339,7 +339,7 @@ _KINDS: Final = (
         "gauges",
     ),
 )
-"""Types of records that `Records` holds, in its order."""
+"""Types of records in `Records`, in its order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class Records:
     with_images: Collection[str]
     """Ids of prompts that have images."""
     asked_tokens: Mapping[str, int]
-    """Input tokens that prompts were made to have, by id."""
+    """Target input tokens of prompts by id."""
     shared: Mapping[str, int]
     """Characters that prompts are meant to share with others, by id."""
     requests: Sequence[RequestRecord]
@@ -378,43 +378,43 @@ class Records:
 
 
 def level_of(record: _OfLevel) -> tuple[int | None, float | None]:
-    """Concurrency and request rate of a record's level, of which one is None."""
+    """Concurrency and request rate of a record's level, one of them None."""
     return record["concurrency"], record.get("request_rate")
 
 
 def read_records(path: Path, text: bytes | None = None) -> Records:
     """The records in `path`, or in a part of it, its `text`. A last line cut off by a crash is left out.
 
-    Raises StageError with the line that is no record, or that says what cannot have happened.
+    Raises StageError with the line of an invalid or impossible record.
     """
-    found: dict[str, list[tuple[int, Any]]] = {}
+    by_type: dict[str, list[tuple[int, Any]]] = {}
     for number, record in _records(path, text):
-        if not found and record["type"] != "header":
+        if not by_type and record["type"] != "header":
             _fail(path, number, "not the header, with which an event file of a load run starts")
-        found.setdefault(record["type"], []).append((number, record))
-    if not found:
+        by_type.setdefault(record["type"], []).append((number, record))
+    if not by_type:
         raise StageError(f"{path} is not an event file of a load run: it is empty")
-    if "request" not in found:
-        raise StageError(f"{path}: there is no request in this event file")
+    if "request" not in by_type:
+        raise StageError(f"{path}: no request in this event file")
     for kind, keys in _ONE_EACH.items():
-        seen: dict[tuple[Any, ...], int] = {}
-        for number, record in found.get(kind, ()):
-            first = seen.setdefault(tuple(record.get(key) for key in keys), number)
+        first_lines: dict[tuple[Any, ...], int] = {}
+        for number, record in by_type.get(kind, ()):
+            first = first_lines.setdefault(tuple(record.get(key) for key in keys), number)
             if first != number:
-                _fail(path, number, f"there is a {kind} record of the same in line {first}")
-    of: dict[str, Any] = {kind: [record for _, record in found.get(kind, ())] for kind in _KINDS}
+                _fail(path, number, f"a duplicate of the {kind} record in line {first}")
+    of: dict[str, Any] = {kind: [record for _, record in by_type.get(kind, ())] for kind in _KINDS}
     (header,) = of["header"]
     prompts = {record["id"]: record["text"] for record in of["prompt"]}
     started_ns = (header.get("anchor") or {}).get("monotonic_ns", 0)
-    for number, request in found["request"]:
+    for number, request in by_type["request"]:
         wrong = _impossible(request)
         if request["prompt"] not in prompts:
-            wrong = f"there is no prompt {request['prompt'][:_SHOWN]!r} in this file"
+            wrong = f"no prompt {request['prompt'][:_SHOWN]!r} in this file"
         elif request["scheduled_ns"] < started_ns:
             wrong = "scheduled_ns is before the header's anchor"
         if wrong:
             _fail(path, number, wrong)
-    _check_together(path, found["request"])
+    _check_together(path, by_type["request"])
     return Records(
         header,
         prompts,
@@ -430,7 +430,7 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
 
 @cache
 def _reader() -> TypeAdapter[Mapping[str, Any]]:
-    """Of a record. Made when the first one is read: programs that measure import this before they begin."""
+    """Validates records. Built when the first one is read, so that programs that measure start faster."""
     from pydantic import Field, TypeAdapter
 
     return TypeAdapter(Annotated[_Known, Field(discriminator="type")])
@@ -459,7 +459,7 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
                 return
             record = _of_another_type(line) if wrong["type"] == "union_tag_invalid" else None
             if record is None:
-                _fail(path, number, f"not a record of a load run: {told(wrong, 1)}")
+                _fail(path, number, f"not a record of a load run: {validation_error_text(wrong, 1)}")
         if record["type"] == "header" and record["schema"] != SCHEMA:
             raise StageError(f"{path} is not an event file of schema {SCHEMA}, but of {record['schema']}")
         if record["type"] == "triton" and any(
@@ -480,8 +480,8 @@ def _of_another_type(line: bytes) -> Mapping[str, Any] | None:
     return record if isinstance(record.get("type"), str) else None
 
 
-def told(error: ErrorDetails, skipped: int = 0) -> str:
-    """What pydantic found, in a line; without the first `skipped` parts of where, such as a record's type."""
+def validation_error_text(error: ErrorDetails, skipped: int = 0) -> str:
+    """The pydantic error in one line, without the first `skipped` parts of its location, such as a record's type."""
     if error["type"] == "union_tag_not_found":
         return "it has no type"
     message = error["msg"][:1].lower() + error["msg"][1:]
@@ -495,7 +495,7 @@ def _fail(path: Path, line: int, message: str) -> NoReturn:
 
 
 def _impossible(request: RequestRecord) -> str | None:
-    """What of one request cannot have happened."""
+    """An impossible statement in a request's record, in words."""
     from trtllm_pipeline.measure.client.session import most_tokens
 
     concurrency, rate = level_of(request)
@@ -520,12 +520,12 @@ def _impossible(request: RequestRecord) -> str | None:
     if total is not None and counts and total < counts[-1]:
         return f"output_tokens is {total}, and {counts[-1]} came with its events"
     if max(total or 0, *counts, 0) > most:
-        return f"{max(total or 0, *counts)} tokens in an answer of at most {request['max_tokens']}"
+        return f"{max(total or 0, *counts)} output tokens, but max_tokens is {request['max_tokens']}"
     return None
 
 
 def _check_together(path: Path, requests: Sequence[tuple[int, RequestRecord]]) -> None:
-    """Raise StageError where two requests cannot both have happened: a slot has one at a time, and so has a run levels."""
+    """Raise StageError for impossible overlaps: a slot has one request at a time, and a run one level."""
     slots: dict[tuple[Any, ...], list[tuple[int, int, int]]] = {}
     levels: dict[tuple[Any, ...], tuple[int, int, int]] = {}
     for line, request in requests:

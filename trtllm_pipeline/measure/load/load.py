@@ -1,12 +1,12 @@
-"""The load client: sends requests to a server and records what happens; no tokenizing, no arithmetic.
+"""The load client: sends requests to a server and records times and outputs, without tokenizing or statistics.
 
 Closed loop: a fixed number of requests in flight, the next sent when one ends. Open loop: requests at times drawn
-beforehand, whatever the server does; how late each was sent can be seen. The first requests of a level are its warm-up;
-the measured ones follow without draining, so the server never falls idle between them.
+in advance, independent of the server. How late each request was sent is recorded. The first requests of a level are its
+warmup. The measured ones follow without draining, so the server is never idle in between.
 
-Event file: JSON Lines, the records of `measure/load/events.py`; docs/formats.md describes them. Times are CLOCK_MONOTONIC
-nanoseconds. Records are written as requests end, so an interrupted run keeps what it measured; several processes append
-to it, each record in one write.
+Event file: JSON Lines, the records of `measure/load/events.py`, described in docs/formats.md. Times are CLOCK_MONOTONIC
+nanoseconds. Records are written as requests end, so an interrupted run keeps its measurements. Several processes append
+to the file, each record in one write.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 LAG_PROBE_S: Final = 0.01
-"""How often the event loop is asked how late it is."""
+"""Interval of the event loop's lag samples."""
 _SPIN_S: Final = 0.0011
 """An event loop's timers are this coarse, since epoll counts whole milliseconds and Python rounds up: the rest of the way
 to a scheduled time is waited by looking at the clock."""
 WARMUP_REQUESTS: Final = 4
-"""Before an open loop, where their number is not given."""
+"""Default warmup requests before an open loop."""
 WARMUP_ID: Final = " (warm-up)"
-"""Ends the ids of prompts that are made for the warm-up."""
+"""Suffix of the ids of warmup prompts."""
 MOST_WARMUP: Final = 8
-"""Times as many requests as it has at least, where the warm-up continues until times are flat."""
+"""Upper limit of a warmup that continues until TTFT is flat, as a multiple of its minimum."""
 FLAT: Final = 0.05
 """By how much of itself the median may still fall."""
 _FLAT_WINDOW: Final = 8
 SATURATED_S: Final = 10.0
-"""How long a server that has fallen behind is measured at least."""
+"""Minimum measurement of a server that has fallen behind."""
 MOST_PLANNED: Final = 1_000_000
 """Requests of a rate that a search comes to: they are planned before they are sent."""
 _WARM_LANES: Final = 128
@@ -69,21 +69,21 @@ class Level:
     warmup: tuple[Prompt, ...]
     measured: tuple[Prompt, ...]
     request_rate: float | None = None
-    """Open loop: requests a second on average."""
+    """Open loop: mean requests per second."""
     at_s: tuple[float, ...] = ()
-    """Open loop: when each request is due, in seconds from the start; a later turn when the one before is answered."""
+    """Open loop: when each request is due, in seconds from the start. A later turn is due when the previous one has ended."""
     seconds: float | None = None
-    """Closed loop: measure for so long, prompts from the first on again; None: every one once. See `openings`."""
+    """Closed loop: measure for this time, cycling through the prompts. None: send each once. See `openings`."""
     least_warmup: int | None = None
-    """Requests after which the warm-up ends when the time to first token is flat. None: it has all of its requests."""
+    """Requests after which the warmup ends when the time to first token is flat. None: it has all of its requests."""
     max_in_flight: int | None = None
-    """Open loop: a request that is due waits while so many are in flight."""
+    """Open loop: due requests wait while this many are in flight."""
     turn_delay_s: float = 0.0
-    """Between an answer and the next turn of its conversation."""
+    """Delay between a response and the next turn of its conversation."""
     probes: bool = False
-    """Open loop: a rate that a search tries, not one that was asked for."""
+    """Open loop: a rate that a search tries, not a requested one."""
     openings: tuple[str, ...] = ()
-    """First words of each conversation, in the order they are sent, instead of its own; "" keeps those."""
+    """Words that replace the first words of each conversation, in sending order. "" keeps the original."""
 
     @property
     def planned(self) -> tuple[Prompt, ...]:
@@ -98,7 +98,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a level that one of several processes has."""
+    """One process's part of a level."""
 
     worker: int = 0
     workers: int = 1
@@ -109,8 +109,8 @@ class Share:
 
 
 def warmup_prompt(prompt: Prompt) -> Prompt:
-    """What warms the server up for `prompt`: the same without its first word, so about as long, never longer, and nothing
-    of it is in a cache when `prompt` is measured. A single word stays what it is; the analysis says so.
+    """The warmup prompt for `prompt`: the same without its first word. It is about as long, never longer, and leaves nothing
+    in a cache that `prompt` could reuse. A single word is sent unchanged, which the analysis reports.
     """
     shorter = with_text(prompt, _without_first_word)
     same = shorter.messages == prompt.messages if prompt.messages else shorter.text == prompt.text
@@ -118,19 +118,19 @@ def warmup_prompt(prompt: Prompt) -> Prompt:
 
 
 def _without_first_word(text: str, shared: int) -> str:
-    # With the space before: what stands behind it is then the same tokens as it was.
+    # Keep the leading space: the rest then has the same tokens as before.
     _, space, rest = text[shared:].lstrip().partition(" ")
     return f"{text[:shared]}{space}{rest}" if rest.strip() else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The levels to measure: closed loops with so many requests in flight, then open loops of so many a second."""
+    """The levels to measure: closed loops by concurrency, then open loops by request rate."""
 
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()
     requests: int = 64
-    """Of a level. A closed loop sends more if its steady window would hold fewer than WAVES waves."""
+    """Requests per level. A closed loop sends more if its steady window would hold fewer than WAVES waves."""
     warmup_requests: int | None = None
     """Before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
     repeats: int = 1
@@ -139,11 +139,11 @@ class Load:
     seed: int = 0
     """The same seed gives the same times of an open loop, for every repeat others."""
     until_flat: bool = False
-    """The warm-up continues until the time to first token is flat, MOST_WARMUP times as long at most."""
+    """The warmup continues until the time to first token is flat, MOST_WARMUP times as long at most."""
     interval_s: float | None = None
-    """Measure each level for so long, instead of `requests`."""
+    """Measure each level for this time instead of `requests`."""
     max_in_flight: int | None = None
-    """Of an open loop."""
+    """Limit of requests in flight in an open loop."""
     turn_delay_s: float = 0.0
 
     def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
@@ -179,7 +179,7 @@ class Load:
             empty_slots = max(0, concurrency - len(conversations(cold)))
             return _taken(talks, first, requests, waves=WAVES * concurrency, after=empty_slots)
 
-        # Each repeat continues where the one before ended: all prompts are measured evenly.
+        # Each repeat continues after the previous one's last prompt, so that all prompts are measured evenly.
         first = repeat * len(conversations(taken(0))) % len(talks)
         warmup = tuple(map(warmup_prompt, _taken(talks, 0, MOST_WARMUP * least) if self.until_flat else cold))
         measured = taken(first)
@@ -204,23 +204,23 @@ class Load:
 def _taken(
     talks: Sequence[tuple[Prompt, ...]], first: int, requests: int, *, waves: int = 0, after: int = 0
 ) -> tuple[Prompt, ...]:
-    """At least that many requests, and `waves` of them behind the first `after` conversations: whole conversations from the
+    """At least that many requests, with `waves` of them after the first `after` conversations: whole conversations from the
     `first` on, and from the first of all on again.
     """
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     behind = 0
     for number, talk in enumerate(islice(cycle(talks), first, None)):
-        if len(found) >= requests and behind >= waves:
+        if len(prompts) >= requests and behind >= waves:
             break
-        found += talk
+        prompts += talk
         behind += len(talk) if number >= after else 0
-    return tuple(found)
+    return tuple(prompts)
 
 
 def schedule(
     count: int, rate: float, distribution: Distribution, *, burstiness: float = 1.0, seed: int = 0
 ) -> tuple[float, ...]:
-    """`count` times in seconds, from 0, with 1/`rate` seconds between neighbours on average.
+    """`count` times in seconds, from 0, with 1/`rate` seconds between consecutive ones on average.
 
     constant: exactly. poisson: exponential gaps. gamma: gaps of shape `burstiness` (below 1 in bursts, 1 is poisson,
     above 1 more even), as vLLM's benchmark defines it.
@@ -254,7 +254,7 @@ class EventFile:
         self._file.close()
 
     def header(self, target: Target, *, settings: Mapping[str, Any]) -> None:
-        """First record: what was asked, and one wall-clock time to anchor the monotonic ones."""
+        """First record: the requested load, and one wall-clock time to anchor the monotonic ones."""
         anchor = {"monotonic_ns": time.monotonic_ns(), "unix_ns": time.time_ns()}
         about = {"protocol": target.protocol, "model": target.model, "tls": target.tls}
         self.write("header", schema=SCHEMA, anchor=anchor, **about, settings=dict(settings))
@@ -267,7 +267,7 @@ class EventFile:
 
 
 class Together:
-    """What the processes of a level have in common."""
+    """State that the processes of a level share."""
 
     def __init__(self, workers: int = 1, number: Any = None, warm: Any = None) -> None:
         """`number` and `warm` are `multiprocessing.Value`s; None within one process."""
@@ -294,7 +294,7 @@ class Together:
 
     @property
     def warm(self) -> bool:
-        """Whether all do: what one measures is not beside what another warms up with."""
+        """True once all processes are warm: none measures while another warms up."""
         return bool(self._warm.value >= self._workers)
 
 
@@ -306,7 +306,7 @@ class Flatness:
         self._ttft_ms: list[float] = []
 
     def add(self, ttft_ms: float | None) -> bool:
-        """Note a request's time, None where it had none; returns whether the warm-up is over."""
+        """Record a request's TTFT, if it has one. Returns True when the warmup is over."""
         self._ttft_ms += [] if ttft_ms is None else [ttft_ms]
         if len(self._ttft_ms) < max(self._least, 2 * self._window):
             return False
@@ -325,8 +325,8 @@ async def run_level(
     together: Together | None = None,
     begin: Callable[[], int] = time.monotonic_ns,
 ) -> None:
-    """Run a process's share of one level. `generation` makes the request for a prompt and its number in the level;
-    `done` is called after each. `begin` is called when everything is connected and gives the time of the start.
+    """Run a process's share of one level. `generation` builds the request for a prompt and its number in the level.
+    `done` is called after each. `begin` is called when all sessions are connected and returns the start time.
     """
     loop = _Loop(client, level, generation, events, done, share, together or Together())
     lag_ns: list[int] = []
@@ -389,7 +389,7 @@ class _Loop:
             await asyncio.gather(*(session.open() for session in self.sessions[first : first + 32]))
 
     async def closed(self) -> None:
-        """Every slot takes the next conversation as soon as its last one has ended."""
+        """Every slot starts the next conversation as soon as its last one has ended."""
         end_ns: int | None = None
         measured = len(self.talks) - self.warm_talks
 
@@ -429,7 +429,7 @@ class _Loop:
 
         for number in numbers:
             if self.together.warm and number < self.warm_talks:
-                # What follows is due earlier by what is left of the warm-up.
+                # The rest of the warmup is skipped, so later requests are due earlier.
                 start_ns -= int((level.at_s[self._next(number)] - level.at_s[self.talks[number].start]) * 1e9)
                 continue
             due_ns = start_ns + int(level.at_s[self.talks[number].start] * 1e9)
@@ -454,7 +454,7 @@ class _Loop:
     async def _talk(
         self, talk: range, sent: int, slot: int, session: Session, scheduled_ns: int, held_ns: int = 0
     ) -> None:
-        """The requests of a conversation; a turn that fails ends it, and the others are not sent."""
+        """Send the turns of a conversation. A failed turn ends it."""
         opening = self.level.openings[sent] if sent < len(self.level.openings) else ""
         for number in talk:
             ok = await self._request(number, opening, slot, session, scheduled_ns, held_ns)
@@ -468,7 +468,7 @@ class _Loop:
     async def _request(
         self, number: int, opening: str, slot: int, session: Session, scheduled_ns: int, held_ns: int
     ) -> bool:
-        """Send one request and record what came of it; returns whether it was answered."""
+        """Send one request and record the result. Returns True if it succeeded."""
         prompt = self.planned[number]
         if opening:
             prompt = with_text(prompt, lambda text, shared: opened(text, shared, opening))
@@ -501,7 +501,7 @@ class _Loop:
 
 
 async def _until(due_ns: int) -> None:
-    """Wait until CLOCK_MONOTONIC says `due_ns`."""
+    """Wait until CLOCK_MONOTONIC reaches `due_ns`."""
     wait_s = (due_ns - time.monotonic_ns()) / 1e9 - _SPIN_S
     if wait_s > 0:
         await asyncio.sleep(wait_s)

@@ -1,4 +1,4 @@
-"""A load run from beginning to end, for any server: `pipeline bench load` and the perf stage.
+"""A complete load run against any server: `pipeline bench load` and the perf stage.
 
 target + prompts + levels -> event file (`record`) -> metrics (`metrics.analyze`)
 """
@@ -30,7 +30,7 @@ from trtllm_pipeline.measure.load.prompts import (
     unrendered,
 )
 from trtllm_pipeline.measure.load.server_checks import ExpectedServer
-from trtllm_pipeline.measure.load.stopping import Rounds, Seen, StopRule
+from trtllm_pipeline.measure.load.stopping import Progress, Rounds, StopRule
 from trtllm_pipeline.measure.load.target import Target, adds_special_tokens
 from trtllm_pipeline.measure.load.workloads import Openings, Workload, made
 
@@ -58,31 +58,32 @@ def record(
 ) -> None:
     """Measure the levels of all rounds and write all that is observed into the new file `path`.
 
-    `progress` is called with the requests done and all that are planned so far. `processes` None: as many as a level
-    takes. `synthetic` has the lengths that prompts were made for, `repeats` the rule that decides how many there are; a
-    search for the highest rate looks at `objectives`; of made-up prompts `openings` makes others for each request. Raises ServerError when the server or the model is not there,
-    or cannot be sent what a prompt asks for, StageError when `claim` cannot be read, or `objectives` limit what the model does not have.
+    `progress` gets the requests done and the requests planned so far. `processes` None: as many as each level
+    needs. `synthetic` has the target lengths of synthetic prompts, `repeats` decides how often levels repeat. A
+    search for the highest rate needs `objectives`. `openings` varies the first words of synthetic prompts. Raises ServerError
+    if the server or the model is missing, or cannot serve a prompt's options, and StageError if `claim` cannot be read, or
+    `objectives` limit a metric that the model lacks.
     """
     for prompt in prompts:
         target.of_row(prompt)
     plan = rounds.levels
     total, done = sum(len(level.planned) for level in plan), 0
-    looking: SoFar | None = None
+    reader: SoFar | None = None
 
     def count() -> None:
         nonlocal done
         done += 1
         progress(done, max(done, total))
 
-    def seen() -> Seen:
-        nonlocal looking
+    def progress_so_far() -> Progress:
+        nonlocal reader
         if not done:
-            return Seen()
-        if looking is None:
+            return Progress()
+        if reader is None:
             from trtllm_pipeline.measure.load.metrics import SoFar
 
-            looking = SoFar(path, tokenizer, objectives)
-        return looking.look()
+            reader = SoFar(path, tokenizer, objectives)
+        return reader.look()
 
     async def measure(events: EventFile) -> None:
         nonlocal total
@@ -92,16 +93,15 @@ def record(
             for prompt in those:
                 if prompt.id not in written:
                     about = {"images": prompt.images, "input_tokens": prompt.input_tokens, "shared": prompt.shared}
-                    told = {name: value for name, value in about.items() if value}
-                    events.write("prompt", id=prompt.id, text=prompt.text, **told)
+                    recorded_settings = {name: value for name, value in about.items() if value}
+                    events.write("prompt", id=prompt.id, text=prompt.text, **recorded_settings)
                     written.add(prompt.id)
 
         write_prompts(prompts)
         async with target.client() as client:
             if "tpot" in objectives.per_request and isinstance(client, Client) and not client.model.decoupled:
                 raise StageError(
-                    f"model {target.model} sends each answer as one response, which has no time per output token; the "
-                    "SLO has a limit for tpot",
+                    f"model {target.model} does not stream, so it has no TPOT, but the SLO limits tpot",
                     failure=FailureClass.USER,
                     hint="leave tpot out of the SLO, or serve a decoupled model",
                 )
@@ -116,7 +116,7 @@ def record(
                 load = replace(target, options={**target.options, PERF_METRICS: True})
             metrics = target.service.metrics
             left = deque(plan)
-            while left or (rounds.open_end and (left := deque(rounds.next(seen())))):
+            while left or (rounds.open_end and (left := deque(rounds.next(progress_so_far())))):
                 level = left.popleft()
                 if level not in plan:
                     total += len(level.planned)
@@ -128,7 +128,7 @@ def record(
                 workers_count = workers.wanted(level, processes)
                 before = await counters.triton(metrics)
                 if drafting:
-                    await counters.speculation(target.service.http)  # what was before is not of this level
+                    await counters.speculation(target.service.http)  # discard what precedes this level
                 with counters.gpus(target.service.pid) as gpus, counters.watching(metrics) as gauges:
                     if workers_count == 1:
                         await run_level(client, level, load.generation, events, count)
@@ -155,7 +155,7 @@ def record(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """A load run on a server that somebody else started: all that `pipeline bench load` is told."""
+    """A load run on a running server: the arguments of `pipeline bench load`."""
 
     target: Target
     load: Load
@@ -165,31 +165,31 @@ class ServerLoad:
     expected: ExpectedServer = field(default_factory=ExpectedServer)
     input_data: Path | None = None
     turns: int = 1
-    """Of a conversation in `input_data`, at most."""
+    """Maximum turns per conversation of `input_data`."""
     most_rows: int | None = None
-    """Of `input_data`."""
+    """Maximum rows of `input_data`."""
     workload: Workload | None = None
-    """Prompts of wanted lengths, of `input_data` where that is given; needs the tokenizer."""
+    """Prompts of given lengths, cut from `input_data` if there is one. Needs the tokenizer."""
     tokenizer: Path | None = None
     """tokenizer.json or a model's directory."""
     processes: int | None = None
 
     def check(self, objectives: Objectives) -> None:
-        """Raise UsageError for what does not fit together."""
+        """Raise UsageError for options that contradict each other."""
         if self.load.concurrency and self.load.request_rate:
             raise UsageError(
                 "--concurrency and --request-rate exclude each other", hint="measure twice, once with each"
             )
         if self.load.max_in_flight is not None and not self.load.request_rate and self.find_rate is None:
-            raise UsageError("--max-in-flight is of --request-rate: --concurrency says itself how many are in flight")
-        if self.target.protocol.endswith("_unary") and "tpot" in objectives.per_request:
             raise UsageError(
-                "--slo tpot: an answer in one piece has no time per token", hint="leave out --no-streaming"
+                "--max-in-flight needs --request-rate: --concurrency already limits the requests in flight"
             )
+        if self.target.protocol.endswith("_unary") and "tpot" in objectives.per_request:
+            raise UsageError("--slo tpot: without streaming there is no TPOT", hint="leave out --no-streaming")
         if not 0 <= self.target.temperature < math.inf:
             raise UsageError(f"--temperature: expected a number from 0 on, got {self.target.temperature:g}")
         if self.workload is not None and self.tokenizer is None:
-            raise UsageError("--isl needs --tokenizer: nothing else counts tokens")
+            raise UsageError("--isl needs --tokenizer to count tokens")
         if self.find_rate is not None and not 0 < self.find_rate <= 1:
             raise UsageError(f"--find-rate: expected a share above 0 and up to 1, got {self.find_rate:g}")
         if self.find_rate is not None and not objectives.per_request:
@@ -200,7 +200,7 @@ class ServerLoad:
             raise UsageError(
                 f"--find-rate needs --requests {LEAST_SEARCHED} or more: {self.load.requests} requests are over before a "
                 "queue is long, and any rate seems to do",
-                hint="give --requests 1500 for an interval that holds, or --measurement-interval",
+                hint="use --requests 1500 for a reliable interval, or --measurement-interval",
             )
 
     def record_until_interrupted(
@@ -210,9 +210,9 @@ class ServerLoad:
         progress: Callable[[int, int], None],
         objectives: Objectives = NONE,
     ) -> bool:
-        """Measure into the new file `path`; returns whether Ctrl-C ended it after some requests.
+        """Measure into the new file `path`. Returns True if Ctrl-C ended it after some requests.
 
-        Raises UsageError, ServerError or StageError before anything is asked, KeyboardInterrupt where nothing was measured.
+        Raises UsageError, ServerError or StageError before the first request, KeyboardInterrupt before the first measurement.
         """
         left_out = LeftOut()
         prompts = self._prompts(tokenizer, left_out)
@@ -254,11 +254,15 @@ class ServerLoad:
             return read_prompts(self.input_data, render, turns=self.turns, most=self.most_rows, left_out=left_out)
 
     def _openings(self, tokenizer: Tokenizer | None) -> Openings | None:
-        asked = self.workload
-        return Openings(tokenizer, asked.seed) if asked is not None and asked.fresh and tokenizer is not None else None
+        lengths = self.workload
+        return (
+            Openings(tokenizer, lengths.seed)
+            if lengths is not None and lengths.fresh and tokenizer is not None
+            else None
+        )
 
     def _settings(self) -> dict[str, Any]:
-        """What the event file's header says of how it came about."""
+        """Settings in the event file's header."""
         target = self.target
         return {
             "url": target.service.grpc or target.service.http,
@@ -285,7 +289,7 @@ class ServerLoad:
 
 
 async def _check_server(target: Target) -> None:
-    """Raises ServerError when the server, or its model, is not there, UsageError for a metrics endpoint that is none."""
+    """Raises ServerError if the server or its model is missing, UsageError for a wrong metrics endpoint."""
     async with target.client():
         pass
     metrics = target.service.metrics

@@ -7,7 +7,7 @@ from trtllm_pipeline.measure.load.stats import STATISTICS
 RATES: Final = {"output_tps": "output_tokens_per_s", "input_tps": "input_tokens_per_s", "rps": "requests_per_s"}
 """Name of a rate in comparisons and objectives -> its field in a result."""
 HIGHER_IS_BETTER: Final = frozenset((*RATES, "tokens_per_joule"))
-"""Of the metrics of a level; of all others less is better."""
+"""Metrics of a level for which higher is better. For all others, lower is better."""
 LATENCY_NAMES: Final = {
     "ttft_ms": "time to first token",
     "tpot_ms": "time per output token",

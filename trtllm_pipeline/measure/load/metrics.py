@@ -34,7 +34,7 @@ from trtllm_pipeline.measure.load.result import (
     Schedule,
 )
 from trtllm_pipeline.measure.load.stats import Summary, relative_half_width, summary
-from trtllm_pipeline.measure.load.stopping import Probe, RateSearch, Seen
+from trtllm_pipeline.measure.load.stopping import Probe, Progress, RateSearch
 from trtllm_pipeline.measure.load.windows import Window
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = NONE) -> LoadResult:
     """All metrics of an event file."""
     run = read_run(events, tokenizer)
-    header, found = run.records.header, run.records.conditions
+    header, conditions = run.records.header, run.records.conditions
     findings = tuple(validity.findings(run))
     refused = sorted({each.check for each in findings if each.severity == "invalid"})
     token_count = _token_count(run)
@@ -56,8 +56,8 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
         findings=(*findings, *_wide(levels, header["settings"].get("stop_when"))),
         conditions=Conditions(
             None if anchor is None else round(anchor["unix_ns"] / 1e9, 3),
-            None if found is None else found["system"],
-            None if found is None else found["workload"],
+            None if conditions is None else conditions["system"],
+            None if conditions is None else conditions["workload"],
         ),
         tokens_counted_by=token_count["source"],
         highest_rate=_highest_rate(run, objectives),
@@ -72,10 +72,10 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
     )
 
 
-def _wide(levels: Iterable[LevelResult], asked: object) -> Iterator[MeasurementFinding]:
-    """What repeats were to continue for, and was not reached: the most of them, or the seconds, were spent before."""
+def _wide(levels: Iterable[LevelResult], stop_when: object) -> Iterator[MeasurementFinding]:
+    """Findings for intervals that are still too wide when the limit of repeats or seconds is reached."""
     for level in levels:
-        for name, wanted in asked.items() if isinstance(asked, dict) else ():
+        for name, wanted in stop_when.items() if isinstance(stop_when, dict) else ():
             values = [value for repeat in level.repeats if (value := repeat.value(name)) is not None]
             width = relative_half_width(values)
             if values and isinstance(wanted, float) and (width is None or width > wanted):
@@ -90,7 +90,7 @@ def _wide(levels: Iterable[LevelResult], asked: object) -> Iterator[MeasurementF
 
 
 class SoFar:
-    """What decides which levels come next, of an event file to which more is added. What was looked at is not read again."""
+    """Incremental reader of a growing event file, for the choice of the next levels. It reads each record once."""
 
     def __init__(self, events: Path, tokenizer: Tokenizer | None, objectives: Objectives) -> None:
         self._events, self._tokenizer, self._objectives = events, tokenizer, objectives
@@ -100,8 +100,8 @@ class SoFar:
         self._repeats: dict[tuple[int | None, float | None], list[RepeatResult]] = {}
         self._probes: dict[float, tuple[tuple[bool, ...], ...]] = {}
 
-    def look(self) -> Seen:
-        """All that was seen until now. Levels must be over."""
+    def look(self) -> Progress:
+        """Read the new records and return the progress. Levels must be complete."""
         with self._events.open("rb") as file:
             file.seek(self._end)
             text = file.read()
@@ -117,12 +117,12 @@ class SoFar:
             of_level += [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
         for probe in _probes(run, self._objectives):
             self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
-        found = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
-        rates = (median(each.requests_per_s or 0.0 for each in found[key]) for key in found if key[0] is not None)
-        return Seen(
+        metrics = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
+        rates = (median(each.requests_per_s or 0.0 for each in metrics[key]) for key in metrics if key[0] is not None)
+        return Progress(
             [
                 [{name: repeat.value(name) for name in LEVEL_METRICS} for repeat in repeats]
-                for repeats in found.values()
+                for repeats in metrics.values()
             ],
             [Probe(rate, rounds) for rate, rounds in self._probes.items()],
             max(rates, default=None) or None,
@@ -136,13 +136,13 @@ def _at_headline(repeats: Sequence[RepeatResult]) -> tuple[RepeatResult, ...]:
 
 
 def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
-    """What a search saw."""
-    found = ((level, _probe_rounds(level, objectives)) for level in run.probes)
-    return [Probe(level.request_rate or 0.0, rounds) for level, rounds in found if rounds]
+    """Results of a search's probes."""
+    rounds_of_level = ((level, _probe_rounds(level, objectives)) for level in run.probes)
+    return [Probe(level.request_rate or 0.0, rounds) for level, rounds in rounds_of_level if rounds]
 
 
 def _probe_rounds(level: LevelRun, objectives: Objectives) -> tuple[tuple[bool, ...], ...]:
-    """Whether each request of each time met the objectives. What was not sent did not; it was due last."""
+    """For each round: whether each request met the objectives. Unsent requests, which were due last, did not."""
     *before, last = (
         tuple(request.met(objectives.per_request) for request in repeat if request.measured)
         for repeat in level.repeats.values()
@@ -159,7 +159,7 @@ def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
         f"{probe.rate:g}": {"requests": len(probe.met), "share": round(probe.share, 4), "kept": probe.kept(wanted)}
         for probe in sorted(probes, key=lambda probe: probe.rate)
     }
-    told = (float(wanted), dict(objectives.per_request))
+    share_and_limits = (float(wanted), dict(objectives.per_request))
     enough = [
         Probe(probe.rate, rounds)
         for probe in probes
@@ -167,13 +167,15 @@ def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
     ]
     if not enough:
         most = max(len(one) for probe in probes for one in probe.rounds)
-        return HighestRate(*told, None, None, None, tried, f"{most} requests at a rate, {LEAST_SEARCHED} are needed")
+        return HighestRate(
+            *share_and_limits, None, None, None, tried, f"{most} requests at a rate, {LEAST_SEARCHED} are needed"
+        )
     search = RateSearch(wanted=wanted)
-    return HighestRate(*told, search.bounds(enough)[0], *search.interval(enough), tried)
+    return HighestRate(*share_and_limits, search.bounds(enough)[0], *search.interval(enough), tried)
 
 
 def _token_count(run: LoadRun) -> dict[str, Any]:
-    """Who counted the output tokens of the measured answers, and what the other counts say."""
+    """Source of the output token counts, and the other counts."""
     answers = [request for level in run.levels for request in level.ok]
     server = sum(request.output_tokens for request in answers) if run.counted_by_server else None
     blind = run.special_tokens is None
@@ -188,7 +190,7 @@ def _token_count(run: LoadRun) -> dict[str, Any]:
 
 
 def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Sequence[str]) -> LevelResult:
-    """The metrics of a level. Of a run that was `refused` what was observed stays, the rates that people quote do not."""
+    """The metrics of a level. A `refused` run keeps its observations but not its headline rates."""
     measured, good = level.measured, level.answered
     joules = [_energy_j(level, repeat) for repeat in level.repeats]
     repeats = [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
@@ -258,7 +260,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
 
 
 def _of_turns(good: Sequence[TimedRequest]) -> dict[str, Summary]:
-    """TTFT of each turn, where there are conversations."""
+    """TTFT by turn, if there are conversations."""
     turns: dict[int, list[float]] = {}
     for request in good:
         turns.setdefault(request.record.get("turn", 1), []).append(request.ttft_ms)
@@ -277,13 +279,13 @@ def _in_flight(level: LevelRun, repeat: int) -> float | None:
 def _acceptance(level: LevelRun) -> float | None:
     of_server = [(each["drafted_tokens"], each["accepted_tokens"]) for each in level.speculation]
     records = [request.record for request in level.answered]
-    told = of_server or [(each.get("drafted_tokens") or 0, each.get("accepted_tokens") or 0) for each in records]
-    drafted, accepted = (sum(pair[place] for pair in told) for place in (0, 1))
+    counts = of_server or [(each.get("drafted_tokens") or 0, each.get("accepted_tokens") or 0) for each in records]
+    drafted, accepted = (sum(pair[place] for pair in counts) for place in (0, 1))
     return accepted / drafted if drafted else None
 
 
 def _energy_j(level: LevelRun, repeat: int) -> float | None:
-    """Of the GPUs, from the first sending of a repeat to its last content."""
+    """GPU energy from a repeat's first request to its last content."""
     good = [request for request in level.repeats[repeat] if request.measured and request.answered]
     records = [each for each in level.gpus if each["repeat"] == repeat]
     if not good or not records:
@@ -302,13 +304,13 @@ def _repeat(run: LoadRun, level: LevelRun, repeat: int, joules: float | None) ->
     if anchor is not None and measured:
         started_s = round((anchor["unix_ns"] + sent_ns - anchor["monotonic_ns"]) / 1e9, 3)
     of_time = windows.spans(requests, level.concurrency)
-    found = {name: None if span is None else span.window(requests) for name, span in of_time.items()}
-    whole = found["whole"]
+    windows_by_name = {name: None if span is None else span.window(requests) for name, span in of_time.items()}
+    whole = windows_by_name["whole"]
     return RepeatResult(
         repeat=repeat,
         started_s=started_s,
         tokens_per_joule=round(whole.output_tokens / joules, 4) if joules and whole else None,
-        windows=found,
+        windows=windows_by_name,
         latencies=_latencies(good),
     )
 

@@ -37,7 +37,7 @@ class Objective:
         return self.limit / value if self.metric in HIGHER_IS_BETTER else value / self.limit
 
     def missed_by(self, value: float | None) -> str | None:
-        """`ttft_p99 412 ms > 300 ms`; None where the objective is met."""
+        """`ttft_p99 412 ms > 300 ms`; None if the objective is met."""
         if value is None:
             return f"{self.metric} was not measured"
         sign, of = ("<", "/s" if self.metric in RATES else "") if self.metric in HIGHER_IS_BETTER else (">", " ms")
@@ -46,7 +46,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """What a load run is held against."""
+    """The objectives (SLO) of a load run."""
 
     per_request: Mapping[str, float] = field(default_factory=dict)
     """Milliseconds by PER_REQUEST."""
@@ -57,24 +57,24 @@ NONE: Final = Objectives()
 
 
 def parse(text: str, metrics: Collection[str], *, example: str) -> tuple[Objective, ...]:
-    """The objectives in `text` about some of `metrics`, a time in ms unless it says s. Raises UsageError."""
-    found = []
+    """The objectives in `text` about some of `metrics`, with times in ms or s. Raises UsageError."""
+    objectives = []
     for part in text.split(","):
         match = _FORM.fullmatch(part)
         name, number, unit = match.groups() if match else ("", "0", "")
         if name not in metrics or (unit and name in HIGHER_IS_BETTER) or not float(number):
             raise UsageError(f"--slo: {part.strip()!r} is not an objective", hint=f"METRIC=NUMBER, such as {example}")
-        found.append(Objective(name, float(number) * (1000 if unit == "s" else 1)))
-    return tuple(found)
+        objectives.append(Objective(name, float(number) * (1000 if unit == "s" else 1)))
+    return tuple(objectives)
 
 
 def of_load(text: str | None) -> Objectives:
-    """The objectives of a load run, of both kinds; none for None. Raises UsageError."""
+    """Parse the objectives of a load run, of both kinds. None gives no objectives. Raises UsageError."""
     if text is None:
         return NONE
-    found = parse(text, (*PER_REQUEST, *LEVEL_METRICS), example="ttft=300ms,ttft_p99=500ms,output_tps=100")
-    limits = {each.metric: each.limit for each in found if each.metric in PER_REQUEST}
-    return Objectives(limits, tuple(each for each in found if each.metric not in PER_REQUEST))
+    parsed = parse(text, (*PER_REQUEST, *LEVEL_METRICS), example="ttft=300ms,ttft_p99=500ms,output_tps=100")
+    limits = {each.metric: each.limit for each in parsed if each.metric in PER_REQUEST}
+    return Objectives(limits, tuple(each for each in parsed if each.metric not in PER_REQUEST))
 
 
 def per_request(text: str) -> dict[str, float]:
@@ -82,7 +82,7 @@ def per_request(text: str) -> dict[str, float]:
     stem, _, statistic = text.partition("=")[0].strip().partition("_")
     if stem in PER_REQUEST and statistic:
         raise UsageError(
-            f"--slo: goodput counts the requests that meet each objective, so there is no {stem}_{statistic}",
-            hint=f"write {text.replace(f'_{statistic}', '')}; bench load, report and recommend take {stem}_{statistic}",
+            f"--slo: goodput counts the requests that meet each objective, not {stem}_{statistic}",
+            hint=f"write {text.replace(f'_{statistic}', '')}; bench load, report and recommend accept {stem}_{statistic}",
         )
     return {each.metric: each.limit for each in parse(text, PER_REQUEST, example="ttft=300ms,tpot=40ms,e2e=5s")}

@@ -1,4 +1,4 @@
-"""Prompts: read from JSON Lines, one request per line; of conversations one for each turn. `measure/load/workloads.py` makes others up."""
+"""Read prompts from JSON Lines: one request per line, or one per turn of a conversation. `workloads.py` creates synthetic ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trtllm_pipeline.measure.client import images
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
 OPENING_WORDS: Final = 2
-"""Of a made-up prompt, which others take the place of each time it is sent."""
+"""Words of a synthetic prompt that are replaced each time it is sent."""
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
 _TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
 _SUMMARY: Final = "\n\nTL;DR:"
@@ -38,7 +38,7 @@ _ROLES: Final = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("tool", "observation"), "tool"),
 }
-"""Who speaks in a conversation of ShareGPT, or of data sets like it."""
+"""Speaker names in ShareGPT and similar datasets."""
 _CONVERSATIONS: Final = {"conversations": {"messages"}, "conversation": {"messages", "input", "text_input"}}
 """Key of a conversation of ShareGPT, or of data sets like it -> keys that make it the user's own."""
 _FOR_TEMPLATE: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -47,7 +47,7 @@ _FOR_TEMPLATE: Final[Mapping[str, type | tuple[type, ...]]] = {
     "chat_template_kwargs": dict,
     "reasoning_effort": str,
 }
-"""Fields of a chat request that its prompt is made of, and their types."""
+"""Fields of a chat request that form its prompt, and their types."""
 _NUMBER: Final = (int, float)
 _REQUEST: Final[Mapping[str, type | tuple[type, ...]]] = {
     **_FOR_TEMPLATE,
@@ -61,7 +61,7 @@ _REQUEST: Final[Mapping[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), _NUMBER),
     **dict.fromkeys(("top_k", "seed", "min_tokens"), int),
 }
-"""Fields of a chat request that a row may have beside its messages, and their types."""
+"""Fields of a chat request that a row may have in addition to its messages, and their types."""
 _TYPES: Final = {
     list: "a list",
     dict: "an object",
@@ -74,7 +74,7 @@ _NUMBERS: Final[Mapping[str, Callable[[str], float]]] = {"max_tokens": int, "tol
 """Keys of a row whose values are numbers."""
 T = TypeVar("T")
 Render = Callable[..., str]
-"""Chat messages, and by name what else of a `chat.Chat` a row has -> prompt text."""
+"""Chat messages, and further fields of a `chat.Chat` by name -> prompt text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +87,28 @@ class Prompt:
     references: tuple[str, ...] = ()
     stop_words: tuple[str, ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
-    """The chat messages that `text` was made of, for endpoints that take those."""
+    """The chat messages behind `text`, for chat endpoints."""
     request: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of its chat request, by OpenAI's names: `tools`, `response_format`, `temperature`, ..."""
     images: int = 0
-    """How many images the messages have: for chat endpoints, and for engines of models that take them."""
+    """Number of images in the messages, for chat endpoints and multimodal engines."""
     turn: int = 1
-    """Of its conversation. A later one stands right behind the turn before it, and is sent when that is answered."""
+    """Turn of its conversation. Turns follow each other directly, and each is sent when the previous one has ended."""
     input_tokens: int | None = None
-    """How many it was made to have."""
+    """Target length of a synthetic prompt."""
     shared: int = 0
-    """Characters at the beginning that it is meant to share with others."""
+    """Length of the shared prefix in characters."""
 
 
 def opened(text: str, shared: int, opening: str) -> str:
-    """A prompt with another beginning: `opening` instead of the first words behind the `shared` characters."""
+    """The prompt with `opening` instead of the first words after the `shared` characters."""
     start = len(text) - len(text[shared:].lstrip())
     return text[:start] + " ".join((opening, *text[start:].split(" ", OPENING_WORDS)[OPENING_WORDS:]))
 
 
 def with_text(prompt: Prompt, change: Callable[[str, int], str]) -> Prompt:
-    """A prompt whose text is changed, as is the first text of its last message; `change` is told how many characters of it
-    others share.
+    """The prompt with its text changed, and the first text of its last message. `change` gets the text and the length of
+    its shared prefix.
     """
     text, messages = change(prompt.text, prompt.shared), prompt.messages
     if messages:
@@ -124,12 +124,12 @@ def with_text(prompt: Prompt, change: Callable[[str, int], str]) -> Prompt:
 
 def conversations(prompts: Sequence[Prompt]) -> list[tuple[Prompt, ...]]:
     """The turns of each conversation together."""
-    found: list[list[Prompt]] = []
+    result: list[list[Prompt]] = []
     for prompt in prompts:
-        if prompt.turn == 1 or not found:
-            found.append([])
-        found[-1].append(prompt)
-    return [tuple(each) for each in found]
+        if prompt.turn == 1 or not result:
+            result.append([])
+        result[-1].append(prompt)
+    return [tuple(each) for each in result]
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class LeftOut:
 
     file: Path = Path()
     rows: int = 0
-    """Of the file, as far as it was needed."""
+    """Rows read from the file."""
     without_user: list[int] = field(default_factory=list)
     too_long: list[int] = field(default_factory=list)
 
@@ -146,8 +146,8 @@ class LeftOut:
     def reasons(self) -> str:
         """Why, with the first row of each."""
         place = "row" if tables.is_table(self.file) else "line"
-        found = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
-        return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in found if rows)
+        groups = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
+        return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in groups if rows)
 
     def __str__(self) -> str:
         count = len(self.without_user) + len(self.too_long)
@@ -166,13 +166,13 @@ def read_prompts(
     """The prompts in `path`, at least one. A line, or a row of a CSV or Parquet file, is an object with
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
-    `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends the answer, or a list of
+    `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends generation, or a list of
     them), `image` (a file from the directory of `path`, or a list of them), and with `messages` the fields of a chat request that
-    are in _REQUEST. Other keys are the user's own and are left alone. Rows of public data sets are read too: `conversations`
+    are in _REQUEST. Other keys are ignored. Rows of public datasets are supported: `conversations`
     (`from` and `value`, or `role` and `content`) of ShareGPT, and `article` with `highlights` of CNN/DailyMail.
 
-    With `turns`, up to so many of a conversation follow one another, with the answers that the row has in between. At most
-    `most` rows are taken, of which all turns are what `fits`. Rows without a prompt are noted in `left_out`. Raises
+    `turns` limits the turns of a conversation. The row's answers are sent between them. At most
+    `most` rows are taken, all of whose turns satisfy `fits`. Rows without a prompt are recorded in `left_out`. Raises
     MatrixError with every faulty line, and if no row has a prompt.
     """
     taken = 0
@@ -198,7 +198,7 @@ def read_prompts(
 
 
 def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: Render | None) -> tuple[T, ...]:
-    """What `make` makes of each prompt in `path` and of its row, for which it may raise RowError too. Every row needs one."""
+    """The result of `make` for each prompt in `path` and its row. `make` may raise RowError. Every row needs a prompt."""
 
     def made(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> list[T]:
         if not prompts:
@@ -216,8 +216,8 @@ def check_first_prompt(
     turns: int = 1,
     most: int | None = None,
 ) -> None:
-    """Raise MatrixError for what `read`, or `read_rows` with `make`, would find in the first rows of `path`, `most` at most,
-    whatever the model; nothing is said of images, see `check_images`.
+    """Raise MatrixError for errors that `read`, or `read_rows` with `make`, would find in the first rows of `path`, at most `most`,
+    for any model. Images are checked by `check_images`.
     """
     rows = 0
 
@@ -244,7 +244,7 @@ def _read(
     folder: Path | None,
     first: bool = False,
 ) -> list[Sequence[T]]:
-    """What `make` makes of the prompts, row and number of each row until there are `enough`, or with `first` of the first rows, with their images from `directory`."""
+    """Results of `make` for the prompts, row and number of each row until there are `enough`, or of the `first` rows. Images come from `directory`."""
     known: set[str] = set()
 
     def parse(row: object, number: int) -> Sequence[T]:
@@ -264,11 +264,11 @@ def _read(
 
     if tables.is_table(path):
         return tables.read(path, lambda row, number: parse(_filled(row), number), first=first)
-    return read_json_lines(path, parse, nothing="there is no prompt in this file", hint=_EXAMPLE, first=first)
+    return read_json_lines(path, parse, nothing="no prompt in this file", hint=_EXAMPLE, first=first)
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a table without its empty cells; a CSV file has nothing but texts, also for numbers."""
+    """A table's row without its empty cells. A CSV file stores numbers as text."""
     return {name: _number(name, value) for name, value in row.items() if value is not None and value != ""}
 
 
@@ -283,21 +283,21 @@ def _number(name: str, value: Any) -> Any:
 
 
 def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:
-    """Rows in our own form, one for each turn that is asked, and the ids of those that have none."""
+    """Rows in our own form, one for each requested turn, and the ids of conversations without any."""
     talk = next((name for name, others in _CONVERSATIONS.items() if name in row and not row.keys() & others), None)
     if talk is not None:
         messages = _messages(row[talk], talk)
         row = {**{name: row[name] for name in ("max_tokens", *_REQUEST) if name in row}, "messages": messages}
-        asked = [place for place, each in enumerate(messages) if each["role"] == "user"][:turns]
+        places = [place for place, each in enumerate(messages) if each["role"] == "user"][:turns]
         ended = [
-            {**row, "messages": messages[: place + 1], **_answer(messages[place + 1 : place + 2])} for place in asked
+            {**row, "messages": messages[: place + 1], **_answer(messages[place + 1 : place + 2])} for place in places
         ]
     elif "article" in row and "highlights" in row and "input" not in row:
         ended = [{"input": f"{row['article']}{_SUMMARY}", "output": row["highlights"]}]
     elif turns > 1 and isinstance(row.get("messages"), list):
         messages = row["messages"]
-        asked = [place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "user"]
-        ended = [{**row, "messages": messages[: place + 1]} for place in asked[:turns]] or [row]
+        places = [place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "user"]
+        ended = [{**row, "messages": messages[: place + 1]} for place in places[:turns]] or [row]
     else:
         ended = [row]
     if len(ended) == 1:
@@ -306,25 +306,25 @@ def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str,
     return [({**each, "id": f"{name}, turn {turn}"}, name) for turn, each in enumerate(ended, 1)]
 
 
-def _messages(said: object, key: str) -> list[dict[str, Any]]:
+def _messages(entries: object, key: str) -> list[dict[str, Any]]:
     """A conversation of ShareGPT as chat messages, from the first that a user wrote, or the system, on."""
-    if not isinstance(said, list) or not all(isinstance(each, dict) for each in said):
+    if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
         raise RowError(key, "expected a list of objects with `from` and `value`, or `role` and `content`")
     messages = []
-    for place, each in enumerate(said):
+    for place, each in enumerate(entries):
         speaker = next((each[name] for name in ("from", "role") if name in each), None)
         words = [each[name] for name in ("value", "content") if name in each]
         if not isinstance(speaker, str) or not words or not isinstance(words[0], (str, list, type(None))):
             raise RowError(f"{key}[{place}]", "expected an object with `from` and `value`, or `role` and `content`")
         if speaker not in _ROLES:
-            raise RowError(f"{key}[{place}]", f"{speaker!r} is not the name of a speaker; expected {', '.join(_ROLES)}")
+            raise RowError(f"{key}[{place}]", f"{speaker!r} is an unknown speaker; expected {', '.join(_ROLES)}")
         if words[0] and (not isinstance(words[0], str) or words[0].strip()):
             messages.append({"role": _ROLES[speaker], "content": words[0]})
     return list(dropwhile(lambda each: each["role"] == "assistant", messages))
 
 
 def _answer(after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The answer that follows a turn, as its reference."""
+    """The answer after a turn, as its reference."""
     return {"output": after[0]["content"]} if after and after[0]["role"] == "assistant" else {}
 
 
@@ -339,9 +339,9 @@ def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: i
         if not (isinstance(text, list) and text and all(isinstance(item, dict) for item in text)):
             raise RowError("messages", "expected a list of objects with `role` and `content`")
         if render is None:
-            raise RowError("messages", "this model has no chat template; give `input`")
+            raise RowError("messages", "the model has no chat template; use `input`")
         messages, request = tuple(text), _request(row)
-        from trtllm_pipeline.measure import chat_templates as chat  # with what starts its processes
+        from trtllm_pipeline.measure import chat_templates as chat  # late: it imports subprocess
 
         try:
             text = render(messages, **_for_template(request))
@@ -363,31 +363,31 @@ def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: i
 
 
 def _request(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a chat request in a row, besides those that a `Prompt` has itself."""
+    """The chat request fields of a row that are not fields of `Prompt`."""
     if row.get("n", 1) not in (1, None):
-        raise RowError("n", f"expected 1, one answer to a request, got {row['n']!r}")
-    found = {name: row[name] for name in _REQUEST if row.get(name) is not None}
-    for name, value in found.items():
+        raise RowError("n", f"expected 1, one choice per request, got {row['n']!r}")
+    fields_of_row = {name: row[name] for name in _REQUEST if row.get(name) is not None}
+    for name, value in fields_of_row.items():
         kinds = _REQUEST[name]
         kinds = kinds if isinstance(kinds, tuple) else (kinds,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(dict.fromkeys(_TYPES[kind] for kind in kinds))
             raise RowError(name, f"expected {expected}, got {value!r}"[:200])
-    return found
+    return fields_of_row
 
 
 def _for_template(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat template gets of a request, by the names of a `chat.Chat`."""
+    """A request's variables for the chat template, by the names of a `chat.Chat`."""
     variables = {**request.get("chat_template_kwargs", {})}
     if "reasoning_effort" in request:
         variables["reasoning_effort"] = request["reasoning_effort"]
-    found = {name: request[name] for name in ("tools", "documents") if name in request}
+    extra = {name: request[name] for name in ("tools", "documents") if name in request}
     if request.get("tool_choice") == "none":
-        found.pop("tools", None)
-    return {**found, **({"variables": variables} if variables else {})}
+        extra.pop("tools", None)
+    return {**extra, **({"variables": variables} if variables else {})}
 
 
-def beside_template(request: Mapping[str, Any]) -> dict[str, Any]:
+def beyond_template(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a request that its prompt does not have in it."""
     harmless = {"tool_choice": ("auto", "none"), "parallel_tool_calls": (True,)}
     return {
@@ -398,7 +398,7 @@ def beside_template(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt) -> Prompt:
-    """A prompt with the images that its row names; without a directory, none of them is read."""
+    """The prompt with its row's images. Without a directory, no image is read."""
     names = _texts(row, "image")
     try:
         urls = [] if folder is None else [images.read(folder / name) for name in names]
@@ -414,16 +414,16 @@ def with_images(prompt: Prompt, urls: Sequence[str]) -> Prompt:
 
 
 def image_files(path: Path) -> dict[str, int]:
-    """The image files that the rows of a prompt file name, with the first row of each; nothing of a file that is none, which
-    is said when it is read.
+    """Image files that a prompt file's rows name, with the first row of each. An invalid file gives none: reading it as
+    prompts reports the error.
     """
-    found: dict[str, int] = {}
+    first_rows: dict[str, int] = {}
 
     def look(row: object, number: int) -> None:
         named = row.get("image") if isinstance(row, dict) else None
         for name in named if isinstance(named, list) else [named]:
             if isinstance(name, str) and name:
-                found.setdefault(name, number)
+                first_rows.setdefault(name, number)
 
     try:
         check(path)
@@ -436,11 +436,11 @@ def image_files(path: Path) -> dict[str, int]:
                     look(decode(row) if array is None else row, number)
     except (MatrixError, UsageError, OSError, ValueError):
         return {}
-    return found
+    return first_rows
 
 
 def check_images(path: Path, named: Mapping[str, int]) -> None:
-    """Raise MatrixError with the rows of a prompt file whose images cannot be read, or are none by how they begin."""
+    """Raise MatrixError with the rows of a prompt file whose images cannot be read or have no known image header."""
     faults = []
     for name, number in named.items():
         try:
@@ -453,7 +453,7 @@ def check_images(path: Path, named: Mapping[str, int]) -> None:
 
 
 def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """A text or a list of texts, as a tuple; empty when the key is not there."""
+    """A text or a list of texts, as a tuple, empty without the key."""
     value = row.get(key, [])
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(item, str) and item for item in texts):
@@ -468,10 +468,10 @@ def unrendered(messages: Sequence[Mapping[str, Any]], **_more: object) -> str:
 
 @contextmanager
 def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -> Iterator[Render | None]:
-    """How chat messages become a prompt for the model whose tokenizer files lie in the directory `model`.
+    """Renders chat messages as a prompt for the model whose tokenizer files are in the directory `model`.
 
-    None without a template. Rendering raises `chat.TemplateError`. If the server `adds_special_tokens` to prompts, those that
-    the template writes first are left out, so that they are there once. The server is asked with the first message.
+    None without a template. Rendering raises `chat.TemplateError`. If the server `adds_special_tokens` to prompts, the template's leading ones
+    are removed, so that prompts have them once. The server is queried with the first message.
     """
     from trtllm_pipeline.measure import chat_templates as chat
     from trtllm_pipeline.models import added_prefix, read_tokenizer
@@ -490,5 +490,5 @@ def chat_renderer(model: Path | None, adds_special_tokens: Callable[[], bool]) -
 
 
 def tokenizer_folder(path: Path | None) -> Path | None:
-    """The directory that a tokenizer.json lies in, which may be named by itself or by its directory; None for none."""
+    """The directory of a tokenizer, given as a tokenizer.json or its directory. None for None."""
     return path if path is None or path.is_dir() else path.parent

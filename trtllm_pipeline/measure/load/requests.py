@@ -1,4 +1,4 @@
-"""Requests of a load run with the tokens of their answers counted: what metrics and gates are computed from."""
+"""Requests of a load run with counted output tokens: the input of metrics and gates."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class TimedRequest:
 
     @property
     def text(self) -> str:
-        """The answer."""
+        """The whole output."""
         return "".join(event.text for event in self.record["events"])
 
     @property
     def ok(self) -> bool:
-        """The server answered without an error."""
+        """The request succeeded."""
         return self.record["error"] is None
 
     @property
@@ -71,12 +71,12 @@ class TimedRequest:
 
     @property
     def counted_by_server(self) -> bool:
-        """The server counted the tokens of the whole answer."""
+        """The server counted all output tokens."""
         return server_total(self.record) is not None
 
     @property
     def measured(self) -> bool:
-        """Not part of the warm-up."""
+        """Not part of the warmup."""
         return bool(self.record["phase"] == "measured")
 
     @property
@@ -91,13 +91,13 @@ class TimedRequest:
 
     @property
     def tpot_ms(self) -> float | None:
-        """(Last content - first content) / tokens that came in between; None when there are none."""
+        """(Last content - first content) / tokens in between. None without any."""
         later = sum(self.tokens[1:])
         return (self.times_ns[-1] - self.times_ns[0]) / 1e6 / later if later > 0 else None
 
     @property
     def ttfa_ms(self) -> float | None:
-        """First content that is not reasoning - sent; None for an answer without reasoning, or with nothing else."""
+        """First content that is not reasoning - sent; None for output without reasoning, or with reasoning alone."""
         thought = [event.reasoning for event in self.record["events"]]
         if not any(thought) or all(thought):
             return None
@@ -105,7 +105,7 @@ class TimedRequest:
 
     @property
     def connect_ms(self) -> float | None:
-        """Connected - scheduled; None where the connection was there before."""
+        """Connected - scheduled; None if the connection was open already."""
         connected_ns = self.record.get("connected_ns")
         return None if not connected_ns else (connected_ns - self.record["scheduled_ns"]) / 1e6
 
@@ -116,11 +116,11 @@ class TimedRequest:
 
     @property
     def held_ms(self) -> float:
-        """The part of `lag_ms` in which it waited for a place in flight."""
+        """The part of `lag_ms` spent waiting for a place in flight."""
         return int(self.record.get("held_ns", 0)) / 1e6
 
     def met(self, objectives: Mapping[str, float]) -> bool:
-        """Whether it was answered, within every objective (milliseconds by "ttft", "tpot", "e2e")."""
+        """True if it succeeded within every objective (milliseconds by "ttft", "tpot", "e2e")."""
         if not self.answered:
             return False
         waited = self.lag_ms if self.record.get("request_rate") is not None else 0.0
@@ -132,13 +132,13 @@ class TimedRequest:
         return all((took := times[name]) is None or took <= limit for name, limit in objectives.items())
 
     def gaps_ms(self) -> list[float]:
-        """Time between neighbouring content events."""
+        """Time between consecutive content events."""
         return [(later - earlier) / 1e6 for earlier, later in pairwise(self.times_ns)]
 
     def itl_ms(self) -> Iterable[float]:
         """Time per token after the first event, one value for each token.
 
-        An event without a token of its own (a character that needed several tokens) lends its gap to the next one.
+        The gap before an event without a token (a character that needed several tokens) counts for the next event.
         """
         waited = 0.0
         for gap, count in zip(self.gaps_ms(), self.tokens[1:], strict=True):
@@ -149,7 +149,7 @@ class TimedRequest:
 
 
 def tokens_by_event(texts: Sequence[str], offsets: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Number of tokens of each event; a token belongs to the event with its last character.
+    """Number of tokens of each event. A token belongs to the event with its last character.
 
     `offsets` are the tokens' (start, end) in the joined text, in characters.
     """
@@ -160,28 +160,28 @@ def tokens_by_event(texts: Sequence[str], offsets: Sequence[tuple[int, int]]) ->
 
 @dataclass(frozen=True)
 class LevelRun:
-    """What was observed at one concurrency, or in an open loop at one request rate: the other is None."""
+    """Observations at one concurrency (closed loop) or request rate (open loop). The other one is None."""
 
     concurrency: int | None
     request_rate: float | None
     repeats: Mapping[int, list[TimedRequest]]
-    """Requests of each repeat, warm-up included."""
+    """Requests of each repeat, warmup included."""
     clients: Sequence[ClientRecord]
     triton: Sequence[TritonRecord]
     gpus: Sequence[GpuRecord]
     speculation: Sequence[SpeculationRecord] = ()
     gauges: Sequence[GaugesRecord] = ()
     unsent: int = 0
-    """Requests of an open loop that were due and not sent any more."""
+    """Due requests of an open loop that were never sent."""
 
     @cached_property
     def requests(self) -> list[TimedRequest]:
-        """Of all repeats, warm-up included."""
+        """Requests of all repeats, warmup included."""
         return [request for requests in self.repeats.values() for request in requests]
 
     @cached_property
     def measured(self) -> list[TimedRequest]:
-        """Without the warm-up."""
+        """Without the warmup."""
         return [request for request in self.requests if request.measured]
 
     @cached_property
@@ -196,8 +196,8 @@ class LevelRun:
 
     @cached_property
     def saturated_rps(self) -> float | None:
-        """Requests a second that were answered while as many as allowed were in flight and others waited; None where most
-        did not have to wait.
+        """Requests per second that completed while `max_in_flight` were in flight and others waited. None if most
+        did not wait.
         """
         if not self.unsent and sum(request.held_ms > 0 for request in self.measured) <= len(self.measured) / 2:
             return None
@@ -213,7 +213,7 @@ class LevelRun:
 
 @dataclass(frozen=True)
 class LoadRun:
-    """An event file with the tokens of its answers counted."""
+    """An event file with counted output tokens."""
 
     records: Records
     requests: tuple[TimedRequest, ...]
@@ -223,13 +223,13 @@ class LoadRun:
 
     @cached_property
     def levels(self) -> tuple[LevelRun, ...]:
-        """Those that were asked for, in the order they were measured."""
+        """The requested levels, in the order of measurement."""
         probed = {level_of(each) for each in self.records.probed}
         return tuple(each for each in self._all_levels if (each.concurrency, each.request_rate) not in probed)
 
     @cached_property
     def probes(self) -> tuple[LevelRun, ...]:
-        """Those that a search for the highest rate tried."""
+        """Rates that the search for the highest rate tried."""
         return tuple(each for each in self._all_levels if each not in self.levels)
 
     @cached_property
@@ -238,38 +238,38 @@ class LoadRun:
         for request in self.requests:
             repeats = levels.setdefault(level_of(request.record), {})
             repeats.setdefault(request.record["repeat"], []).append(request)
-        told = self.records
+        recorded = self.records
         return tuple(
             LevelRun(
                 *level,
                 repeats,
-                [each for each in told.clients if level_of(each) == level],
-                [each for each in told.triton if level_of(each) == level],
-                [each for each in told.gpus if level_of(each) == level],
-                [each for each in told.speculation if level_of(each) == level],
-                [each for each in told.gauges if level_of(each) == level],
-                sum(each["requests"] for each in told.unsent if level_of(each) == level),
+                [each for each in recorded.clients if level_of(each) == level],
+                [each for each in recorded.triton if level_of(each) == level],
+                [each for each in recorded.gpus if level_of(each) == level],
+                [each for each in recorded.speculation if level_of(each) == level],
+                [each for each in recorded.gauges if level_of(each) == level],
+                sum(each["requests"] for each in recorded.unsent if level_of(each) == level),
             )
             for level, repeats in levels.items()
         )
 
 
 def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = None) -> LoadRun:
-    """Read an event file, or a part of it, its `text`, and count its tokens: as the server did if it counted every answer,
-    else by encoding again.
+    """Read an event file, or `text` as a part of it, and count output tokens: by the server's counts if all responses have
+    one, else by encoding again.
 
-    Raises StageError when it is not an event file of ours, or says what cannot have happened.
+    Raises StageError for an invalid event file, or one with impossible records.
     """
     records = read_records(events, text)
-    prompts, asked = records.prompts, records.requests
-    answers = [record for record in asked if record["error"] is None]
+    prompts, records_of_requests = records.prompts, records.requests
+    answers = [record for record in records_of_requests if record["error"] is None]
     by_server = bool(answers) and all(server_total(record) is not None for record in answers)
     input_tokens: dict[str, int] = {}
     if tokenizer is not None:
         plain = [id_ for id_ in prompts if id_ not in records.with_images]
         input_tokens = {id_: len(tokenizer.encode(prompts[id_]).ids) for id_ in plain}
     requests = []
-    for record in asked:
+    for record in records_of_requests:
         texts = [event.text for event in record["events"]]
         if tokenizer is None:
             tokens = (1,) * len(texts)
@@ -292,7 +292,7 @@ def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = Non
 
 
 def server_total(record: RequestRecord) -> int | None:
-    """The server's count of a whole answer's tokens; None unless it counted all of it."""
+    """The server's count of all output tokens, None unless it counted all of them."""
     total: int | None = record.get("output_tokens")
     return total if record.get("usage_ns") is not None or server_tokens(record) is not None else None
 
@@ -311,7 +311,7 @@ def _by_characters(texts: Sequence[str], total: int) -> tuple[int, ...]:
 
 
 def server_tokens(record: RequestRecord) -> tuple[int, ...] | None:
-    """New tokens with each content event as the server counted them; None unless it counted the whole answer."""
+    """New tokens of each content event by the server's count, None unless it counted all of them."""
     totals = [event.tokens for event in record["events"] if event.tokens is not None]
     if record.get("output_tokens") is None or len(totals) < len(record["events"]):
         return None

@@ -1,7 +1,7 @@
-"""The result of a load run: levels with their metrics, findings, conditions. The one writer and reader of perf.json.
+"""The result of a load run: levels with their metrics, findings, conditions. The only writer and reader of perf.json.
 
-`measure/load/metrics.py` computes the records, reports keep them, see docs/formats.md. In a file, what is not what it should be
-counts as missing (None or empty): a damaged file must not take a report with it. `details` are not read back.
+`measure/load/metrics.py` computes the records, reports keep them, see docs/formats.md. Values of a wrong type in a file count
+as missing (None or empty), so that a damaged file does not break a report. `details` are not read back.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ DEFINITIONS: Final = {
     "itl_ms": "gap between content events / tokens in the later one, weighted by those tokens, pooled",
     "icl_ms": "gap between content events, pooled",
     "e2e_ms": "last content - sent",
-    "ttfa_ms": "first content that is not reasoning - sent, of the answers that reason",
+    "ttfa_ms": "first content that is not reasoning - sent, for responses with reasoning",
     "stall_ms": "longest gap between content events of a request",
     "user_tokens_per_s": "1 / TPOT, one value per request",
-    "connect_ms": "time to connect, of the requests that opened a connection; part of no other time",
+    "connect_ms": "time to connect, for requests that opened a connection; included in no other time",
     "ttft_from_schedule_ms": "open loop: first content - scheduled",
     "response_ms": "open loop: last content - scheduled",
     "lag_ms": "open loop: sent - scheduled",
-    "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last sending",
-    "goodput": "requests that met every objective / requests scheduled, failed ones included; in an open loop times "
-    "count from the schedule. As a rate: those of the headline window a second, median of the repeats",
-    "saturated_rps": "open loop with max_in_flight: requests a second that were answered while so many were in flight and "
-    "others that were due waited; where more than half had to wait, or some were not sent any more",
-    "highest_rate": "highest request rate that was tried, in a bisection, at which the wanted share of the requests met every "
-    "objective; low and high: 95% interval of the rate where that share is crossed, by a logistic regression of the rates near "
-    "it, widened by how much their rounds differ; where none can be fitted, that rate and the lowest that did not keep it",
-    "tokens_per_joule": "output tokens of the whole window / energy that the server's GPUs took in it, by samples of their power "
-    "10 times a second: GPUs of its CUDA_VISIBLE_DEVICES where its process is known, of which those that did nothing are left "
-    "out; not the energy of CPUs, memory or fans",
-    "triton_use": "by Triton's own counters during all repeats of a level, warm-up included: requests of each model, and milliseconds "
-    "that one spent in its queue and in its input, compute and output; the postprocessing of a streamed answer has a request for "
-    "each part, and a backend that streams may count as compute only the taking of a request. By its gauges, once a second: "
-    "requests in flight and waiting in the engine, and the share of KV cache blocks in use, mean and maximum; the client's own mean of requests in flight beside them",
-    "acceptance": "accepted / drafted tokens of speculative decoding: of trtllm-serve by the statistics that it keeps of its "
-    "last iterations, warm-up included; of Triton by what each measured answer says of itself",
+    "achieved_rate": "open loop: (requests sent - 1) / seconds from the first to the last send",
+    "goodput": "requests that met every objective / requests scheduled, failed ones included; open-loop latencies "
+    "start at the schedule. As a rate: good requests per second of the headline window, median of the repeats",
+    "saturated_rps": "open loop with max_in_flight: requests per second that completed while max_in_flight were in flight and "
+    "due requests waited; only if more than half waited, or some were never sent",
+    "highest_rate": "highest request rate tried by the bisection at which the required share of requests met every "
+    "objective. low and high: 95% interval of the rate at which that share is crossed, by logistic regression over nearby "
+    "rates, widened by the differences between their rounds. Without a fit: that rate, and the lowest rate that failed",
+    "tokens_per_joule": "output tokens of the whole window / energy of the server's GPUs in it, by power samples at 10 Hz. "
+    "Only GPUs of its CUDA_VISIBLE_DEVICES if its process is known, without idle GPUs. Energy of CPUs, memory and fans is "
+    "not included",
+    "triton_use": "by Triton's counters during all repeats of a level, warmup included: requests of each model, and milliseconds "
+    "per request in its queue, input, compute and output. Postprocessing has one request per chunk of a streamed response. "
+    "A streaming backend may count only the acceptance of a request as compute. By Triton's gauges, once a second: requests in "
+    "flight and waiting in the engine, and the share of KV cache blocks in use (mean, maximum), with the client's mean in flight",
+    "acceptance": "accepted / drafted tokens of speculative decoding. trtllm-serve: by its statistics of recent iterations, "
+    "warmup included. Triton: by the counts in each measured response",
     "n": "output tokens of a request, counted by token_count.source. server: by the server's num_output_tokens; tokens "
-    "without text belong to the next content event, and those after the last one count in n alone; or by its usage, "
-    "shared out over the events as encoding again would, without a tokenizer by characters. encoded_again: the "
-    "whole text encoded again without special tokens; a token belongs to the event that brought its last character. "
-    "events: no tokenizer, and the server does not count, so each content event is taken as one token",
-    "token_count": "mismatch = sum over the answers of |server - encoded again| / tokens the server counts",
-    "input_tokens": "prompt encoded with the special tokens the tokenizer adds; without a tokenizer as the server counts",
-    "whole": "first send -> last content of the measured requests; in every window, output tokens of successful requests count "
-    "when they arrive, input tokens when the first content arrives, and requests when the last one does, those of the warm-up too",
+    "without text count for the next content event, and those after the last one count in n alone; or by its usage, "
+    "distributed over the events as encoding again would, without a tokenizer by characters. encoded_again: the "
+    "whole text encoded again without special tokens; a token belongs to the event with its last character. "
+    "events: no tokenizer, and the server does not count, so each content event counts as one token",
+    "token_count": "mismatch = sum over the responses of |server - encoded again| / tokens the server counts",
+    "input_tokens": "prompt encoded with the tokenizer's special tokens; without a tokenizer, the server's count",
+    "whole": "first send -> last content of the measured requests. In every window, output tokens of successful requests count "
+    "when they arrive, input tokens with the first content, and requests with the last content, warmup included",
     "active": "the part of the whole window with at least one request in flight",
-    "steady": "longest time with at least 95% of the wanted requests in flight, from the first measured request that follows "
-    "another one in every slot until the first slot finds no further request; a slot between two requests counts as in flight "
+    "steady": "closed loop: longest time with at least 95% of the concurrency in flight, from the time every slot is on its second "
+    "measured request until the first slot runs out of requests. A slot between two requests counts as in flight "
     "for up to 5 ms, or 5% of the next request's time. Its rates are the mean over all windows that start in its first wave and "
-    "end in its last one. Open loop: first to last measured sending, without the mean time of a request after the first of all",
-    "waves": "requests sent in the steady window / concurrency; open loop: seconds of it / mean e2e",
-    "headline": f"steady when it holds {WAVES} waves or more, rounded, else whole, which includes ramp-up and drain",
+    "end in its last one. Open loop: first to last measured send, without the mean time of a request after the very first",
+    "waves": "requests sent in the steady window / concurrency; open loop: its seconds / mean e2e",
+    "headline": f"steady if it holds {WAVES} waves or more, rounded, else whole, which includes ramp-up and drain",
     "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
     "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
     "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
@@ -106,7 +106,7 @@ _Summaries = Mapping[str, Mapping[str, float | None]]
 
 
 def load_key(concurrency: int | None, request_rate: float | None) -> str:
-    """What a level is called: `4` requests in flight, or `2.5/s`."""
+    """Key of a level: `4` requests in flight, or `2.5/s`."""
     return str(concurrency) if request_rate is None else f"{request_rate:g}/s"
 
 
@@ -123,14 +123,14 @@ def latency_of(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadMetrics:
-    """Rates over a window, and latencies in ms of the measured requests that were answered."""
+    """Rates over a window, and latencies in ms of successful measured requests."""
 
     duration_s: float | None = None
     input_tokens_per_s: float | None = None
     output_tokens_per_s: float | None = None
     requests_per_s: float | None = None
     tokens_per_joule: float | None = None
-    """Where the power of GPUs was sampled."""
+    """Only if GPU power was sampled."""
     latencies: _Summaries = field(default_factory=dict)
     """LATENCIES -> statistic -> milliseconds."""
 
@@ -187,11 +187,11 @@ class RepeatResult(LoadMetrics):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """What the GPUs of a server did during a level, all of them together; None for what they do not tell."""
+    """Use of all GPUs of a server during a level. None for values they do not report."""
 
     devices: int
     power_w: float | None = None
-    """On average, warm-up included."""
+    """On average, warmup included."""
     energy_j: float | None = None
     """In the whole windows of all repeats."""
     memory_bytes: int | None = None
@@ -203,12 +203,12 @@ class GpuUse:
 
     @staticmethod
     def read(data: object) -> GpuUse | None:
-        """As in perf.json, or in a report; None for what is none."""
+        """Read from perf.json, or a report. None for invalid data."""
         devices = count_of(_object(data).get("devices"))
         if devices is None:
             return None
-        told = {name: _number(value) for name, value in _object(data).items() if name in _GPU_FIELDS}
-        return GpuUse(devices=devices, **told, memory_bytes=count_of(_object(data).get("memory_bytes")))
+        values = {name: _number(value) for name, value in _object(data).items() if name in _GPU_FIELDS}
+        return GpuUse(devices=devices, **values, memory_bytes=count_of(_object(data).get("memory_bytes")))
 
 
 _GPU_FIELDS: Final = ("power_w", "energy_j", "sm_clock_mhz", "sm_clock_mhz_min", "busy_percent", "temperature_c")
@@ -216,7 +216,7 @@ _GPU_FIELDS: Final = ("power_w", "energy_j", "sm_clock_mhz", "sm_clock_mhz_min",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonUse:
-    """What Triton itself says of a level, all repeats together; None for what it does not tell."""
+    """Triton's own metrics of a level, over all repeats. None for values it does not report."""
 
     models: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Model -> `requests`, and `queue_ms`, `compute_input_ms`, `compute_infer_ms`, `compute_output_ms` and `request_ms` of one."""
@@ -233,11 +233,11 @@ class TritonUse:
 
     @staticmethod
     def read(data: object) -> TritonUse | None:
-        """As in perf.json, or in a report; None for what is none."""
+        """Read from perf.json, or a report. None for invalid data."""
         if not isinstance(data, dict):
             return None
-        told = {name: _number(value) for name, value in data.items() if name in TRITON_GAUGES}
-        return TritonUse(models={name: numbers_of(of) for name, of in _object(data.get("models")).items()}, **told)
+        values = {name: _number(value) for name, value in data.items() if name in TRITON_GAUGES}
+        return TritonUse(models={name: numbers_of(of) for name, of in _object(data.get("models")).items()}, **values)
 
 
 TRITON_GAUGES: Final = tuple(name for name in TritonUse.__dataclass_fields__ if name != "models")
@@ -250,25 +250,25 @@ class Goodput:
     objectives_ms: Mapping[str, float] = field(default_factory=dict)
     """ "ttft", "tpot", "e2e" -> milliseconds."""
     share: float | None = None
-    """Of the requests scheduled, 0 to 1."""
+    """Share of the scheduled requests, 0 to 1."""
     requests_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveResult:
-    """An objective of a level, and whether the level met it."""
+    """An objective of a level, and its result."""
 
     metric: str
     """One of LEVEL_METRICS."""
     limit: float
     value: float | None
     missed: str | None
-    """How it was missed, in words; None where it was met."""
+    """The miss in words, None if the objective was met."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How an open loop went: was its rate kept, and what users waited who came when they were due."""
+    """Open loop: the achieved rate, and latencies from the schedule."""
 
     achieved_rate: float | None
     lag_ms: Summary
@@ -276,19 +276,19 @@ class Schedule:
     response_ms: Summary
     most_in_flight: int
     unsent: int = 0
-    """Due, and not sent any more, since the server had fallen behind."""
+    """Due requests that were never sent because the server had fallen behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelDetails:
-    """What only perf.json has of a level."""
+    """Details of a level that only perf.json has."""
 
     window_reason: str
-    """Why the rates are of that window, or why there are none."""
+    """Reason for the choice of window, or for missing rates."""
     input_tokens: float | None
     output_tokens: float | None
     summaries: Mapping[str, Summary]
-    """`stall_ms`, `user_tokens_per_s`, `connect_ms`, and `ttfa_ms` where an answer reasoned."""
+    """`stall_ms`, `user_tokens_per_s`, `connect_ms`, and `ttfa_ms` if responses have reasoning."""
     answers_at_limit: int
     finish_reasons: Mapping[str, int]
     tokens_per_event: float
@@ -296,9 +296,9 @@ class LevelDetails:
     other_tools: Mapping[str, Mapping[str, Any]]
     """Tool -> its metrics, see `measure/load/compat_metrics.py`."""
     cached_input_tokens: int | None
-    """None where the server tells none."""
+    """None if the server does not report it."""
     schedule: Schedule | None
-    """Of an open loop."""
+    """Open loop only."""
     objectives: tuple[ObjectiveResult, ...]
     triton: list[dict[str, Any]]
     """For each repeat, `of` each model: requests and milliseconds by Triton's own counters."""
@@ -307,7 +307,7 @@ class LevelDetails:
     """For each repeat, `of` Triton's gauges: mean and maximum; and `ours`, the mean in flight by the client's own times."""
 
     def to_json(self) -> dict[str, Json]:
-        """As in perf.json, but for the reason of the window; what does not apply is left out."""
+        """As in perf.json without the window's reason. Fields that do not apply are left out."""
         whole = {"as": self.other_tools, **asdict(self), **_plain(self.summaries)}
         for name in ("window_reason", "summaries", "other_tools"):
             del whole[name]
@@ -317,7 +317,7 @@ class LevelDetails:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelResult(LoadMetrics):
-    """What was measured at one concurrency, or in an open loop at one request rate: the other is None."""
+    """Measurements at one concurrency (closed loop) or request rate (open loop). The other one is None."""
 
     concurrency: int | None = None
     request_rate: float | None = None
@@ -326,25 +326,25 @@ class LevelResult(LoadMetrics):
     """Measured requests, all repeats together."""
     failures: int | None = None
     window: str | None = None
-    """What the rates are over: "steady", or "whole" where there was no steady window long enough."""
+    """Window of the rates: "steady", or "whole" if no steady window was long enough."""
     repeats: tuple[RepeatResult, ...] = ()
     goodput: Goodput | None = None
     """None without objectives."""
     saturated_rps: float | None = None
-    """Of an open loop with a limit on the requests in flight, whose server fell behind: what it answered."""
+    """Completed requests per second of an open loop with max_in_flight whose server fell behind."""
     acceptance: float | None = None
-    """Share of drafted tokens that the model accepted; None where nothing is drafted, or the server does not tell."""
+    """Share of drafted tokens that the model accepted. None without drafting, or if the server does not report it."""
     gpu_use: GpuUse | None = None
-    """Where there are GPUs."""
+    """None without GPUs."""
     triton_use: TritonUse | None = None
-    """Of a Triton server whose metrics are known."""
+    """None without Triton's metrics."""
     lengths: _Summaries = field(default_factory=dict)
-    """LENGTHS -> statistic -> tokens, of the measured requests that were answered."""
+    """LENGTHS -> statistic -> tokens, over successful measured requests."""
     details: LevelDetails | None = None
 
     @property
     def key(self) -> str:
-        """What it is called in comparisons: `4` requests in flight, or `2.5/s`."""
+        """Key in comparisons: `4` requests in flight, or `2.5/s`."""
         return load_key(self.concurrency, self.request_rate)
 
     def to_json(self) -> dict[str, Json]:
@@ -379,37 +379,37 @@ class LevelResult(LoadMetrics):
 
 @dataclass(frozen=True, slots=True)
 class HighestRate:
-    """What a search for the highest rate that keeps the objectives found."""
+    """Result of a search for the highest rate that meets the objectives."""
 
     wanted_share: float
     objectives_ms: Mapping[str, float]
     rate: float | None
-    """Requests a second; None where the lowest that was tried was too high, or for the `reason`."""
+    """Requests per second. None if the lowest rate tried was too high, or for the `reason`."""
     low: float | None
     """With `high`, the 95% interval of the rate."""
     high: float | None
-    """None where even the highest that was tried kept them."""
+    """None if even the highest rate tried met them."""
     tried: Mapping[str, Mapping[str, Any]]
-    """Rate -> `requests`, `share` that met all objectives, and whether that is enough."""
+    """Rate -> `requests`, `share` that met all objectives, and if that is enough."""
     reason: str | None = None
-    """Why there is no rate, where it is not that all were too high."""
+    """Reason for a missing rate, unless all rates were too high."""
 
     def __str__(self) -> str:
-        """`7.2 requests/s keep ttft 300 ms for 95% of requests (95% interval 7 to 7.6)`."""
+        """`7.2 requests/s meet ttft 300 ms for 95% of requests (95% interval 7 to 7.6)`."""
         of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
         share = f"{self.wanted_share * 100:g}% of requests"
         if self.reason is not None:
-            return f"not known at which {share} keep {of}: {self.reason}"
+            return f"unknown rate at which {share} meet {of}: {self.reason}"
         if self.rate is None:
-            return f"no rate that was tried keeps {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
-        told = "no higher rate was tried"
+            return f"no rate tried meets {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
+        interval = "no higher rate was tried"
         if self.low is not None and self.high is not None:
-            told = f"95% interval {self.low:.4g} to {self.high:.4g}"
-        return f"{self.rate:g} requests/s keep {of} for {share} ({told})"
+            interval = f"95% interval {self.low:.4g} to {self.high:.4g}"
+        return f"{self.rate:g} requests/s meet {of} for {share} ({interval})"
 
     @staticmethod
     def read(data: object) -> HighestRate | None:
-        """As in perf.json, or in a cell of a report; None for what is none."""
+        """Read from perf.json, or a cell of a report. None for invalid data."""
         if not isinstance(data, dict) or (wanted := _number(data.get("wanted_share"))) is None:
             return None
         rate, low, high = (_number(data.get(name)) for name in ("rate", "low", "high"))
@@ -445,13 +445,13 @@ class MeasurementFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadDetails:
-    """What only perf.json has of a load run."""
+    """Details of a load run that only perf.json has."""
 
     protocol: str
     model: str
     settings: Mapping[str, Any]
     token_count: Mapping[str, Any]
-    """Who counted the output tokens of the measured answers, and what the other counts say."""
+    """Source of the output token counts, and the other counts."""
     clients: list[dict[str, Any]]
     """Processor time and event-loop lag of each load process at each level."""
     definitions: Mapping[str, Any]
@@ -463,14 +463,14 @@ class LoadResult:
 
     valid: bool
     levels: tuple[LevelResult, ...]
-    """As they were measured, or read from a file by rising concurrency, then by rising request rate; also of a measurement
-    that is not valid."""
+    """In order of measurement. From a file: by rising concurrency, then by rising request rate. Invalid measurements have
+    them too."""
     findings: tuple[MeasurementFinding, ...]
     conditions: Conditions
     tokens_counted_by: str | None = None
-    """Who counted output tokens: "server", "encoded_again" or "events"."""
+    """Source of output token counts: "server", "encoded_again" or "events"."""
     highest_rate: HighestRate | None = None
-    """Where it was looked for."""
+    """None without a search."""
     details: LoadDetails | None = None
 
     @property
@@ -499,7 +499,7 @@ class LoadResult:
             "findings": [each.to_json() for each in self.findings],
             "token_count": dict(details.token_count),
             "client": {
-                "transport": "asyncio; times of arrival from the kernel (SO_TIMESTAMPNS), over TLS of the read",
+                "transport": "asyncio; arrival times from the kernel (SO_TIMESTAMPNS), over TLS from the read",
                 "levels": list(details.clients),
             },
             "definitions": dict(details.definitions),
@@ -507,7 +507,7 @@ class LoadResult:
 
     @staticmethod
     def read(data: Mapping[str, Any]) -> LoadResult:
-        """What is in a perf.json, by the content of the file."""
+        """Read the content of a perf.json."""
         source = _object(data.get("token_count")).get("source")
         return LoadResult(
             valid=data.get("valid") is not False,
@@ -520,7 +520,7 @@ class LoadResult:
 
 
 def levels_of(data: object) -> tuple[LevelResult, ...]:
-    """The levels in a perf.json, or of a cell in a report.json; what is not one is left out."""
+    """The levels of a perf.json, or of a cell in a report.json. Invalid ones are left out."""
     if not data:
         return ()
     levels = [level for entry in _objects(data) if (level := _level(entry)) is not None]

@@ -1,6 +1,6 @@
 """The roofline of decoding: the least time of one pass over a model's weights.
 
-A dense model reads all its weights for every token of an answer, whatever else it does, so a token cannot take less
+A dense model reads all its weights for every output token, so a token cannot take less
 than weights / memory bandwidth (Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009; for decoding: Pope et
 al., Efficiently Scaling Transformer Inference, 2022, section 2.2).
 """
@@ -34,12 +34,12 @@ from trtllm_pipeline.models import (
 )
 
 CPU_MARGIN: Final = 4.0
-"""What a runtime may get out of a CPU's memory more than our own reading of it did. Large, for the reading can be several
-times too low: others were using the cores and the memory at that moment, and caches that hold a small model while it
-runs were cold or taken. A GPU's bandwidth is no reading but its data sheet's, and has no margin."""
+"""Factor by which a runtime may exceed the measured memory bandwidth of a CPU. It is large, because the measurement can be
+several times too low: other processes may use cores and memory at the same time, and caches that would hold a small model
+are cold. A GPU's bandwidth comes from its data sheet, without a margin."""
 _MOST_READ_BYTES: Final = 256 << 20
 _LEAST_READ_BYTES: Final = 16 << 20
-"""By each thread in one reading, or starting the threads would be what is measured."""
+"""Minimum bytes per thread and reading, so that thread start-up is negligible."""
 _READINGS: Final = 5
 _MIXTURE: Final = "a mixture of experts reads a part of its weights for a token"
 _HEADS: Final = ("lm_head.weight", "embed_out.weight", "output.weight")
@@ -53,7 +53,7 @@ _EMBEDDINGS: Final = (
 )
 _VISION: Final = re.compile(r"(^|\.)(visual|vision)")
 _SERVED_BITS: Final = 16
-"""Of a value of a Hugging Face directory: what is stored in 32 bits is loaded in 16."""
+"""Maximum bits of a loaded value of a Hugging Face model: 32-bit weights are loaded as 16-bit."""
 _Form = Literal["engine", "safetensors", "torch", "gguf"]
 _CLOCK_MEM: Final = 2
 """As in nvml.h."""
@@ -61,7 +61,7 @@ _CLOCK_MEM: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """`pass_s` is the least time of one pass in seconds; None when it is not known, and `reason` says why."""
+    """`pass_s` is the shortest time of one pass in seconds. None if unknown, with a `reason`."""
 
     pass_s: float | None
     weight_bytes: int | None
@@ -75,8 +75,8 @@ class Limit:
 def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limit:
     """The limit of a directory with an engine, or a Hugging Face model, or of a GGUF file or its directory, on this machine. `weight_bits`: see `bytes_per_token`.
 
-    A TensorRT engine runs on GPUs, `tp` of them reading side by side. So does a model where there is a GPU. For any other
-    the CPUs' bandwidth is measured, which takes up to a second.
+    A TensorRT engine runs on GPUs, `tp` of them reading in parallel. Other models also do if there is a GPU. Otherwise
+    the CPU's memory bandwidth is measured, which takes up to a second.
     """
     read_bytes, reason = bytes_per_token(engine, weight_bits)
     if read_bytes is None:
@@ -97,8 +97,8 @@ def limit(engine: Path, *, tp: int = 1, weight_bits: int = _SERVED_BITS) -> Limi
 def bytes_per_token(engine: Path, weight_bits: int = _SERVED_BITS) -> tuple[int | None, str]:
     """Bytes of weights that one token reads at least, or None and why that is not known.
 
-    Of an embedding table that is not the output head too, a token reads one row: left out, at four bytes a value. A server of a
-    Hugging Face directory keeps so many bits of a value at most; 0: nobody knows how many.
+    A token reads one row of an embedding table that is not also the output head: the table is left out, at four bytes a value.
+    Values of a Hugging Face model are capped at the server's weight bits. 0: unknown.
     """
     try:
         return _bytes_per_token(engine, weight_bits)
@@ -144,7 +144,7 @@ def _bytes_per_token(engine: Path, weight_bits: int) -> tuple[int | None, str]:
 
 
 def _shards(folder: Path) -> list[str]:
-    """The files that a server reads: some directories have the same weights in another form beside them."""
+    """Weight files that a server reads. Some directories also have the same weights in another format."""
     names = sorted(file.name for file in folder.glob("*.safetensors"))
     if names and (folder / INDEX).is_file():
         return sorted({*read_index(folder).values()})
@@ -153,15 +153,15 @@ def _shards(folder: Path) -> list[str]:
 
 def _stored(folder: Path, form: _Form) -> dict[str, StoredTensor]:
     """The tensors in the files that a server reads of a Hugging Face directory."""
-    found: dict[str, StoredTensor] = {}
+    sizes: dict[str, StoredTensor] = {}
     if form == "torch":
         for name in torch_files(folder):
-            found |= torch_tensors(folder, name)
-        return found
+            sizes |= torch_tensors(folder, name)
+        return sizes
     for shard in _shards(folder):
         for name, tensor in tensors(folder, shard).tensors.items():
-            found[name] = StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
-    return found
+            sizes[name] = StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
+    return sizes
 
 
 def _of_model(stored: Mapping[str, StoredTensor], config: Fields, weight_bits: int) -> tuple[int | None, str]:
@@ -182,7 +182,7 @@ def _of_gguf(place: Path) -> tuple[int | None, str]:
 
 
 def _read(sizes: Mapping[str, int]) -> int:
-    """What a token reads of the tensors of a model: not embeddings that are not the output head too, nor what looks at images."""
+    """Bytes of a model's tensors that a token reads: without embeddings that are not also the output head, and vision parts."""
 
     def named(name: str, kinds: tuple[str, ...]) -> bool:
         return f".{name}".endswith(tuple(f".{kind}" for kind in kinds))
@@ -220,15 +220,15 @@ def cpu_bandwidth(size: int) -> float:
 
 def gpu_bandwidth() -> tuple[float | None, str]:
     """Peak memory bandwidth of the fastest NVIDIA GPU in bytes a second, None without one, or without nvidia-ml-py; and
-    who says so.
+    the source.
 
-    Width of the bus x highest memory clock x 2 transfers a cycle, both as NVML tells them; where it does not, the data
-    sheet of a GPU of that name.
+    Width of the bus x highest memory clock x 2 transfers a cycle, both from NVML. Otherwise the data
+    sheet of a GPU with that name.
     """
     with nvml() as ask:
         if ask is None:
             return None, ""
-        told = [
+        devices = [
             (
                 ask("nvmlDeviceGetMemoryBusWidth", handle),
                 ask("nvmlDeviceGetMaxClockInfo", handle, _CLOCK_MEM),
@@ -236,9 +236,9 @@ def gpu_bandwidth() -> tuple[float | None, str]:
             )
             for handle in ask.handles()
         ]
-    by_nvml = max((bits / 8 * mhz * 1e6 * 2 for bits, mhz, _ in told if bits and mhz), default=None)
+    by_nvml = max((bits / 8 * mhz * 1e6 * 2 for bits, mhz, _ in devices if bits and mhz), default=None)
     if by_nvml is not None:
         return by_nvml, "NVML"
-    sheets = [(bandwidth, name) for _, _, name in told if (bandwidth := sheet_bandwidth(name)) is not None]
+    sheets = [(bandwidth, name) for _, _, name in devices if (bandwidth := sheet_bandwidth(name)) is not None]
     bandwidth, name = max(sheets, default=(None, ""))
     return bandwidth, f"the data sheet of {name}"

@@ -1,7 +1,7 @@
-"""Evidence for the validity gates beside the requests: settings read back, the roofline, a probe of the KV cache.
+"""Evidence for the validity gates apart from the requests: settings read back, the roofline, a KV cache probe.
 
-Three sources are held against each other: what a matrix asked for, what the engine and the repository say, and the
-configuration the server itself reports over the wire. All goes into the event file; `measure/load/validity.py` judges it.
+Three sources are compared: the matrix, the engine and repository, and the
+configuration that the server reports. All goes into the event file. `measure/load/validity.py` judges it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _ALWAYS: Final = frozenset({"max_batch_size", "decoupled", "max_queue_delay_microseconds"})
-"""Fields whose default says something. Any other that a configuration leaves out is Triton's to fill in."""
+"""Fields whose default is meaningful. Triton fills in the others if a configuration omits them."""
 _TRITONS_CHOICE: Final = frozenset({"kind", "gpus"})
 _BUILD: Final = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
 PROBES: Final = 4
 PROBE_TOKENS: Final = 256
-"""Length of a probe's prompt where the engine takes that much: long enough to see whether it was computed."""
+"""Length of a probe's prompt if the engine accepts it: long enough to detect a skipped prefill."""
 PROBE_ANSWER_TOKENS: Final = 2
 _CHARACTERS_PER_TOKEN: Final = 4
-"""Of ordinary English, about; for probes where there is no tokenizer."""
+"""Rough value for English text, for probes without a tokenizer."""
 _NOT_TOLD: Final = frozenset({"tp", "speculative", "weight_bits"})
-"""Declared for the roofline, and for what is counted; neither engine nor server has them under that name."""
+"""Declared for the roofline and token counts. Engine and server do not report them under these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +45,22 @@ class ExpectedServer:
     """Expected server configuration, verified against the server."""
 
     declared: Mapping[str, Json] = field(default_factory=dict)
-    """Settings under TensorRT-LLM's names, e.g. `enable_kv_cache_reuse`; `tp` is how many GPUs read the weights."""
+    """Settings by TensorRT-LLM's names, e.g. `enable_kv_cache_reuse`. `tp` is the number of GPUs that read the weights."""
     engine: Path | None = None
-    """What it serves: its config.json has limits and the size of the weights."""
+    """The served engine: its config.json has limits and the size of the weights."""
     repository: Path | None = None
-    """Its config.pbtxt are held against the configurations that the server reports."""
+    """Its config.pbtxt files are compared with the configurations that the server reports."""
     by: str = "the matrix"
-    """Who says so."""
+    """Source of `declared`."""
 
     @property
     def drafts(self) -> bool:
-        """Something drafts tokens: servers of TensorRT-LLM that tell it count those that are accepted."""
+        """True with speculative decoding: TensorRT-LLM's servers then count accepted tokens."""
         return "speculative" in self.declared
 
     @property
     def without_reuse(self) -> bool:
-        """KV cache reuse is said to be off."""
+        """KV cache reuse is declared off."""
         return self.declared.get("enable_kv_cache_reuse") is False
 
 
@@ -84,35 +84,38 @@ async def look(client: AnyClient, target: Target, claim: ExpectedServer, events:
         except (OSError, ValueError) as error:
             raise StageError(f"the settings of {claim.engine or claim.repository} cannot be read: {error}") from error
         known = {check.setting.rpartition(": ")[2] for check in checks}
-        asked = {name for name, value in claim.declared.items() if value is not None}
+        declared_settings = {name for name, value in claim.declared.items() if value is not None}
         events.write(
-            "settings", at=at, checks=[check._asdict() for check in checks], unchecked=sorted(asked - known - _NOT_TOLD)
+            "settings",
+            at=at,
+            checks=[check._asdict() for check in checks],
+            unchecked=sorted(declared_settings - known - _NOT_TOLD),
         )
     if claim.without_reuse and triton is not None:
         events.write("reused_blocks", at=at, blocks=await reused_blocks(triton))
     if claim.engine is not None and target.service.started:
         from trtllm_pipeline.measure.load import roofline
 
-        told = {name: value for name in ("tp", "weight_bits") if isinstance(value := claim.declared.get(name), int)}
-        limit = await asyncio.to_thread(roofline.limit, claim.engine, **told)
+        facts = {name: value for name in ("tp", "weight_bits") if isinstance(value := claim.declared.get(name), int)}
+        limit = await asyncio.to_thread(roofline.limit, claim.engine, **facts)
         events.write("roofline", at=at, **limit.to_json())
 
 
 async def reused_blocks(client: Client) -> float | None:
-    """KV cache blocks the server has reused so far, by TensorRT-LLM's own metric; None where it tells none."""
+    """KV cache blocks the server has reused so far, by TensorRT-LLM's own metric. None if it is not reported."""
     if client.service.metrics is None:
         return None
     page = await counters.metrics_page(client.service.metrics, timeout_s=client.timeout_s)
-    found = [
+    values = [
         value
         for name, labels, value in counters.samples(page or "")
         if name == "nv_trt_llm_kv_cache_block_metrics" and 'kv_cache_block_type="reused"' in labels
     ]
-    return sum(found) if found else None
+    return sum(values) if values else None
 
 
 def probes(texts: Sequence[str], tokenizer: Tokenizer | None, *, longest: int | None) -> list[str]:
-    """Prompts nobody has sent before, of `texts` one after another, in at most `longest` and PROBE_TOKENS tokens."""
+    """New prompts, concatenated from `texts`, of at most `longest` and PROBE_TOKENS tokens."""
     # Joining and cutting can change a token or two, and the server may add special ones.
     room = max(1, min(longest or PROBE_TOKENS, PROBE_TOKENS) - 8)
     made = []
@@ -125,7 +128,7 @@ def probes(texts: Sequence[str], tokenizer: Tokenizer | None, *, longest: int | 
 
 
 def _ends(text: str, tokenizer: Tokenizer | None) -> Sequence[int]:
-    """Where each token of `text` ends, in characters."""
+    """End of each token of `text`, in characters."""
     if tokenizer is None:
         return range(_CHARACTERS_PER_TOKEN, len(text) + 1, _CHARACTERS_PER_TOKEN)
     return [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
@@ -139,14 +142,14 @@ async def probe(
     tokenizer: Tokenizer | None,
     events: EventFile,
 ) -> None:
-    """Try a cache that is said to be off: each of a few new prompts sent twice, nothing else in flight.
+    """Probe a cache that is declared off: send each of a few new prompts twice, with nothing else in flight.
 
-    A first token that takes as long again ends it: the gate finds a cache only where every prompt was faster.
+    It ends when a TTFT does not fall: the gate only reports a cache if every prompt was faster.
     """
     longest = None
-    if claim.engine is not None and find(claim.engine, "config.json") is not None:  # a GGUF file has none
-        told = claim.declared.get("max_seq_len")
-        engine = Engine.read(claim.engine, max_seq_len=told if isinstance(told, int) else None)
+    if claim.engine is not None and find(claim.engine, "config.json") is not None:  # GGUF files have no config.json
+        longest_input = claim.declared.get("max_seq_len")
+        engine = Engine.read(claim.engine, max_seq_len=longest_input if isinstance(longest_input, int) else None)
         longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)
     greedy = replace(target, temperature=0.0)
     session = client.session()
@@ -155,8 +158,8 @@ async def probe(
         for send in (0, 1):
             answer = await session.generate(greedy.generation(Prompt("probe", text, PROBE_ANSWER_TOKENS), 0))
             ttft_ms = (answer.events[0].time_ns - answer.sent_ns) / 1e6 if answer.events else None
-            told = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
-            events.write("probe", pair=pair, send=send, **told)
+            longest_input = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
+            events.write("probe", pair=pair, send=send, **longest_input)
             times += [] if ttft_ms is None or answer.cached_tokens else [ttft_ms]
         from trtllm_pipeline.measure.load.validity import POSSIBLE_REUSE
 
@@ -168,7 +171,7 @@ async def probe(
 
 
 class SettingCheck(NamedTuple):
-    """One setting: the expected value and its source, the value found and where."""
+    """One setting: the expected value and its source, the actual value and its source."""
 
     setting: str
     asked: Json
@@ -185,8 +188,8 @@ async def read_back(
     repository: Path | None,
     asked_by: str = "the matrix",
 ) -> list[SettingCheck]:
-    """Every setting that two sources know. `declared` is what `asked_by` asked for, under TensorRT-LLM's names; without
-    a repository it is held against the client's model and `tensorrt_llm`. A client of None is no Triton's.
+    """Settings that two sources report. `declared` has the values of `asked_by` by TensorRT-LLM's names. Without
+    a repository they are compared with the client's model and `tensorrt_llm`. `client` is None for other servers than Triton.
 
     Raises ServerError when the server does not answer, OSError or ValueError for a file that cannot be read.
     """
@@ -195,7 +198,7 @@ async def read_back(
         return checks
     if repository is None:
         for name in dict.fromkeys((client.model.name, ENGINE_MODEL)):
-            with suppress(ServerError):  # without an ensemble there is no second model
+            with suppress(ServerError):  # without an ensemble, the second model is missing
                 checks += _model(declared, name, await client.config(name), asked_by)
     else:
         checks += _llm_api(declared, repository / ENGINE_MODEL / "1" / "model.yaml", asked_by)
@@ -206,11 +209,11 @@ async def read_back(
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
                 raise
-            checks.append(SettingCheck(f"model {name}", "there", "the repository", "not there", "the server"))
+            checks.append(SettingCheck(f"model {name}", "present", "the repository", "missing", "the server"))
             continue
         checks += [
-            SettingCheck(f"{name}: {key}", asked, "config.pbtxt", got, "the server")
-            for key, asked, got in compare(model_config.read(path, allow_unknown=True), served)
+            SettingCheck(f"{name}: {key}", wanted, "config.pbtxt", got, "the server")
+            for key, wanted, got in compare(model_config.read(path, allow_unknown=True), served)
         ]
         checks += _model(declared, name, served, asked_by)
     return checks
@@ -220,24 +223,24 @@ def compare(written: Message, served: Message, prefix: str = "") -> Iterator[tup
     """(path, written, served) of every field that `written`, a ModelConfig, fixes. Triton fills in the others."""
     for each in written.DESCRIPTOR.fields:
         path = f"{prefix}{each.name}"
-        asked, got = getattr(written, each.name), getattr(served, each.name)
+        expected, got = getattr(written, each.name), getattr(served, each.name)
         if each.message_type is not None and each.message_type.GetOptions().map_entry:
-            for key in sorted(asked):
-                yield from _values(f"{path}[{key}]", asked[key], got[key] if key in got else None)  # noqa: SIM401  a protobuf map's get() makes the key
+            for key in sorted(expected):
+                yield from _values(f"{path}[{key}]", expected[key], got[key] if key in got else None)  # noqa: SIM401  a protobuf map's get() makes the key
         elif each.is_repeated:
-            for index, value in enumerate(asked):
+            for index, value in enumerate(expected):
                 yield from _values(f"{path}[{index}]", value, got[index] if index < len(got) else None)
-            if len(got) > len(asked) > 0:
-                yield f"number of {path}", len(asked), len(got)
+            if len(got) > len(expected) > 0:
+                yield f"number of {path}", len(expected), len(got)
         elif each.message_type is not None:
             if written.HasField(each.name):
-                yield from compare(asked, got, f"{path}.")
-        elif each.name in _ALWAYS or (asked != each.default_value and each.name not in _TRITONS_CHOICE):
-            yield path, asked, asked if _same_file(asked, got) else got
+                yield from compare(expected, got, f"{path}.")
+        elif each.name in _ALWAYS or (expected != each.default_value and each.name not in _TRITONS_CHOICE):
+            yield path, expected, expected if _same_file(expected, got) else got
 
 
 def _same_file(one: object, other: object) -> bool:
-    """Whether both are absolute paths of one file or directory: a server is told another name of one; see `links`."""
+    """True if both are absolute paths of one file or directory: servers get another name of it, see `links`."""
     if not (isinstance(one, str) and isinstance(other, str) and one.startswith("/") and other.startswith("/")):
         return False
     with suppress(OSError, ValueError):
@@ -245,17 +248,17 @@ def _same_file(one: object, other: object) -> bool:
     return False
 
 
-def _values(path: str, asked: Any, got: Any) -> Iterator[tuple[str, Json, Json]]:
-    if not hasattr(asked, "DESCRIPTOR"):
-        yield path, asked, got
+def _values(path: str, expected: Any, got: Any) -> Iterator[tuple[str, Json, Json]]:
+    if not hasattr(expected, "DESCRIPTOR"):
+        yield path, expected, got
     elif got is None:
-        yield path, "there", None
+        yield path, "present", None
     else:
-        yield from compare(asked, got, f"{path}.")
+        yield from compare(expected, got, f"{path}.")
 
 
 def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterator[SettingCheck]:
-    """The limits of an engine's config.json, where TensorRT-LLM writes them too."""
+    """The limits in an engine's config.json, at TensorRT-LLM's paths."""
     built = dict(Fields.read_optional(engine, "config.json").fields("build_config").values)
     if built.get("max_seq_len") is not None:
         built["max_seq_len"] = Engine.read(engine).max_seq_len  # without the builder's room for drafted tokens
@@ -265,11 +268,11 @@ def _engine(declared: Mapping[str, Json], engine: Path, asked_by: str) -> Iterat
 
 
 def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterator[SettingCheck]:
-    """What TensorRT-LLM's `llmapi` model reads, where a repository has one."""
+    """Settings of TensorRT-LLM's `llmapi` model, if a repository has one."""
     if not path.is_file():
         return
-    said = read_mapping(path, decode_yaml)
-    got = {**said, "enable_kv_cache_reuse": (said.get("kv_cache_config") or {}).get("enable_block_reuse")}
+    configured = read_mapping(path, decode_yaml)
+    got = {**configured, "enable_kv_cache_reuse": (configured.get("kv_cache_config") or {}).get("enable_block_reuse")}
     for name in (*_BUILD, "enable_kv_cache_reuse"):
         if declared.get(name) is not None and got.get(name) is not None:
             yield SettingCheck(name, declared[name], asked_by, got[name], "model.yaml")
@@ -277,14 +280,14 @@ def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterato
 
 def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) -> Iterator[SettingCheck]:
     """The declared settings that the configuration of model `name` has as parameters or fields."""
-    for key, asked in declared.items():
-        if asked is None or key in _BUILD:
+    for key, expected in declared.items():
+        if expected is None or key in _BUILD:
             continue
         if key in served.parameters:
-            text = str(asked).lower() if isinstance(asked, bool) else str(asked)
+            text = str(expected).lower() if isinstance(expected, bool) else str(expected)
             got = str(served.parameters[key].string_value)
             yield SettingCheck(
-                f"{name}: {key}", text, asked_by, got.lower() if isinstance(asked, bool) else got, "the server"
+                f"{name}: {key}", text, asked_by, got.lower() if isinstance(expected, bool) else got, "the server"
             )
     if name == ENGINE_MODEL:
         batch = "triton_max_batch_size" if "triton_max_batch_size" in declared else "max_batch_size"
@@ -292,6 +295,6 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
             (batch, served.max_batch_size),
             ("decoupled", served.model_transaction_policy.decoupled),
         ):
-            # Without a batch dimension a model batches by itself, as llmapi does.
+            # A model without a batch dimension batches internally, as llmapi does.
             if declared.get(key) is not None and not (key == batch and got == 0):
                 yield SettingCheck(f"{name}: {key}", declared[key], asked_by, got, "the server")

@@ -1,7 +1,7 @@
 """Statistics of samples: percentiles, summaries, and 95% intervals of means and of relative differences.
 
-Two kinds of repetition give two kinds of interval. Repeats of a measurement show what changes from one to the next; the
-requests of one repeat show only what other requests of the same kind would have given, so their interval is narrower.
+Intervals have two sources. Repeats of a measurement include the variation between repeats. The requests of one repeat only
+include the variation between requests, so their interval is narrower.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ PERCENTILE_METHOD: Final = "linear interpolation between closest ranks (numpy's 
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 2000
 LEAST_REQUESTS: Final = 5
-"""Fewer cannot be resampled to anything worth saying."""
+"""Fewer requests cannot be resampled meaningfully."""
 MEAN_INTERVAL: Final = (
-    f"{CONFIDENCE:.0%} percentile bootstrap of the mean over questions, {RESAMPLES} resamples; where all values are "
-    "equal, and resampling would claim certainty, what so many questions can rule out at that confidence"
+    f"{CONFIDENCE:.0%} percentile bootstrap of the mean over questions, {RESAMPLES} resamples. If all values are "
+    "equal, resampling would claim certainty: then the share that this number of questions can rule out at that confidence"
 )
 _BATCHES: Final = 10
 _NORMAL: Final = 1.96
 _LEAST_MIXED: Final = 3
 _NEWTON: Final = 100
 _FLAT: Final = 30.0
-"""Beyond it the logistic function does not change any more."""
+"""Beyond it the logistic function is constant."""
 _WIDEST: Final = math.log(1000)
-"""Half an interval of a rate's logarithm that is as wide says that no curve fits."""
+"""Half-width of the log rate's interval from which no curve fits."""
 _HELD: Final = 2_000_000
-"""Numbers held in memory at a time."""
-# Student's t, 0.975 quantile, for 1 to 30 degrees of freedom; beyond that the last is taken, which is 4% too wide.
+"""Maximum numbers in memory at a time."""
+# Student's t, 0.975 quantile, for 1 to 30 degrees of freedom; beyond that the last value is used, which is 4% too wide.
 _T: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -61,9 +61,9 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def summary(samples: Iterable[float], *, digits: int = 3) -> Summary:
-    """`n` and STATISTICS of `samples`, rounded; all None but `n` when there are none.
+    """`n` and STATISTICS of `samples`, rounded. Without samples, all but `n` are None.
 
-    With n samples no percentile above 1 - 1/n says anything that the maximum does not: n stands beside.
+    Percentiles above 1 - 1/n add nothing to the maximum, so `n` is included.
     """
     ordered = sorted(samples)
     if not ordered:
@@ -74,11 +74,11 @@ def summary(samples: Iterable[float], *, digits: int = 3) -> Summary:
 
 
 def mean_interval(values: Sequence[float], *, low: float, high: float) -> Interval | None:
-    """Interval of the mean of what `values` were drawn from, which lie in [low, high]; None without values.
+    """Interval of the population mean of `values` in [low, high]. None without values.
 
-    Percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, 13.3). Of n equal values
-    resampling knows nothing but that value, while others can have a share of up to 1 - ((1 - CONFIDENCE) / 2)^(1/n) and
-    be missed by n draws; for right and wrong answers that is the interval of Clopper and Pearson (1934).
+    Percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, 13.3). If all
+    n values are equal, resampling gives only that value. Other values with a share of up to 1 - ((1 - CONFIDENCE) / 2)^(1/n)
+    can be missed by n draws. For right and wrong answers that is the interval of Clopper and Pearson (1934).
     """
     import numpy as np
 
@@ -88,8 +88,8 @@ def mean_interval(values: Sequence[float], *, low: float, high: float) -> Interv
         return None
     if samples.min() == samples.max():
         unseen = 1 - ((1 - CONFIDENCE) / 2) ** (1 / count)
-        seen = float(samples[0]) * (1 - unseen)
-        return round(seen + low * unseen, 6), round(seen + high * unseen, 6)
+        certain = float(samples[0]) * (1 - unseen)
+        return round(certain + low * unseen, 6), round(certain + high * unseen, 6)
     drawn = _drawn(count) if count * RESAMPLES <= _HELD else _draw(count)
     means = np.concatenate([times @ samples for times in drawn]) / count
     tail = (1 - CONFIDENCE) / 2
@@ -101,7 +101,7 @@ def _draw(count: int) -> Iterator[Matrix]:
     """How often each of `count` values is drawn, a row for each resample: the same for every call, block by block."""
     import numpy as np
 
-    generator = np.random.default_rng(0)  # the same answers give the same interval
+    generator = np.random.default_rng(0)  # deterministic intervals
     rows = max(1, _HELD // count)
     shares = np.full(count, 1 / count)
     for done in range(0, RESAMPLES, rows):
@@ -126,7 +126,7 @@ def paired_change(base: Sequence[float], new: Sequence[float]) -> Interval | Non
 
 
 def unpaired_change(base: Sequence[float], new: Sequence[float]) -> Interval | None:
-    """Interval of new/base - 1 from independent repeats; None where either has fewer than two.
+    """Interval of new/base - 1 from independent repeats. None if either has fewer than two.
 
     Welch's t interval (Biometrika 34, 1947) of the difference of the means of logarithms.
     """
@@ -145,7 +145,7 @@ def unpaired_change(base: Sequence[float], new: Sequence[float]) -> Interval | N
 def relative_half_width(values: Sequence[float]) -> float | None:
     """Half the width of the interval of the mean of independent repeats, as a share of it; None with fewer than two.
 
-    Student's t on their logarithms; the larger side is told.
+    Student's t on their logarithms. Returns the larger side.
     """
     if len(values) < 2 or min(values) <= 0:
         return None
@@ -155,9 +155,9 @@ def relative_half_width(values: Sequence[float]) -> float | None:
 def share_interval(successes: Sequence[bool]) -> Interval:
     """Interval of the share of successes of requests in the order in which they were sent.
 
-    Neighbours in a queue are alike, so they count as fewer: by how much the means of _BATCHES batches of them differ more
-    than those of independent requests would (Law, Simulation Modeling and Analysis, 2015, 9.5.3). Then Wilson's score
-    interval (JASA 22, 1927), with Student's t of so many batches. Where no request failed, none tells how alike they are.
+    Consecutive requests in a queue are correlated, so the effective sample size is smaller: it follows from the means of
+    _BATCHES batches, compared with independent requests (Law, Simulation Modeling and Analysis, 2015, 9.5.3). Then Wilson's
+    score interval (JASA 22, 1927), with Student's t for the batches. Without failures the correlation is unknown.
     Needs one request.
     """
     count = len(successes)
@@ -174,10 +174,10 @@ def share_interval(successes: Sequence[bool]) -> Interval:
 
 def crossing_interval(rounds: Sequence[tuple[float, int, int]], share: float) -> Interval | None:
     """Interval of the rate at which a share of successes that falls with the rate crosses `share`, of rounds of (rate,
-    requests, successes); None where fewer than _LEAST_MIXED rounds have both successes and failures, or no curve fits.
+    requests, successes); None if fewer than _LEAST_MIXED rounds have both successes and failures, or no curve fits.
 
-    Quasi-binomial logistic regression on the logarithm of the rate: how much more rounds differ than independent requests
-    would widens it (McCullagh and Nelder, Generalized Linear Models, 1989, 4.5); delta method for the crossing, Student's t.
+    Quasi-binomial logistic regression on the log rate. Overdispersion of the rounds widens the interval (McCullagh and
+    Nelder, Generalized Linear Models, 1989, 4.5). Delta method for the crossing, Student's t.
     """
     import numpy as np
 
@@ -237,9 +237,9 @@ def resampled_change(
         also = drawn if paired else generator.integers(0, len(after), (count, len(after)))
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios.append(statistic(after[also]) / statistic(before[drawn]))
-    found = np.concatenate(ratios)
-    found = found[np.isfinite(found)]
-    if len(found) < RESAMPLES // 2:
+    changes = np.concatenate(ratios)
+    changes = changes[np.isfinite(changes)]
+    if len(changes) < RESAMPLES // 2:
         return None
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(changes, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low) - 1, float(high) - 1

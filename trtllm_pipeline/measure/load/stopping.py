@@ -1,6 +1,6 @@
-"""How long a load run continues: repeats until intervals are narrow, and a search for the highest rate that keeps objectives.
+"""Length of a load run: repeats until intervals are narrow, and a search for the highest rate that meets objectives.
 
-Both look at what was measured so far and name the levels to measure next, so that what they decided can be computed again.
+Both choose the next levels from the measurements so far, so their decisions can be reproduced.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.stats import crossing_interval, relative_half_width, share_interval
 
 LEAST_REPEATS: Final = 5
-"""Before the first look at intervals: of fewer repeats some are narrow by chance."""
+"""Repeats before the first check of intervals: with fewer, some are narrow by chance."""
 STEP: Final = 1.05
-"""A search ends when the lowest rate that was too high is so many times the highest that was not."""
+"""A search ends when the lowest rate that failed is at most this factor above the highest that passed."""
 _ROUNDS: Final = 3
-"""How often a rate is measured at most when its share cannot be told from the wanted one."""
+"""Maximum rounds of a rate whose share is too close to the required one."""
 _RATES: Final = 24
 _OF_MOST: Final = 0.7
-"""Of the throughput of a closed loop: where a search starts."""
+"""First rate of a search, as a share of the closed loop's throughput."""
 _DOUBLINGS: Final = 10
 _NEAR: Final = 1.5
-"""By how much more or less a rate may be to say something about the one that is looked for."""
+"""Maximum factor between a rate that enters the fit and the result."""
 _FORM: Final = re.compile(r"\s*([a-z0-9_]+)\s*=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 
 
 def parse_precisions(text: str, metrics: Sequence[str]) -> dict[str, float]:
     """Metrics and their shares in `output_tps=3%,ttft_p50=0.05`. Raises UsageError."""
-    found = {}
+    precisions = {}
     for part in text.split(","):
         match = _FORM.fullmatch(part)
         name, number, percent = match.groups() if match else ("", "0", "")
         value = float(number) / (100 if percent else 1)
         if name not in metrics or not 0 < value < 1:
             raise UsageError(
-                f"--stop-when: {part.strip()!r} is not a metric with the precision that it needs",
+                f"--stop-when: {part.strip()!r} is not METRIC=PRECISION",
                 hint="METRIC=PERCENT, such as output_tps=3%",
             )
-        found[name] = value
-    return found
+        precisions[name] = value
+    return precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """When repeats are enough."""
+    """Rule that ends the repeats."""
 
     precisions: Mapping[str, float] = field(default_factory=dict)
     """Metric of a level -> half the width of its interval, as a share of its value. None: the repeats of the load."""
     max_repeats: int = 20
     budget_s: float | None = None
-    """No further repeat is begun after that; also of a search."""
+    """No repeat, and no round of a search, starts after this time."""
 
     def narrow(self, repeats: Sequence[Mapping[str, float | None]]) -> bool:
-        """Whether the intervals of a level are narrow, from the values of its repeats. A metric that none of them has stays
-        without one, however long it is measured: nothing waits for it, and a gate tells of it.
+        """True if the intervals of a level, over its repeats, are narrow. Metrics missing in all repeats are ignored: more
+        repeats would not add them. A gate reports them.
         """
         for name, wanted in self.precisions.items():
             values = [value for repeat in repeats if (value := repeat.get(name)) is not None]
@@ -73,31 +73,31 @@ class StopRule:
         return True
 
     def words(self) -> str | None:
-        """As in the conditions of a measurement, in place of a number of repeats."""
-        told = ", ".join(f"{name} within {share:.3g}" for name, share in self.precisions.items())
-        return f"until {told}" if told else None
+        """Text for the conditions of a measurement, in place of a number of repeats."""
+        goals = ", ".join(f"{name} within {share:.3g}" for name, share in self.precisions.items())
+        return f"until {goals}" if goals else None
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a search saw of one rate."""
+    """Results of a search at one rate."""
 
     rate: float
     rounds: tuple[tuple[bool, ...], ...]
-    """For each time it was measured, of each request that was scheduled, in their order: whether it met all objectives."""
+    """For each round, in schedule order: whether each request met all objectives."""
 
     @property
     def met(self) -> tuple[bool, ...]:
-        """Of all rounds."""
+        """Requests of all rounds."""
         return tuple(met for one in self.rounds for met in one)
 
     @property
     def share(self) -> float:
-        """Of the requests that met all objectives."""
+        """Share of the requests that met all objectives."""
         return sum(self.met) / len(self.met)
 
     def kept(self, wanted: float) -> bool | None:
-        """Whether the share is the wanted one or more; None where the interval holds both, and another round can tell."""
+        """True if the share is at least `wanted`. None if the interval is too wide and another round is allowed."""
         low, high = share_interval(self.met)
         if low >= wanted or high < wanted:
             return low >= wanted
@@ -110,10 +110,10 @@ class RateSearch:
 
     wanted: float
     first: float = 1.0
-    """Requests a second to start with."""
+    """First rate in requests per second."""
 
     def next(self, probes: Sequence[Probe]) -> float | None:
-        """The rate to measure next; one that was measured, for another round of it. None when the search is over."""
+        """The rate to measure next, or a measured rate for another round. None when the search is over."""
         if not probes:
             return self.first
         if len({probe.rate for probe in probes}) >= _RATES:
@@ -131,15 +131,15 @@ class RateSearch:
         return None if high <= low * STEP else _rounded(math.sqrt(low * high))
 
     def bounds(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
-        """The highest rate below which all were kept, and the lowest that was not; None where there is none."""
+        """The highest rate up to which all rates passed, and the lowest that failed. None if there is none."""
         missed = [probe.rate for probe in probes if probe.kept(self.wanted) is False]
         high = min(missed, default=None)
         kept = [probe.rate for probe in probes if probe.kept(self.wanted) and (high is None or probe.rate < high)]
         return max(kept, default=None), high
 
     def interval(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
-        """95% interval of the rate, which holds the one that is told; where the share falls so sharply that no curve can be
-        fitted, the same as `bounds`.
+        """95% interval of the rate, which includes the reported rate. The same as `bounds` if the share falls too sharply for a
+        fit.
         """
         low, high = self.bounds(probes)
         near = [
@@ -154,19 +154,19 @@ class RateSearch:
 
 
 def _rounded(rate: float) -> float:
-    """To four digits, which is what people read."""
+    """Round to four digits, for readability."""
     return float(f"{rate:.4g}")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What was measured so far."""
+class Progress:
+    """Measurements so far."""
 
     repeats: Sequence[Sequence[Mapping[str, float | None]]] = ()
-    """Of each level, of each of its repeats: the metrics that a StopRule has."""
+    """StopRule metrics by level, then by repeat."""
     probes: Sequence[Probe] = ()
     most_rps: float | None = None
-    """Requests a second of the level that had most."""
+    """Highest requests per second of any level."""
 
 
 class Rounds:
@@ -186,26 +186,30 @@ class Rounds:
 
     @property
     def open_end(self) -> bool:
-        """Whether there may be more levels than the first."""
+        """True if more levels may follow the first ones."""
         return bool(self._stop.precisions) or self._wanted is not None
 
-    def next(self, seen: Seen) -> list[Level]:
-        """The levels to measure now; none when it is over."""
+    def next(self, progress: Progress) -> list[Level]:
+        """The levels to measure now, empty at the end."""
         if time.monotonic() >= self._ends_s:
             return []
-        if not seen.probes and self._repeats < self._stop.max_repeats and not all(map(self._stop.narrow, seen.repeats)):
+        if (
+            not progress.probes
+            and self._repeats < self._stop.max_repeats
+            and not all(map(self._stop.narrow, progress.repeats))
+        ):
             self._repeats += 1
             return self._load.turn(self._prompts, self._repeats - 1)
         if self._wanted is None:
             return []
-        first = _rounded(_OF_MOST * seen.most_rps) if seen.most_rps else 1.0
+        first = _rounded(_OF_MOST * progress.most_rps) if progress.most_rps else 1.0
         self._search = self._search or RateSearch(wanted=self._wanted, first=first)
-        rate = self._search.next(seen.probes)
+        rate = self._search.next(progress.probes)
         if rate is None:
             return []
         while rate in self._load.request_rate:
-            rate *= 1.001  # a level of its own
-        rounds = next((len(probe.rounds) for probe in seen.probes if probe.rate == rate), 0)
+            rate *= 1.001  # a separate level
+        rounds = next((len(probe.rounds) for probe in progress.probes if probe.rate == rate), 0)
         long_s = self._load.interval_s and max(self._load.interval_s, LEAST_SEARCHED / rate)
         load = replace(self._load, interval_s=long_s)
         return [replace(load.level(self._prompts, rounds, None, rate), probes=True)]

@@ -1,4 +1,4 @@
-"""What is measured, and how it is asked: all that a worker process has to be told to talk to a server."""
+"""The measured model and its request options: everything that a worker process needs to talk to a server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtllm_pipeline.measure.client.openai import options as openai_sampling
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.client.session import GenerationRequest, Option
 from trtllm_pipeline.measure.client.triton import IMAGE_INPUT, Client, sampling
-from trtllm_pipeline.measure.load.prompts import Prompt, beside_template
+from trtllm_pipeline.measure.load.prompts import Prompt, beyond_template
 
 OPENAI: Final[Mapping[str, tuple[Literal["chat", "completions"], bool]]] = {
     "openai_chat": ("chat", True),
@@ -40,24 +40,24 @@ _PORTS: Final[Mapping[str, int]] = {"grpc": 8001, "http": 8000}
 
 
 def adds_special_tokens(service: Service, protocol: str, timeout_s: float) -> bool:
-    """Whether a server puts the tokenizer's special tokens around the prompts that it gets over `protocol`.
+    """True if a server adds the tokenizer's special tokens to prompts sent over `protocol`.
 
-    Triton is asked; OpenAI-compatible servers do so for completions. Raises ServerError if there is no server.
+    Triton reports it. OpenAI-compatible servers do so for completions. Raises ServerError if the server is unreachable.
     """
     if protocol in OPENAI:
         return True
 
-    async def asked() -> bool:
+    async def query() -> bool:
         async with Client(service, service.model, protocol, timeout_s=timeout_s) as client:
             return await client.adds_special_tokens()
 
-    return asyncio.run(asked())
+    return asyncio.run(query())
 
 
 def service_at(url: str, protocol: str, model: str, *, metrics: str | None = None) -> Service:
-    """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., asked over grpc, http or openai.
+    """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., over grpc, http or openai.
 
-    Raises ServerError for what is none, and for gRPC over TLS, which is not there.
+    Raises ServerError for an invalid URL, and for gRPC over TLS, which is not supported.
     """
     parts = urlsplit(url if "://" in url else f"//{url}")
     try:
@@ -83,7 +83,7 @@ def service_at(url: str, protocol: str, model: str, *, metrics: str | None = Non
 
 
 def protocol_name(protocol: str, endpoint: str, *, streaming: bool = True) -> str:
-    """What event files call a protocol (grpc, http or openai), an OpenAI endpoint, and answers as a stream or whole."""
+    """Name in event files of a protocol (grpc, http or openai) with its OpenAI endpoint and streaming mode."""
     name = f"openai_{endpoint}" if protocol == "openai" else protocol
     return name if streaming else f"{name}_unary"
 
@@ -95,14 +95,14 @@ def environment_key() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A model of a running server. `service` is where it is; for OpenAI protocols `service.http` is its URL."""
+    """A model of a running server. `service` has its address: for OpenAI protocols, `service.http` is its URL."""
 
     protocol: str
     service: Service
     model: str
     timeout_s: float
     max_tokens: int
-    """Output tokens of a request whose prompt does not say."""
+    """max_tokens of a request whose prompt has none."""
     temperature: float = 0.0
     options: Mapping[str, Option] = field(default_factory=dict)
     """Further inputs of every request."""
@@ -110,15 +110,15 @@ class Target:
     in_turn: tuple[Mapping[str, Option], ...] = ()
     """Further inputs of one request after the other, from the first on again."""
     exact_length: bool = False
-    """Answers continue past the model's own end, up to the tokens that were asked for."""
+    """Generation continues past the model's end token, up to max_tokens."""
     stop_words: tuple[str, ...] = ()
-    """Of requests whose prompt has none."""
+    """For requests whose prompt has none."""
     seed: int = 0
-    """Of sampling: that of the first request, one more with each."""
+    """Sampling seed of the first request. Each further request adds one."""
 
     @property
     def tls(self) -> bool:
-        """Whether what goes over the wire is encrypted: then only a read tells when something arrived."""
+        """True for encrypted connections: their arrival times are those of the reads."""
         return self.service.http.startswith("https:")
 
     @classmethod
@@ -171,10 +171,10 @@ class Target:
         return Client(self.service, self.model, self.protocol, timeout_s=self.timeout_s)
 
     def of_row(self, prompt: Prompt) -> dict[str, Any]:
-        """Options that the row of `prompt` asks for. Raises ServerError for those that this protocol cannot send."""
+        """Options in the row of `prompt`. Raises ServerError for those that this protocol cannot send."""
         if self.protocol.startswith("openai_chat"):
             return {**prompt.request}
-        left = beside_template(prompt.request)
+        left = beyond_template(prompt.request)
         names = _OF_COMPLETIONS if self.protocol in OPENAI else _OF_TRITON
         unknown = ", ".join(name for name in left if name not in names)
         if unknown:
@@ -186,7 +186,7 @@ class Target:
         return {names[name]: value for name, value in left.items()}
 
     def generation(self, prompt: Prompt, number: int) -> GenerationRequest:
-        """The request for `prompt`, the `number`-th of its level; what the prompt says goes before the rest."""
+        """The request for `prompt`, the `number`-th of its level. Options of the prompt override the others."""
         of_openai = self.protocol in OPENAI
         chosen = openai_sampling if of_openai else sampling
         max_tokens = prompt.max_tokens or self.max_tokens
@@ -203,10 +203,10 @@ class Target:
         text = prompt.text
         if prompt.images and not of_openai:
             # Ensembles with a visual engine put the question into the model's chat template themselves.
-            text, urls = images.told_apart(prompt.messages)
+            text, urls = images.split_images(prompt.messages)
             if len(urls) > 1:
                 raise ServerError(
-                    f"prompt {prompt.id} has {len(urls)} images; Triton takes one with a prompt",
+                    f"prompt {prompt.id} has {len(urls)} images; Triton accepts one per prompt",
                     failure=FailureClass.USER,
                 )
             options[IMAGE_INPUT] = images.as_jpeg(urls[0])

@@ -1,7 +1,7 @@
 """Validation of a load run: one function for each gate.
 
-A gate checks what was observed. A finding of severity "invalid" rejects the measurement; "warning" and "info" are shown
-beside it. Everything a gate needs is in the event file, so the verdict can be reproduced later, by anybody.
+A gate checks the recorded observations. A finding of severity "invalid" rejects the measurement. Reports show "warning" and
+"info" next to it. Gates only read the event file, so anyone can reproduce the verdict later.
 """
 
 from __future__ import annotations
@@ -22,63 +22,62 @@ from trtllm_pipeline.measure.load.stats import percentile
 
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10
-"""Models do have nothing to say to a prompt now and then, and greedy ones always to the same."""
+"""Models sometimes end at once. With greedy sampling, always for the same prompts."""
 ECHO_WORDS: Final = 3
 MAX_MISMATCH: Final = 0.02
-"""More than this share between two counts, or above what was asked for, is told."""
+"""A larger share between two counts, or above max_tokens, is reported."""
 MAX_EXCESS: Final = 0.05
-"""More than this share above or below what was asked for, after encoding again, is not the tokenizer's ambiguity any
-more."""
+"""A larger share above or below the requested tokens, after encoding again, exceeds the tokenizer's ambiguity."""
 MAX_BYTES_PER_TOKEN: Final = 3
-"""Encoding again gives at most this many tokens for one: a byte that is no text comes back as U+FFFD, three bytes."""
+"""Encoding again turns one token into at most this many: an invalid byte becomes U+FFFD, which has three bytes."""
 MAX_CLIENT_CPU: Final = 0.80
 MIN_CLIENT_WALL_NS: Final = 1_000_000_000
-"""In a shorter level the share says little: a fast answer to a short question is mostly the client's work."""
+"""The share means little in a shorter level: with fast responses to short prompts, most work is the client's."""
 MARKED_LAG_MS: Final = 5.0
 MAX_LAG_MS: Final = 50.0
-"""Of a time that is that of the read, as over TLS, or of the sending in an open loop."""
+"""Limit for times of reads (over TLS), and of sends in an open loop."""
 MAX_LAG_SHARE: Final = 0.10
-"""Of the median time of a request, that much of the load is missing when every next one is sent that late; of the time
-between requests of an open loop, that much their distances are others."""
+"""Share of the median e2e: the load is lower by this share if every next request is sent that late. In an open loop, share
+of the time between requests."""
 MARKED_SCHEDULE_LAG_MS: Final = 10.0
 MARKED_SCHEDULE_LAG_SHARE: Final = 0.05
-"""Of the median TTFT."""
+"""Share of the median TTFT."""
 MAX_QUEUE_SHARE: Final = 0.10
-"""Of the median time of a request."""
+"""Share of the median e2e."""
 _AROUND_THE_ENGINE: Final = ("preprocessing", "postprocessing")
 MIN_EVENTS: Final = 8
-"""After the first: TPOT of fewer is that of one delay on the way, and no evidence of how fast tokens were made."""
+"""Events after the first. With fewer, TPOT may only show one network delay, not the speed of generation."""
 BURST_MS: Final = 0.1
-"""Events nearer to each other lay in a buffer together, and came as one."""
+"""Events closer together were buffered and arrived as one."""
 SURE_REUSE: Final = 0.5
 POSSIBLE_REUSE: Final = 0.8
-"""Second time to first token / first, of one prompt sent twice: the median below the one with all below the other."""
+"""Second TTFT / first TTFT of a prompt sent twice: reuse if the median is below SURE_REUSE and all are below POSSIBLE_REUSE."""
 LEAST_SAVED_MS: Final = 2.0
-"""What saves less is not told from noise."""
+"""A smaller saving could be noise."""
 _CALLED: Final = ("tool_calls", "function_call")
 PLANNED_ENDS: Final = frozenset({"stop", "length", "end_id", "stop_words", *_CALLED})
-"""Reasons to end an answer that a plan has. Not in it: content_filter, cancelled, timeout, abort, error."""
+"""Normal finish reasons. Others are content_filter, cancelled, timeout, abort, error."""
 CHARACTER_TOKENS: Final = 4
-"""A character of UTF-8 has at most this many bytes, and so may need as many tokens before it is text."""
+"""Maximum bytes of a UTF-8 character, hence maximum tokens before it becomes text."""
 MAX_SILENT_SHARE: Final = 0.20
-"""Of the time to first token, between the first response without text and the first text."""
+"""Share of TTFT between the first chunk without text and the first text."""
 MAX_SILENT_ANSWERS: Final = 0.10
 SPARE_TOKENS: Final = 8
-"""In each answer: tokens that servers count and do not send as text, such as its end and marks around reasoning."""
+"""Per response: counted tokens that have no text, such as the end token and reasoning marks."""
 MAX_UNSEEN_SHARE: Final = 0.50
-"""Of the tokens of the texts, beside those."""
+"""Share of the tokens of the texts, in addition to SPARE_TOKENS."""
 SPARE_TEXTS: Final = 2
-"""In each answer: texts without a token of their own, such as what was held back until the end."""
+"""Per response: texts without a token, such as text held back until the end."""
 MAX_TEXTS_SHARE: Final = 0.10
 
 Found = Iterator[tuple[str, str]]
 """Severity and message of each finding."""
 Look = Callable[..., Iterator[tuple[Any, ...]]]
-"""A gate's function of a run and one of its levels, or of the run alone; then a level may follow the message."""
+"""A gate's function of a run and one of its levels, or of the run alone. In the second case a level may follow the message."""
 
 
 ENOUGH_REQUESTS: Final = 1000
-"""At each rate of a search."""
+"""Requests at each rate of a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +87,18 @@ class Gate:
     id: str
     what: str
     limit: str
-    """Beyond it the measurement is rejected; "-" for a gate that only tells."""
+    """Beyond it the measurement is rejected. "-" for a gate that never rejects."""
     why: str
     look: Look
     of_level: bool
 
 
 GATES: Final[list[Gate]] = []
-"""Every gate, in the order in which findings are told."""
+"""Every gate, in the order of findings."""
 
 
 def _gate(what: str, limit: str, why: str, *, of_level: bool = True) -> Callable[[Look], Look]:
-    """Make a gate of a function, with the function's name as its id."""
+    """Register a function as a gate, with its name as id."""
 
     def add(look: Look) -> Look:
         GATES.append(Gate(look.__name__.lstrip("_"), what, limit, why, look, of_level))
@@ -109,7 +108,7 @@ def _gate(what: str, limit: str, why: str, *, of_level: bool = True) -> Callable
 
 
 def findings(run: LoadRun) -> Iterator[MeasurementFinding]:
-    """What all gates found."""
+    """Findings of all gates."""
     for gate in GATES:
         for level in run.levels if gate.of_level else (None,):
             for severity, message, *place in gate.look(run) if level is None else gate.look(run, level):
@@ -121,7 +120,7 @@ def findings(run: LoadRun) -> Iterator[MeasurementFinding]:
 @_gate(
     "the server is ready at both ends and is the same process",
     "any difference",
-    "a restart empties caches and loses requests; an interrupted run was not checked at its end",
+    "a restart empties caches and loses requests",
     of_level=False,
 )
 def _server(run: LoadRun) -> Found:
@@ -132,10 +131,10 @@ def _server(run: LoadRun) -> Found:
     if start.get("started") is False:
         yield (
             "warning",
-            "the server was not started by us: what it was started with, and whether it was restarted, is not known",
+            "the server was started externally: its options, and whether it was restarted, are unknown",
         )
     elif start["pid"] is None:
-        yield "info", "the server's process is unknown here, so a restart would not be noticed"
+        yield "info", "the server's process is unknown, so a restart cannot be detected"
     elif end["since"] is None or (start["pid"], start["since"]) != (end["pid"], end["since"]):
         yield "invalid", f"the server's process {start['pid']} did not survive the run"
     if not end["ready"]:
@@ -143,40 +142,38 @@ def _server(run: LoadRun) -> Found:
 
 
 @_gate(
-    "what might run beside the measurement (`settings.perf.exclusive`)",
+    "other work on the machine during the measurement (`settings.perf.exclusive`)",
     "-",
-    "whatever else runs on a machine takes time from what is measured there",
+    "other processes on the machine slow the measured server",
     of_level=False,
 )
 def _beside(run: LoadRun) -> Found:
     rule = run.records.header["settings"].get("exclusive")
     if rule == Exclusive.NONE:
-        yield "warning", "anything may have run beside it: settings.perf.exclusive is none"
+        yield "warning", "other work may have run at the same time: settings.perf.exclusive is none"
     elif rule == Exclusive.GPU:
-        others = (
-            "other measurements may have run beside it on their own GPUs, and servers of another run may have loaded"
-        )
+        others = "other measurements may have run on other GPUs, and servers of another run may have loaded models"
         yield "info", f"{others}: settings.perf.exclusive is gpu"
 
 
 @_gate(
-    "LoRA adapters that requests asked for (`settings.perf.lora`)",
-    "several, in turn",
-    "figures of several together do not tell what each costs",
+    "LoRA adapters used by requests (`settings.perf.lora`)",
+    "-; reported if several are used in turn",
+    "mixed figures do not show the cost of each adapter",
     of_level=False,
 )
 def _adapters(run: LoadRun) -> Found:
-    asked = run.records.header["settings"]
-    names = asked.get("lora_names") or ()
-    if len(names) > 1 and asked.get("lora") is None:
+    settings = run.records.header["settings"]
+    names = settings.get("lora_names") or ()
+    if len(names) > 1 and settings.get("lora") is None:
         yield (
             "info",
-            f"requests asked for {', '.join(names)} in turn; an axis settings.perf.lora measures each by itself",
+            f"requests used {', '.join(names)} in turn; an axis settings.perf.lora measures each separately",
         )
 
 
 @_gate(
-    "settings reported by the server, its engine and its repository, against those of the matrix",
+    "settings reported by the server, its engine and its repository, compared with the matrix",
     "any difference",
     "metrics are only meaningful for known settings",
     of_level=False,
@@ -184,17 +181,17 @@ def _adapters(run: LoadRun) -> Found:
 def _settings(run: LoadRun) -> Found:
     checks = [check for record in run.records.settings for check in record["checks"]]
     wrong = dict.fromkeys(
-        f"{check['setting']} is {check['got']} by {check['got_from']}, {check['asked']} by {check['asked_by']}"
+        f"{check['setting']} is {check['got']} according to {check['got_from']}, {check['asked']} according to {check['asked_by']}"
         for check in checks
         if check["asked"] != check["got"]
     )
     if wrong:
         more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-        told = "; ".join(list(wrong)[:3])
-        yield "invalid", f"the server does not run with the expected settings: {told}{more}"
+        examples = "; ".join(list(wrong)[:3])
+        yield "invalid", f"the server runs with other settings than expected: {examples}{more}"
     unchecked = sorted({name for record in run.records.settings for name in record.get("unchecked", ())})
     if unchecked:
-        yield "info", f"settings that neither the server nor the engine reports: {', '.join(unchecked)}"
+        yield "info", f"settings not reported by server or engine: {', '.join(unchecked)}"
 
 
 @_gate(
@@ -206,7 +203,7 @@ def _client_cpu(_run: LoadRun, level: LevelRun) -> Found:
     for record in level.clients:
         cpu = record["cpu_ns"] / max(1, record["wall_ns"])
         if cpu > MAX_CLIENT_CPU:
-            # An open loop looks at the clock before each sending, which is processor time too; `schedule` judges it.
+            # An open loop polls the clock before each send, which costs CPU time. The gate `schedule` judges it.
             sure = level.concurrency is not None and record["wall_ns"] >= MIN_CLIENT_WALL_NS
             message = f"the load client used {cpu:.0%} of a core; above {MAX_CLIENT_CPU:.0%} it limits the measurement"
             yield "invalid" if sure else "warning", message
@@ -215,9 +212,9 @@ def _client_cpu(_run: LoadRun, level: LevelRun) -> Found:
 @_gate(
     "delay of the load client's event loop, each level",
     f"in a level of a second or more with a p99 over {MAX_LAG_MS:g} ms: mean over {MAX_LAG_SHARE:.0%} of the median "
-    f"e2e (closed loop) or, where the p99 is over the median ICL, of the median TTFT; over TLS: that p99; a warning from a p99 of {MARKED_LAG_MS:g} ms",
-    "times of arrival are the kernel's, but events that arrive while the client is busy get the time of the last of "
-    "them, and the next request is sent late, so the load is lower than requested; over TLS times are those of the read",
+    f"e2e (closed loop) or, if the p99 exceeds the median ICL, of the median TTFT; over TLS: that p99; a warning from a p99 of {MARKED_LAG_MS:g} ms",
+    "arrival times come from the kernel, but events that arrive while the client is busy share the time of the last "
+    "one, and the next request is sent late, so the load is lower than requested; over TLS, times are those of the read",
 )
 def _client_lag(run: LoadRun, level: LevelRun) -> Found:
     tls, good = run.records.header.get("tls"), level.answered
@@ -227,33 +224,35 @@ def _client_lag(run: LoadRun, level: LevelRun) -> Found:
         late_ms = percentile(lags_ms, 0.99) if lags_ms else 0.0
         if late_ms <= MARKED_LAG_MS:
             continue
-        said, mean_ms = f"the load client's event loop was up to {late_ms:.1f} ms late (p99)", fmean(lags_ms)
+        lag_text, mean_ms = f"the load client's event loop was up to {late_ms:.1f} ms late (p99)", fmean(lags_ms)
         closed = level.concurrency is not None
         thinner = mean_ms / median(request.e2e_ms for request in good) if closed and good else 0.0
         together = bool(gaps_ms) and late_ms > median(gaps_ms)
         moved = mean_ms / max(median(request.ttft_ms for request in good), 1e-6) if together else 0.0
-        told = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
+        long_enough = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
         if tls and late_ms > MAX_LAG_MS:
-            yield "invalid", f"{said}; over TLS, times of arrival are those of its reads"
-        elif told and thinner > MAX_LAG_SHARE:
-            message = f"{said}, {mean_ms:.1f} ms on average, {thinner:.0%} of a request's latency: the load was lower by as much"
-            yield "invalid", message
-        elif told and moved > MAX_LAG_SHARE:
+            yield "invalid", f"{lag_text}; over TLS, arrival times are those of its reads"
+        elif long_enough and thinner > MAX_LAG_SHARE:
             message = (
-                f"{said}, {mean_ms:.1f} ms on average, {moved:.0%} of the time to first token, while events arrived "
-                f"every {median(gaps_ms):.1f} ms: events that arrived together share the time of the last"
+                f"{lag_text}, {mean_ms:.1f} ms on average, {thinner:.0%} of e2e: the load was lower by the same share"
+            )
+            yield "invalid", message
+        elif long_enough and moved > MAX_LAG_SHARE:
+            message = (
+                f"{lag_text}, {mean_ms:.1f} ms on average, {moved:.0%} of TTFT, while events arrived "
+                f"every {median(gaps_ms):.1f} ms: events that arrived together share the time of the last one"
             )
             yield "invalid", message
         else:
             other = "times" if tls else "times of closely spaced events"
-            yield "warning", f"{said}: requests may have been sent late, and {other} may be too long, by as much"
+            yield "warning", f"{lag_text}: requests may have been sent late, and {other} may be too long, by that much"
 
 
 @_gate(
     "how late requests of an open loop were sent, p99, each rate",
     f"{MAX_LAG_MS:g} ms, with a mean over {MAX_LAG_SHARE:.0%} of the time between requests; a warning from "
     f"{MARKED_SCHEDULE_LAG_MS:g} ms or {MARKED_SCHEDULE_LAG_SHARE:.0%} of the median TTFT",
-    "a request rate that is not kept is another rate",
+    "late requests change the request rate",
 )
 def _schedule(_run: LoadRun, level: LevelRun) -> Found:
     if level.request_rate is None or not level.measured:
@@ -262,7 +261,7 @@ def _schedule(_run: LoadRun, level: LevelRun) -> Found:
     lag_ms = percentile(lags_ms, 0.99)
     first = [request.ttft_ms for request in level.answered]
     if lag_ms > min(MARKED_SCHEDULE_LAG_MS, MARKED_SCHEDULE_LAG_SHARE * median(first) if first else math.inf):
-        # One late request of a few leaves the load what it was: a gap longer, the next one shorter.
+        # A single late request does not change the load: one gap is longer, the next one shorter.
         other_load = fmean(lags_ms) > MAX_LAG_SHARE * 1e3 / level.request_rate
         message = f"the load client sent requests up to {lag_ms:.1f} ms late (p99), {fmean(lags_ms):.1f} ms on average"
         yield "invalid" if lag_ms > MAX_LAG_MS and other_load else "warning", message
@@ -275,7 +274,7 @@ def _schedule(_run: LoadRun, level: LevelRun) -> Found:
 )
 def _failures(_run: LoadRun, level: LevelRun) -> Found:
     if not level.measured:
-        yield "invalid", "no measured requests: all requests of this level are warm-up"
+        yield "invalid", "no measured requests: all requests of this level are warmup"
     causes = Counter(request.record["error"] for request in level.measured if not request.ok)
     if failed := causes.total():
         cause, times = causes.most_common(1)[0]
@@ -284,130 +283,133 @@ def _failures(_run: LoadRun, level: LevelRun) -> Found:
 
 
 @_gate(
-    "answers without text or without tokens",
+    "responses without text or without tokens",
     f"any, unless the server reports that the model ended at once: one, or up to {MAX_ENDED_AT_ONCE:.0%}",
-    "an empty answer takes no time to generate",
+    "an empty response takes no time to generate",
 )
 def _empty_answers(_run: LoadRun, level: LevelRun) -> Found:
     good = level.ok
     empty = [request for request in good if not request.answered]
     if not empty:
         return
-    # One of a few says nothing about the share.
+    # One of a few is no evidence about the share.
     few = len(empty) < len(good) and len(empty) <= max(1, MAX_ENDED_AT_ONCE * len(good))
     at_once = few and all(map(_ended_at_once, empty))
     what = "have text but no tokens" if all(request.text for request in empty) else "are empty"
     if at_once:
-        what = "are empty because the model ended them at once; they count in no latency or rate"
-    message = f"{len(empty)} of {len(good)} answers {what}, the first to prompt {empty[0].record['prompt']!r}"
+        what = "are empty because the model ended at once; latencies and rates exclude them"
+    message = f"{len(empty)} of {len(good)} responses {what}, the first to prompt {empty[0].record['prompt']!r}"
     yield "warning" if at_once else "invalid", message
 
 
 def _ended_at_once(request: TimedRequest) -> bool:
-    """The server says that the model's first token was its end: by its reason, or by counting no more than that one."""
+    """The server reports that the model's first token was its end token: by the finish reason, or by a count of at most one."""
     count = request.record.get("output_tokens")
     return not request.text and (request.record.get("finish_reason") == "stop" or (count is not None and count <= 1))
 
 
 @_gate(
-    "answers that start with their prompt",
+    "responses that start with their prompt",
     f"more than half, to different prompts or to one of {ECHO_WORDS} words or more; otherwise a warning",
     "the prompt's tokens would count as output",
 )
 def _prompt_echo(_run: LoadRun, level: LevelRun) -> Found:
-    """A server that repeats prompts repeats them all; a model may greet a greeting, or say a sentence again."""
+    """A server that echoes prompts echoes all of them. A model may return a greeting, or repeat a sentence."""
     echoed = [each.prompt for each in level.ok if each.text.lstrip().startswith(each.prompt.strip())]
     if echoed:
-        message = f"{len(echoed)} of {len(level.ok)} answers start with their prompt, which counts as output"
+        message = f"{len(echoed)} of {len(level.ok)} responses start with their prompt, which counts as output"
         telling = len({*echoed}) > 1 or len(echoed[0].split()) >= ECHO_WORDS
         yield "invalid" if telling and len(echoed) > len(level.ok) / 2 else "warning", message
 
 
 @_gate(
     "finish reasons: the model's own end, a stop word, a tool call, or the requested length",
-    f"any other reason, or a length not reached (by the tokenizer's count: by more than a token per answer and "
+    f"any other reason, or a length not reached (by the tokenizer's count: by more than a token per response and "
     f"{MAX_EXCESS:.0%}; a warning below)",
-    "shorter answers take less time",
+    "shorter outputs take less time",
 )
 def _stop_reasons(run: LoadRun, level: LevelRun) -> Found:
     good = level.answered
     ends = Counter(str(end) for request in good if (end := request.record.get("finish_reason")) is not None)
     odd = {end: times for end, times in ends.items() if end not in PLANNED_ENDS}
     if odd:
-        told = ", ".join(f"{end} ({times})" for end, times in odd.items())
-        yield "invalid", f"{sum(odd.values())} of {len(good)} answers ended for unexpected reasons: {told}"
-    # Encoding again may find one token where the server made two.
+        reasons = ", ".join(f"{end} ({times})" for end, times in odd.items())
+        yield "invalid", f"{sum(odd.values())} of {len(good)} responses have unexpected finish reasons: {reasons}"
+    # Encoding again may give one token for two of the server's.
     short = [request for request in good if _missing(request) > (0 if run.counted_by_server else 1)]
     cut = [request for request in short if request.record.get("finish_reason") == "length"]
     if cut:
         message = (
-            f"{len(cut)} of {len(good)} answers were cut off before the requested length, such as for prompt "
+            f"{len(cut)} of {len(good)} responses were cut off before the requested length, such as for prompt "
             f"{cut[0].record['prompt']!r} after {cut[0].output_tokens} of {cut[0].record['max_tokens']} tokens"
         )
         yield _severity_of_missing(run, cut, good), message
     if short and _fixed_length(run):
         message = (
-            f"{len(short)} of {len(good)} answers are shorter than the fixed length requested, such as for prompt "
+            f"{len(short)} of {len(good)} responses are shorter than the requested fixed length, such as for prompt "
             f"{short[0].record['prompt']!r} {short[0].output_tokens} of {short[0].record['max_tokens']} tokens"
         )
         yield _severity_of_missing(run, short, good), message
 
 
 def _fixed_length(run: LoadRun) -> bool:
-    """The requests asked the server to continue past the model's own end, as `ignore_eos` does."""
+    """True if requests continue past the model's end token, as with `ignore_eos`."""
     settings = run.records.header["settings"]
     given = settings.get("extra_inputs")
-    asked = given if isinstance(given, list) else ()
-    switched_on = any(str(each).partition(":")[::2] == ("ignore_eos", "true") for each in asked)
+    inputs = given if isinstance(given, list) else ()
+    switched_on = any(str(each).partition(":")[::2] == ("ignore_eos", "true") for each in inputs)
     return switched_on or bool(settings.get("exact_length")) or settings.get("workload") == "isl_osl"
 
 
 def _missing(request: TimedRequest) -> int:
-    """Tokens that were asked for and did not come."""
+    """Requested tokens that did not arrive."""
     return int(request.record["max_tokens"]) - request.output_tokens
 
 
 def _severity_of_missing(run: LoadRun, short: Iterable[TimedRequest], good: Iterable[TimedRequest]) -> str:
-    """The server's own count is exact; of tokens encoded again, one an answer and a few of the whole may be missing."""
-    asked = sum(int(request.record["max_tokens"]) for request in good)
-    few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * asked
+    """The server's own count is exact. After encoding again, one token per response and a small share may be missing."""
+    requested = sum(int(request.record["max_tokens"]) for request in good)
+    few = sum(_missing(request) - 1 for request in short) <= MAX_EXCESS * requested
     return "warning" if few and not run.counted_by_server else "invalid"
 
 
 @_gate(
-    "responses of each answer that has several tokens",
-    "-; reported if every answer came as one response",
-    "the first token then arrives with the last one: there is no time to it, and none between tokens",
+    "chunks of each response with several tokens",
+    "-; reported if every response is a single chunk",
+    "without streaming, the first token arrives with the last one: TTFT and TPOT cannot be measured",
 )
 def _one_response(_run: LoadRun, level: LevelRun) -> Found:
     several = [request for request in level.answered if request.output_tokens > 1]
     if several and not any(len(request.times_ns) > 1 for request in several):
         yield (
             "info",
-            "answers were not streamed: TTFT is the end-to-end latency, and TPOT, ITL and ICL were not measured",
+            "responses were not streamed: TTFT is the end-to-end latency, and TPOT, ITL and ICL were not measured",
         )
 
 
 @_gate(
-    "the server's token count against the tokenizer's, and against max_tokens",
+    "the server's token count compared with the tokenizer's, and with max_tokens",
     f"more than max_tokens (by the tokenizer's count: by more than {MAX_EXCESS:.0%}), or fewer than a third of the "
     f"tokenizer's count; a warning from {MAX_MISMATCH:.0%} on",
     "tokens per second are only as good as the tokens",
 )
 def _token_count(run: LoadRun, level: LevelRun) -> Found:
-    """What tokenizers do is a warning, what nothing explains is invalid."""
+    """Differences that a tokenizer can explain are warnings. Others are invalid."""
     good = level.answered
     total = sum(request.output_tokens for request in good)
     if run.counted_by_server:
         yield from _server_counts(good, total)
         return
     if total and run.special_tokens is None:
-        yield "warning", "no tokenizer, and the server does not count tokens: each content event is taken as one token"
+        yield "warning", "no tokenizer, and the server does not count tokens: each content event counts as one token"
         return
     ok = [request for request in level.requests if request.ok]
     uncounted = sum(not request.counted_by_server for request in ok)
     if uncounted < len(ok):
-        yield "warning", f"the server did not count the tokens of {uncounted} answers; the tokenizer counts all of them"
+        yield (
+            "warning",
+            f"the server did not count the tokens of {uncounted} responses; all are counted with the tokenizer",
+        )
     excess = sum(max(0, -_missing(request)) for request in good)
     if excess > MAX_MISMATCH * total:
         message = f"{excess} of {total} output tokens exceed max_tokens, by the tokenizer's count"
@@ -422,27 +424,27 @@ def _server_counts(good: list[TimedRequest], total: int) -> Found:
     if over:
         worst = min(over, key=_missing)
         message = (
-            f"the server counts more tokens than max_tokens in {len(over)} of {len(good)} answers, such as for prompt "
+            f"the server counts more tokens than max_tokens in {len(over)} of {len(good)} responses, such as for prompt "
             f"{worst.record['prompt']!r} {worst.output_tokens} of {worst.record['max_tokens']}"
         )
         yield "invalid", message
     encoded = sum(request.encoded_again for request in good)
     mismatch = sum(abs(request.output_tokens - request.encoded_again) for request in good)
     if encoded > MAX_BYTES_PER_TOKEN * total:
-        yield "invalid", f"the server counts {total} output tokens where encoding the answers again gives {encoded}"
+        yield "invalid", f"the server counts {total} output tokens, but encoding the texts again gives {encoded}"
     elif mismatch > MAX_MISMATCH * total:
         message = (
-            f"the server counts {total} output tokens, encoding the answers again gives {encoded}; answer by answer "
-            f"they differ by {mismatch / total:.1%}. The server's count is used"
+            f"the server counts {total} output tokens, encoding the texts again gives {encoded}; the counts differ "
+            f"by {mismatch / total:.1%} over all responses. The server's count is used"
         )
         yield "warning", message
 
 
 @_gate(
-    "responses without text before the first text, apart from the role's",
+    "chunks without text before the first text, except the role's",
     f"more than {CHARACTER_TOKENS - 1}, or one with an unknown field, from {MAX_SILENT_SHARE:.0%} of the TTFT before the first text on, in more than "
-    f"{MAX_SILENT_ANSWERS:.0%} of the answers; a warning in fewer",
-    "text in a field that is not read makes TTFT too long and TPOT too short",
+    f"{MAX_SILENT_ANSWERS:.0%} of the responses; a warning in fewer",
+    "text in an unread field makes TTFT too long and TPOT too short",
 )
 def _unseen_text(_run: LoadRun, level: LevelRun) -> Found:
     good = level.answered
@@ -455,9 +457,9 @@ def _unseen_text(_run: LoadRun, level: LevelRun) -> Found:
     if late:
         worst = max(late, key=_silence_ms)
         message = (
-            f"in {len(late)} of {len(good)} answers, responses without text arrived long before the first text, such as "
+            f"in {len(late)} of {len(good)} responses, chunks without text arrived long before the first text, such as "
             f"{worst.record['silent']} within {_silence_ms(worst):.0f} of the {worst.ttft_ms:.0f} ms to the first text "
-            f"of prompt {worst.record['prompt']!r}: the server may send text in a field that is not known"
+            f"of prompt {worst.record['prompt']!r}: the server may send text in an unknown field"
         )
         if unread := worst.record.get("unread"):
             message += f", such as `{unread}`"
@@ -465,55 +467,59 @@ def _unseen_text(_run: LoadRun, level: LevelRun) -> Found:
 
 
 def _silence_ms(request: TimedRequest) -> float:
-    """From the first response without text to the first text."""
+    """From the first chunk without text to the first text."""
     first_ns = request.record.get("silent_ns")
     return 0.0 if first_ns is None else (request.times_ns[0] - first_ns) / 1e6
 
 
 @_gate(
-    "the server's token count against the texts that it sent",
-    f"more tokens than the texts have (by the tokenizer, else bytes) by over {MAX_UNSEEN_SHARE:.0%} and {SPARE_TOKENS} an answer; "
-    f"fewer tokens than texts by over {MAX_TEXTS_SHARE:.0%} and {SPARE_TEXTS} an answer",
-    "times per token need the tokens of the texts whose times are known",
+    "the server's token count compared with the texts that it sent",
+    f"more tokens than the texts have (by the tokenizer, else bytes) by over {MAX_UNSEEN_SHARE:.0%} and {SPARE_TOKENS} per response; "
+    f"fewer tokens than texts by over {MAX_TEXTS_SHARE:.0%} and {SPARE_TEXTS} per response",
+    "times per token are right only if the counted tokens are those of the timed texts",
 )
 def _texts(run: LoadRun, level: LevelRun) -> Found:
-    """Several tokens in a text are usual: speculation, and a stream interval. No token has less than a byte."""
+    """Several tokens per text are normal with speculation or a stream interval. A token has at least one byte."""
     if not run.counted_by_server:
         return
     good = level.answered
     tokens, texts = sum(each.output_tokens for each in good), sum(len(set(each.times_ns)) for each in good)
     if texts - tokens > SPARE_TEXTS * len(good) + MAX_TEXTS_SHARE * tokens:
         yield "invalid", f"the server counts {tokens} output tokens, and sent {texts} texts"
-    # Parsers of tool calls leave out what a model writes around them.
+    # Tool call parsers drop the text around the calls.
     plain = [request for request in good if request.record.get("finish_reason") not in _CALLED]
     tokens = sum(request.output_tokens for request in plain)
     if run.special_tokens is None:
         most, spare, unit = sum(len(request.text.encode()) for request in plain), 0.0, "bytes"
-    elif _fixed_length(run):  # a model that has to continue behind its end writes special tokens, which are no text
+    elif _fixed_length(run):  # a model forced past its end writes special tokens, which have no text
         return
     else:
         most, spare, unit = sum(request.encoded_again for request in plain), MAX_UNSEEN_SHARE, "tokens"
     if tokens - most > SPARE_TOKENS * len(plain) + spare * most:
         message = (
-            f"the server counts {tokens} output tokens in answers whose texts have {most} {unit}: it counts text that it "
-            "does not send, or sends it in a field that is not known"
+            f"the server counts {tokens} output tokens in responses whose texts have {most} {unit}: it counts text that it "
+            "does not send, or that it sends in an unknown field"
         )
         yield "invalid", message
 
 
 @_gate(
-    "the server's counts of one request against each other",
-    f"in more than {MAX_FAILURES:.0%} of the answers: input and output tokens that are not the total, or more cached than "
+    "consistency of the server's token counts of each request",
+    f"in more than {MAX_FAILURES:.0%} of the responses: input and output tokens do not add up to the total, or cached exceed "
     "input tokens; a warning in fewer",
-    "one of the counts is wrong, and which one is not known",
+    "one of the counts is wrong, and it is unknown which",
 )
 def _usage(_run: LoadRun, level: LevelRun) -> Found:
-    wrong = [(request, found) for request in level.ok if (found := _contradiction(request.record)) is not None]
+    wrong = [
+        (request, contradiction)
+        for request in level.ok
+        if (contradiction := _contradiction(request.record)) is not None
+    ]
     if wrong:
-        request, found = wrong[0]
+        request, contradiction = wrong[0]
         message = (
-            f"the server's token counts contradict each other in {len(wrong)} of {len(level.ok)} answers, such as for "
-            f"prompt {request.record['prompt']!r}: {found}"
+            f"the server's token counts contradict each other in {len(wrong)} of {len(level.ok)} responses, such as for "
+            f"prompt {request.record['prompt']!r}: {contradiction}"
         )
         yield "invalid" if len(wrong) > MAX_FAILURES * len(level.ok) else "warning", message
 
@@ -534,8 +540,8 @@ def _contradiction(record: RequestRecord) -> str | None:
     "the queue is measured, not the engine",
 )
 def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
-    """These models are quick, and have a setting for how many there are. Parts of a streamed answer wait beside each other, so
-    that all of their waits may be more than its latency; several instances of the postprocessing do not keep their order
+    """These models are fast, and the number of instances is a setting. Chunks of a streamed response wait at the same time, so
+    the sum of their waits may exceed its latency. Several postprocessing instances do not keep the chunks' order
     (tensorrtllm_backend #614, and seen on Triton 2.51).
     """
     streamed = any(len(request.times_ns) > 1 for request in level.answered)
@@ -543,19 +549,19 @@ def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
         return
     typical_ms = median(request.e2e_ms for request in level.answered)
     for model in _AROUND_THE_ENGINE:
-        # A streamed answer is many requests to the postprocessing: their waits, for each request of ours.
+        # A streamed response is many requests to the postprocessing: sum their waits per request of ours.
         waited_us = sum(record["models"].get(model, {}).get("queue_us", 0.0) for record in level.triton)
         waited_ms = waited_us / 1e3 / len(level.requests)
         if waited_ms > MAX_QUEUE_SHARE * typical_ms:
             advice = f"raise settings.repository.{model}_instances"
             if streamed and model == "postprocessing":
-                advice = "several instances of it mix up the parts of streamed answers"
-            message = f"the {model} of a request waited {waited_ms:.1f} ms in all, where its median latency is {typical_ms:.1f} ms; {advice}"
+                advice = "several instances of it would reorder the chunks of streamed responses"
+            message = f"requests waited {waited_ms:.1f} ms for {model}, with a median latency of {typical_ms:.1f} ms; {advice}"
             yield "warning", message
 
 
 @_gate(
-    f"e2e / n, and TPOT of answers with {MIN_EVENTS} events by themselves after the first, against the time to read the weights "
+    f"e2e / n, and TPOT of responses with {MIN_EVENTS} separate events after the first, compared with the time to read the weights "
     "once",
     f"faster, in the median of a level; a CPU's measured bandwidth may be exceeded {CPU_MARGIN:g} times",
     "a dense model without speculation reads all its weights for every token",
@@ -572,8 +578,8 @@ def _roofline(run: LoadRun) -> Iterator[tuple[Any, ...]]:
     pass_ms = pass_s * 1e3
     for level in run.levels:
         good = level.answered
-        # A whole answer cannot seem faster than it was. Between events, buffering on the way can bring tokens closer
-        # together than they were made, so both are judged by the typical request.
+        # e2e / n is never too short. Buffering can bring events closer together than they were generated, so both are
+        # judged by the median request.
         whole = [request.e2e_ms / request.output_tokens for request in good]
         between = [tpot for request in good if _apart(request) >= MIN_EVENTS and (tpot := request.tpot_ms) is not None]
         typical = [(median(times), what) for times, what in ((whole, "e2e / n"), (between, "TPOT")) if times]
@@ -587,12 +593,12 @@ def _roofline(run: LoadRun) -> Iterator[tuple[Any, ...]]:
 
 
 def _apart(request: TimedRequest) -> int:
-    """How many events came after the first and by themselves."""
+    """Number of separate events after the first."""
     return sum(gap > BURST_MS for gap in request.gaps_ms())
 
 
 @_gate(
-    "where declared off: TTFT of a new prompt sent a second time / the first time; cached tokens the server reports",
+    "if declared off: TTFT of a new prompt sent a second time / the first time; cached tokens the server reports",
     f"median below {SURE_REUSE:g} with every prompt below {POSSIBLE_REUSE:g}, by {LEAST_SAVED_MS:g} ms; any cached "
     "token or reused block",
     "a cached prompt costs nothing to prefill",
@@ -608,74 +614,72 @@ def _kv_cache_reuse(run: LoadRun) -> Found:
         pairs.setdefault(record["pair"], {})[record["send"]] = record
     if not pairs:
         return
-    told = max((record["cached_tokens"] or 0 for record in run.records.probes), default=0)
-    if told:
-        message = f"KV cache reuse is declared off, but the server took up to {told} tokens of a prompt from the cache"
+    cached = max((record["cached_tokens"] or 0 for record in run.records.probes), default=0)
+    if cached:
+        message = f"KV cache reuse is declared off, but the server reused up to {cached} cached tokens of a prompt"
         yield "invalid", message
     whole = [(pair[0]["ttft_ms"], pair[1]["ttft_ms"]) for pair in pairs.values() if len(pair) == 2]
     times = [(first, second) for first, second in whole if first and second]
     if not times:
-        yield "warning", "KV cache reuse is declared off, but could not be checked: no probe was answered"
+        yield "warning", "KV cache reuse is declared off, but could not be checked: all probes failed"
         return
     shares = [second / first for first, second in times]
     first_ms, second_ms = (median(column) for column in zip(*times, strict=True))
     if median(shares) < SURE_REUSE and max(shares) < POSSIBLE_REUSE and first_ms - second_ms > LEAST_SAVED_MS:
         message = (
-            f"KV cache reuse is declared off, but a prompt's first token came after {first_ms:.1f} ms and, sent again, "
-            f"after {second_ms:.1f} ms (medians of {len(times)} prompts)"
+            f"KV cache reuse is declared off, but TTFT fell from {first_ms:.1f} ms to "
+            f"{second_ms:.1f} ms when a prompt was sent again (medians of {len(times)} prompts)"
         )
         yield "invalid", message
 
 
 @_gate(
-    "prompts made to have a number of tokens: what the tokenizer, and the server, count",
-    "another number by the tokenizer; a warning for another by the server",
+    "prompts with a target length: the tokenizer's and the server's token counts",
+    "another number by the tokenizer; a warning for another number by the server",
     "longer prompts take longer",
 )
 def _prompt_lengths(run: LoadRun, level: LevelRun) -> Found:
-    asked = run.records.asked_tokens
-    made = [request for request in level.measured if request.record["prompt"] in asked]
+    targets = run.records.asked_tokens
+    made = [request for request in level.measured if request.record["prompt"] in targets]
     # Without a tokenizer, and of prompts with images, `input_tokens` is the server's count.
     images = run.records.with_images
     encoded = [each for each in made if run.special_tokens is not None and each.record["prompt"] not in images]
-    other = [request for request in encoded if request.input_tokens != asked[request.record["prompt"]]]
+    other = [request for request in encoded if request.input_tokens != targets[request.record["prompt"]]]
     if other:
         id_ = other[0].record["prompt"]
-        message = (
-            f"{len(other)} of {len(encoded)} prompts have another length than they were made for, such as {id_!r} "
-        )
-        yield "invalid", f"{message}{other[0].input_tokens} of {asked[id_]} tokens"
+        message = f"{len(other)} of {len(encoded)} prompts miss their target length, such as {id_!r} with "
+        yield "invalid", f"{message}{other[0].input_tokens} of {targets[id_]} tokens"
     counted = [(request, count) for request in made if (count := request.record.get("input_tokens")) is not None]
-    differ = [(request, count) for request, count in counted if count != asked[request.record["prompt"]]]
+    differ = [(request, count) for request, count in counted if count != targets[request.record["prompt"]]]
     if differ:
         request, count = differ[0]
         message = (
-            f"the server counts other tokens in {len(differ)} of {len(counted)} prompts, such as {count} of "
-            f"{request.record['prompt']!r}, which was made to have {asked[request.record['prompt']]}; a chat template adds some"
+            f"the server counts another length for {len(differ)} of {len(counted)} prompts, such as {count} for "
+            f"{request.record['prompt']!r} instead of {targets[request.record['prompt']]} tokens; a chat template adds some"
         )
         yield "warning", message
 
 
 @_gate(
-    "requests of an open loop that waited since as many as allowed were in flight",
-    "-; told where more than half waited, or some were not sent any more",
-    "the rate is then the server's, not the one asked for",
+    "open-loop requests that waited because max_in_flight requests were in flight",
+    "-; a warning if more than half waited, or some were never sent",
+    "the measured rate is then the server's limit, not the requested rate",
 )
 def _saturation(_run: LoadRun, level: LevelRun) -> Found:
     rate = level.saturated_rps
     if rate is not None:
-        left = f"; {level.unsent} requests were not sent any more" if level.unsent else ""
+        left = f"; {level.unsent} requests were never sent" if level.unsent else ""
         yield (
             "warning",
-            f"saturated at {rate:.3g} requests/s: the server fell behind the {level.request_rate:g} asked for{left}",
+            f"saturated at {rate:.3g} requests/s: the server fell behind the requested {level.request_rate:g}{left}",
         )
 
 
 @_gate(
     "requests at each rate that a search for the highest one tried",
     f"-; a warning below {ENOUGH_REQUESTS}",
-    "neighbours in a queue are alike: by simulation of a queue, 1,500 requests a rate give an interval that holds the truth in "
-    "93 of 100 searches, 300 in 72, 64 in 52",
+    "consecutive requests in a queue are correlated: in simulated queues, the interval held the true rate in 93 of 100 searches "
+    "with 1,500 requests per rate, in 72 with 300, in 52 with 64",
     of_level=False,
 )
 def _rate_search(run: LoadRun) -> Found:
@@ -686,9 +690,9 @@ def _rate_search(run: LoadRun) -> Found:
 
 
 @_gate(
-    "metrics of stop_when that a level does not have, or whose interval is wider at the end",
+    "metrics of stop_when that a level lacks, or whose interval is still too wide at the end",
     "-; a warning",
-    "repeats do not wait for what is not there, and end with max_repeats or budget_s however wide an interval is",
+    "repeats do not wait for a missing metric, and max_repeats or budget_s end them even if an interval is wide",
 )
 def _stop_when(run: LoadRun, level: LevelRun) -> Found:
     timed = any(request.tpot_ms is not None for request in level.answered)
@@ -701,21 +705,21 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
     }
     for name in run.records.header["settings"].get("stop_when") or ():
         if not known.get(name.partition("_")[0], True):
-            yield "warning", f"stop_when: there is no {name} here, so no repeat waited for its interval"
+            yield "warning", f"stop_when: this level has no {name}, so the rule ignored it"
 
 
-@_gate("rows of the prompt file that were left out", "-; a warning", "the load is not that of the file", of_level=False)
+@_gate("rows of the prompt file that were left out", "-; a warning", "the load differs from the file", of_level=False)
 def _rows_left_out(run: LoadRun) -> Found:
-    if told := run.records.header["settings"].get("rows_left_out"):
-        yield "warning", str(told)
+    if reason := run.records.header["settings"].get("rows_left_out"):
+        yield "warning", str(reason)
 
 
-@_gate("prompts that warm-up and measurement share", "-", "cached prompts are faster")
+@_gate("prompts that warmup and measurement share", "-; a warning", "cached prompts are faster")
 def _warmup(run: LoadRun, level: LevelRun) -> Found:
     warm = {_sent(run, request) for request in level.requests if not request.measured}
     shared = {request.record["prompt"] for request in level.measured if _sent(run, request) in warm}
     if shared:
-        yield "warning", f"warm-up and measurement share prompts: {', '.join(sorted(shared)[:3])}"
+        yield "warning", f"warmup and measurement share prompts: {', '.join(sorted(shared)[:3])}"
 
 
 @_gate("prompts sent more than once in a repeat of a level", "-", "a server that reuses their KV cache looks faster")
@@ -723,11 +727,11 @@ def _repeated_prompts(run: LoadRun, level: LevelRun) -> Found:
     different = {(_sent(run, each), each.record["repeat"]) for each in level.measured}
     again = len(level.measured) - len(different)
     if again:
-        message = f"{again} of {len(level.measured)} requests had a prompt that had been sent before"
-        yield "info", f"{message}; a server that reuses its KV cache answers them faster"
+        message = f"{again} of {len(level.measured)} requests repeat an earlier prompt"
+        yield "info", f"{message}; with KV cache reuse the server answers them faster"
 
 
 def _sent(run: LoadRun, request: TimedRequest) -> str:
-    """What tells a prompt from others: its text as it was sent, or, as images are not recorded, its id."""
+    """Identity of a prompt: its text as sent, or its id if it has images, which are not recorded."""
     id_ = request.record["prompt"]
     return id_ if id_ in run.records.with_images else request.prompt

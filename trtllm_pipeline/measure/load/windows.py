@@ -1,7 +1,7 @@
 """Windows of a repeat over which rates are computed, and how many requests a level needs for a steady one.
 
-A wave is as many requests as are in flight. A steady window starts when every slot is on its second request or later, and
-ends when the first slot finds no further request: ramp-up and drain are outside. Servers often answer a wave in step, so a
+A wave is one request per slot. A steady window starts when every slot is on its second request or later, and
+ends when the first slot runs out of requests, which excludes ramp-up and drain. Servers often process a wave in step, so a
 window that starts or ends within a wave holds too much or too little of its prefill. A steady rate is therefore the mean
 over all windows that start in the first wave and end in the last one: what happens in the first wave counts with a weight
 that rises from 0 to 1, in the last one with a weight that falls to 0.
@@ -24,7 +24,7 @@ WAVES: Final = 3
 """A steady window with fewer waves gives no headline. Rounded: slots that end together hand over after its end."""
 HANDOVER_NS: Final = 5_000_000
 HANDOVER_SHARE: Final = 0.05
-"""Of the next request's time."""
+"""Share of the next request's time."""
 STEADY_SHARE: Final = 0.95
 Happened = tuple[int, int]
 """Time in ns, and how many of something happened then."""
@@ -33,7 +33,7 @@ Happened = tuple[int, int]
 def least_requests(concurrency: int, warmup: int, turns: int = 1) -> int:
     """Measured requests of a closed loop whose steady window holds WAVES waves.
 
-    The first request of each slot is ramp-up. It is a measured one if the warm-up has fewer conversations than slots.
+    The first request of each slot is ramp-up. It is a measured one if the warmup has fewer conversations than slots.
     """
     empty_slots = max(0, concurrency - math.ceil(warmup / turns))
     return WAVES * concurrency + empty_slots * turns
@@ -41,7 +41,7 @@ def least_requests(concurrency: int, warmup: int, turns: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A span of time of a repeat, and what happened in it."""
+    """A time span of a repeat, with its totals."""
 
     duration_s: float
     input_tokens: int | None
@@ -51,16 +51,16 @@ class Window:
     output_tokens_per_s: float
     requests_per_s: float
     waves: float | None = None
-    """Of a steady window."""
+    """Only of a steady window."""
 
     def to_json(self) -> dict[str, Json]:
-        """As in perf.json; what does not apply is left out."""
+        """As in perf.json. Fields that do not apply are left out."""
         return {name: value for name, value in asdict(self).items() if name != "waves" or value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a window starts and ends, and how its rates are computed."""
+    """Start and end of a window, and how its rates are computed."""
 
     start_ns: int
     end_ns: int
@@ -82,13 +82,13 @@ class Span:
         return round(total * 1e9 / counted_ns, 3) if counted_ns > 0 else 0.0
 
     def window(self, requests: Iterable[TimedRequest]) -> Window:
-        """What happened in it, warm-up requests included: each token at its own time."""
+        """Totals in it, warmup requests included: each token counts at its own time."""
         good = [request for request in requests if request.answered]
-        asked = [request for request in good if self._holds(request.times_ns[0])]
-        known = [(each.times_ns[0], count) for each in asked if (count := each.input_tokens) is not None]
+        prefilled = [request for request in good if self._holds(request.times_ns[0])]
+        known = [(each.times_ns[0], count) for each in prefilled if (count := each.input_tokens) is not None]
         written = [each for request in good for each in _written(request)]
         ended = [(request.times_ns[-1], 1) for request in good]
-        all_known = len(known) == len(asked)
+        all_known = len(known) == len(prefilled)
         return Window(
             duration_s=round(self.duration_ns / 1e9, 6),
             input_tokens=self._sum(known) if all_known else None,
@@ -113,15 +113,15 @@ class Span:
 
 
 def _written(request: TimedRequest) -> Iterator[Happened]:
-    """Output tokens of a request; those without text after the last event arrive with it."""
+    """Output tokens of a request. Tokens without text after the last event count with it."""
     yield from zip(request.times_ns, request.tokens, strict=True)
     yield request.times_ns[-1], request.output_tokens - sum(request.tokens)
 
 
 def spans(requests: Sequence[TimedRequest], concurrency: int | None) -> dict[str, Span | None]:
-    """The windows of a repeat: "whole", "active" and "steady", which is None where there is none.
+    """The windows of a repeat: "whole", "active" and "steady". A missing one is None.
 
-    `requests` are all of the repeat, warm-up included. `concurrency` is None for an open loop.
+    `requests` are all of the repeat, warmup included. `concurrency` is None for an open loop.
     """
     measured = [request for request in requests if request.measured]
     start_ns = min((request.sent_ns for request in measured), default=0)
@@ -144,16 +144,16 @@ def _closed(requests: Sequence[TimedRequest], concurrency: int, start_ns: int) -
     slots: dict[int, list[tuple[int, int]]] = {}
     for request in requests:
         slots.setdefault(request.record["slot"], []).append((request.sent_ns, request.record["end_ns"]))
-    found = at_full_concurrency(
+    reached = at_full_concurrency(
         slots.values(),
         concurrency,
         not_before_ns=max(start_ns, sent[concurrency]),
         not_after_ns=min(max(end_ns for _, end_ns in spans) for spans in slots.values()),
     )
-    if found is None:
+    if reached is None:
         return None
-    waves = sum(found[0] <= sent_ns < found[1] for sent_ns in sent) / concurrency
-    return Span(*found, edge_ns=(found[1] - found[0]) / max(waves, 2.0), waves=waves)
+    waves = sum(reached[0] <= sent_ns < reached[1] for sent_ns in sent) / concurrency
+    return Span(*reached, edge_ns=(reached[1] - reached[0]) / max(waves, 2.0), waves=waves)
 
 
 def at_full_concurrency(
@@ -204,7 +204,7 @@ def headline(repeats: Sequence[Mapping[str, Window | None]]) -> tuple[str, str]:
     for windows in repeats:
         steady = windows["steady"]
         if steady is None:
-            return "whole", "no steady window: the requests in flight never reached the wanted number"
+            return "whole", "no steady window: the requests in flight never reached the target"
         if round(steady.waves or 0.0) < WAVES:
             return "whole", (
                 f"the steady window of {steady.duration_s:.1f} s holds {steady.waves:.1f} waves of requests, fewer than "

@@ -24,22 +24,22 @@ _CONNECT_S: Final = 60.0
 _LOOK_S: Final = 0.1
 
 
-def wanted(level: Level, asked: int | None = None) -> int:
-    """How many processes a level takes: as many as were `asked` for, or else as leave the server at least half of the cores.
+def wanted(level: Level, requested: int | None = None) -> int:
+    """Number of processes for a level: the requested number, or as many as leave the server at least half of the cores.
 
     Never more than requests may be in flight: each process has one at least.
     """
-    if asked is None:
+    if requested is None:
         if level.request_rate is not None:
             full = level.request_rate / REQUESTS_PER_S_PER_WORKER
         else:
             full = (level.concurrency or 1) / SLOTS_PER_WORKER
-        asked = max(1, min(-int(-full // 1), (os.cpu_count() or 2) // 2))
-    return min(asked, level.max_in_flight or asked)
+        requested = max(1, min(-int(-full // 1), (os.cpu_count() or 2) // 2))
+    return min(requested, level.max_in_flight or requested)
 
 
 async def run(target: Target, level: Level, events: Path, done: Callable[[], None], *, workers: int) -> None:
-    """Run `level` in `workers` processes that append to `events`; `done` is called for each request that ended.
+    """Run `level` in `workers` processes that append to `events`; `done` is called for each finished request.
 
     Raises ServerError when a process did not come to its end.
     """
@@ -58,16 +58,16 @@ async def run(target: Target, level: Level, events: Path, done: Callable[[], Non
         )
         for worker in range(workers)
     ]
-    told = 0
+    reported = 0
     try:
         for process in processes:
             process.start()
         while any(process.exitcode is None for process in processes):
             await asyncio.sleep(_LOOK_S)
-            told = _tell(ended.value, told, done)
+            reported = _tell(ended.value, reported, done)
             if any(process.exitcode for process in processes):
                 barrier.abort()
-        _tell(ended.value, told, done)
+        _tell(ended.value, reported, done)
     finally:
         for process in processes:
             if process.pid is not None and process.exitcode is None:
@@ -78,8 +78,8 @@ async def run(target: Target, level: Level, events: Path, done: Callable[[], Non
         raise ServerError(f"{len(failed)} of {workers} load processes failed (exit code {failed[0]}), see above")
 
 
-def _tell(ended: int, told: int, done: Callable[[], None]) -> int:
-    for _ in range(ended - told):
+def _tell(ended: int, reported: int, done: Callable[[], None]) -> int:
+    for _ in range(ended - reported):
         done()
     return ended
 
@@ -96,7 +96,7 @@ def _work(
     barrier: Barrier,
 ) -> None:
     """A process's program."""
-    # Ctrl-C is the parent's to handle; it ends its workers.
+    # The parent handles Ctrl-C and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def done() -> None:

@@ -1,6 +1,6 @@
-"""Prompts of wanted lengths: real texts cut and padded, or text of a corpus, with shared beginnings, and in turns.
+"""Prompts of given lengths: real texts cut and padded, or text of a corpus, with shared prefixes and several turns.
 
-A length is exact by the tokenizer, special tokens included; the analysis holds it against what tokenizer and server counted.
+A length is exact by the tokenizer, special tokens included. The analysis compares it with the counts of tokenizer and server.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 CORPUS: Final = PACKAGE / "data" / "calibration" / "general.jsonl"
 MOST_MADE: Final = 1024
-"""Prompts that are made at most where nobody says how many, and what is sent says it."""
+"""Maximum number of synthetic prompts, if it follows from the number of requests."""
 MADE: Final = 64
-"""Prompts that are made where nothing says how many."""
+"""Default number of synthetic prompts."""
 _TRIES: Final = 20
 _NEAR: Final = 16
-"""How many tokens before or after the wanted one a text is cut, to find one that has so many when it is encoded again."""
+"""Range of cuts, in tokens around the target, to find a text with the exact length after encoding again."""
 _CHARACTERS_PER_TOKEN: Final = 6
 _DRAWS: Final = 1000
 _AROUND: Final = 20
 """Characters of a text that the count of its first words' tokens may depend on, before them."""
 MOST_OPENINGS: Final = 50_000
-"""Of a level that lasts a time."""
+"""Limit for a level with a duration."""
 _QUICKEST_S: Final = 0.01
-"""That an answer takes, where it is not known how many there will be."""
+"""Assumed shortest e2e, if the number of requests is unknown."""
 _ORDINARY: Final = re.compile(rf"(?<= )(?=(?:[a-zA-Z]+ ){{{OPENING_WORDS + 1}}})")
-"""Before words that others can replace, with as many tokens; one more, as the warm-up leaves out the first."""
+"""Position before replaceable words. One more, because the warmup drops the first."""
 _BETWEEN: Final = "\n\n"
-"""After a shared beginning."""
+"""Separator after a shared prefix."""
 
 Lengths = tuple[int, int]
 """Input and output tokens of a request."""
@@ -51,24 +51,24 @@ Lengths = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Lengths that prompts are made for, and what they share."""
+    """Target lengths of prompts, and their shared prefixes."""
 
     input_tokens: int
-    """Mean length of prompts, special tokens included; of the last turn of a conversation."""
+    """Mean prompt length, special tokens included. In a conversation: of the last turn."""
     input_tokens_stddev: float = 0.0
     output_tokens: int | None = None
-    """Mean length of answers. None: as long as any other."""
+    """Mean output length. None: max_tokens of the load."""
     output_tokens_stddev: float = 0.0
     lengths: tuple[Lengths, ...] = ()
     """Instead of means: those of the first request, of the second and so on, from the first on again."""
     longest: Lengths | None = None
-    """What the server takes; lengths are drawn again until they are not above."""
+    """Limits of the server. Longer draws are repeated."""
     shared_prefix_tokens: int = 0
-    """At the beginning, of prompts that are longer than that."""
+    """Length of the shared prefix, for prompts that are longer."""
     shared_prefixes: int = 1
-    """How many different beginnings there are, in turn."""
+    """Number of different prefixes, used round-robin."""
     turns: int = 1
-    """Of a conversation: prompts that each continue where the one before ended."""
+    """Turns per conversation: each prompt continues the previous one."""
     prompts: int | None = None
     """Or conversations. None: one for each text, or else for each of `lengths`, or else MADE."""
     fresh: bool = False
@@ -76,18 +76,18 @@ class Workload:
     seed: int = 0
 
     def to_json(self) -> dict[str, Json]:
-        """As in the conditions of a measurement: what is not asked for is left out."""
+        """As in the conditions of a measurement, without defaults."""
         plain = Workload(input_tokens=0)
-        told = {
+        changed = {
             name: value
             for name, value in asdict(self).items()
             if name not in {"prompts", "lengths", "longest"} and value != getattr(plain, name)
         }
         if self.lengths:
-            told |= {"lengths": f"{len(self.lengths)} pairs"}
-            told.pop("input_tokens", None)
-            told.pop("output_tokens", None)
-        return told
+            changed |= {"lengths": f"{len(self.lengths)} pairs"}
+            changed.pop("input_tokens", None)
+            changed.pop("output_tokens", None)
+        return changed
 
 
 def read_lengths(path: Path) -> tuple[Lengths, ...]:
@@ -102,15 +102,15 @@ def read_lengths(path: Path) -> tuple[Lengths, ...]:
         return row["input_tokens"], row["output_tokens"]
 
     hint = 'a line looks like {"input_tokens": 512, "output_tokens": 128}'
-    return tuple(read_json_lines(path, parse, nothing="there are no lengths in this file", hint=hint))
+    return tuple(read_json_lines(path, parse, nothing="no lengths in this file", hint=hint))
 
 
 def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ()) -> tuple[Prompt, ...]:
     """The prompts of a workload: `texts` one after another, cut or padded, or else text of the corpus.
 
-    Text that reads as text: random tokens would be no prompt any model was made for, and change what is generated. What
-    pads a text, or is made up, starts at another place of the corpus each time, until it has no others, so that no two share
-    a beginning that is not asked for. The same seed gives the same prompts. Raises StageError when a prompt cannot have its length.
+    Prompts are natural text: random tokens are unlike any real prompt and change the output. Padding and
+    synthetic text start at a different place of the corpus each time, as long as places are left, so that prompts only
+    share a requested prefix. The same seed gives the same prompts. Raises StageError if a prompt cannot have its length.
     """
     writer = _Writer(tokenizer, random.Random(workload.seed))  # noqa: S311 - not a secret
     count = workload.prompts or len(texts) or len(workload.lengths) or MADE
@@ -135,7 +135,7 @@ def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ())
 
 
 def _turns(writer: _Writer, of: Prompt, input_tokens: int, turns: int) -> Iterator[Prompt]:
-    """A conversation whose last turn has `input_tokens`, the others their share of it."""
+    """A conversation whose last turn has `input_tokens`, and earlier turns a share of it."""
     text = writer.exactly(input_tokens, of.text)
     for turn in range(1, turns):
         share = max(writer.special + 1, input_tokens * turn // turns)
@@ -157,11 +157,11 @@ def _lengths(workload: Workload, draw: random.Random) -> Iterator[tuple[int, int
 
 
 def _normal(draw: random.Random, mean: int, stddev: float, most: int | None) -> int:
-    """A whole number of a normal distribution, of the part of it from 1 to `most`."""
+    """An integer from a normal distribution truncated to 1 to `most`."""
     for _ in range(_DRAWS if stddev else 0):
-        found = round(draw.gauss(mean, stddev))
-        if 1 <= found <= (found if most is None else most):
-            return found
+        drawn = round(draw.gauss(mean, stddev))
+        if 1 <= drawn <= (drawn if most is None else most):
+            return drawn
     return mean
 
 
@@ -177,7 +177,7 @@ class _Writer:
         self._starts: list[int] = []
 
     def exactly(self, tokens: int, text: str = "") -> str:
-        """`text` cut or padded to `tokens`, special ones included. Raises StageError where that cannot be."""
+        """`text` cut or padded to `tokens`, special ones included. Raises StageError if that is impossible."""
         wanted = tokens - self.special
         if wanted < 1:
             raise StageError(
@@ -185,14 +185,14 @@ class _Writer:
             )
         for _ in range(_TRIES):
             padded = self._padded(text, wanted)
-            found = _cut(self._tokenizer, padded, wanted)
-            if found is not None:
-                return found
+            cut_text = _cut(self._tokenizer, padded, wanted)
+            if cut_text is not None:
+                return cut_text
             text = padded[: len(padded) // 2]  # another end may do
         raise StageError(f"this tokenizer gives no text of {tokens} tokens", failure=FailureClass.USER)
 
     def _padded(self, text: str, wanted: int) -> str:
-        """A beginning of `text` that has `wanted` tokens or more, or where it has fewer, `text` and so much of the corpus."""
+        """A prefix of `text` with at least `wanted` tokens. A shorter `text` is padded from the corpus."""
         for beginning in (text[: wanted * _CHARACTERS_PER_TOKEN * 2], text):
             if len(self._encoded(beginning)) >= wanted:
                 return beginning
@@ -215,10 +215,10 @@ class _Writer:
 
 
 class Openings:
-    """Other first words for made-up prompts, so that no two requests of a run begin alike and no cache knows one.
+    """Different first words for synthetic prompts, so that no two requests of a run share a prefix that a cache could reuse.
 
-    Nothing else of a prompt changes. What is tokenized again is its beginning: what follows a space some words later is the
-    same tokens whatever stands before. The analysis counts the whole. The same seed gives the same openings.
+    The rest of a prompt is unchanged. Only its first words are tokenized again: the tokens after a space some words later do
+    not depend on them. The analysis counts the whole prompt. The same seed gives the same openings.
     """
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
@@ -226,14 +226,14 @@ class Openings:
         self._draw = random.Random(seed)  # noqa: S311 - not a secret
         self._used: set[str] = set()
         self._words: tuple[dict[int, list[str]], dict[int, list[str]]] = ({}, {})
-        """Number of tokens -> words that have so many, at the beginning of a text and behind another word."""
+        """Number of tokens -> words with that number, at the start of a text and after another word."""
         for word in sorted({word for word in _corpus().split() if word.isalpha()}):
             self._words[0].setdefault(self._count(word), []).append(word)
             self._words[1].setdefault(self._count_behind(word), []).append(word)
 
     def of(self, level: Level) -> tuple[str, ...]:
-        """One for each conversation of a level; "" where none of the same length is left. Of a level that lasts a time, for as
-        many as can be answered in it, within limits.
+        """One for each conversation of a level, "" if none of the same length is left. For a level with a duration: enough
+        for the requests that fit into it, within limits.
         """
         warmup, measured = conversations(level.warmup), conversations(level.measured)
         count = len(measured)
@@ -267,7 +267,7 @@ class Openings:
 
 
 class _Begun(NamedTuple):
-    """The beginning of a prompt, around its first words."""
+    """A prompt split around its first words."""
 
     before: str
     opening: str
@@ -293,12 +293,12 @@ def _corpus() -> str:
 
 
 def _cut(tokenizer: Tokenizer, text: str, wanted: int) -> str | None:
-    """The beginning of `text` that has `wanted` tokens when it is encoded by itself; None where cutting gives none."""
+    """The prefix of `text` that encodes to `wanted` tokens. None if no cut gives one."""
     ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
     for away in range(_NEAR):
         for place in dict.fromkeys((wanted + away, wanted - away)):
             if 0 < place <= len(ends):
-                found = text[: ends[place - 1]]
-                if found.strip() and len(tokenizer.encode(found, add_special_tokens=False).ids) == wanted:
-                    return found
+                prefix = text[: ends[place - 1]]
+                if prefix.strip() and len(tokenizer.encode(prefix, add_special_tokens=False).ids) == wanted:
+                    return prefix
     return None

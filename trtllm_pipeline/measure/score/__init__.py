@@ -1,1 +1,1 @@
-"""How right answers are: scores with intervals, drift between two models' answers, standard tasks."""
+"""Accuracy: scores with intervals, drift between two models' answers, standard tasks."""

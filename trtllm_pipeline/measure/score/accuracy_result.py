@@ -20,25 +20,25 @@ ACCURACY_FILE: Final = "accuracy.json"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which of a load run's answers to one question."""
+    """Position of an answer in a load run that repeats questions."""
 
     concurrency: int | None
     request_rate: float | None
     repeat: int
     time: int
-    """From 0, among the answers at this level and repeat."""
+    """Index among the answers to the question at this level and repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredQuestion:
-    """One answer to one question. The same question may have been asked again, at other levels of a load run."""
+    """One answer to one question. A load run may ask a question several times."""
 
     question: Question
     answer: str
     tokens: tuple[int, ...] | None = None
     """The answer encoded again, without special tokens; None without a tokenizer."""
     place: Place | None = None
-    """Where in a load run; None for an answer that was asked for alone."""
+    """Position in a load run. None for a separately requested answer."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """By metric; empty before it is scored."""
 
@@ -66,15 +66,15 @@ class AccuracyResult:
     total: int | None = None
     """All questions."""
     rows_digest: str | None = None
-    """Of what was asked and what was right: equal for scores that may be compared."""
+    """Digest of questions and references. Scores are comparable if it is equal."""
     asked: str | None = None
     """The endpoint, and whose chat template wrote the prompts."""
     interval_method: str = MEAN_INTERVAL
     definitions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What was asked for."""
+    """Request options."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Other keys of the file; not read back."""
+    """Other keys of the file, not read back."""
 
     def to_json(self) -> dict[str, Json]:
         """The content of accuracy.json."""
@@ -83,7 +83,7 @@ class AccuracyResult:
 
     @staticmethod
     def read(data: Mapping[str, Any]) -> AccuracyResult:
-        """What is in an accuracy.json. What is not what it should be counts as missing."""
+        """Read an accuracy.json. Values of a wrong type count as missing."""
         from trtllm_pipeline.measure.load.result import count_of, numbers_of
 
         ends, digest, settings, asked = (data.get(name) for name in ("intervals", "rows_digest", "settings", "asked"))
@@ -104,10 +104,10 @@ class AccuracyResult:
     def __str__(self) -> str:
         """`exact 0.893 [0.750, 1.000], contains ... on 28 questions`."""
         parts = [f"{name} {mean:.3f} [{_ends(self.intervals.get(name))}]" for name, mean in self.scores.items()]
-        return f"{', '.join(parts)} on {self.total} questions{f', asked at {self.asked}' if self.asked else ''}"
+        return f"{', '.join(parts)} on {self.total} questions{f', via {self.asked}' if self.asked else ''}"
 
     def check_least(self, first: str, least: float | None) -> None:
-        """Raise StageError when the mean of metric `first` is below `least`, or there is none; None asks for nothing."""
+        """Raise StageError if the mean of metric `first` is missing or below `least`. None accepts any score."""
         if least is None:
             return
         score = self.scores.get(first)
@@ -117,7 +117,7 @@ class AccuracyResult:
             raise StageError(
                 f"{first} is {score:.3f} on {self.questions[first]} questions, expected at least {least}",
                 failure=FailureClass.CHECK,
-                hint=f"out/{ANSWERS} beside the log has every answer; settings.accuracy.min_score sets the limit",
+                hint=f"see the answers in out/{ANSWERS} next to the log; settings.accuracy.min_score sets the limit",
             )
 
 
@@ -130,11 +130,11 @@ def score(
     metrics: Mapping[str, Metric],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[AnsweredQuestion]:
-    """`answers` with their scores. Raises StageError where a user's function fails."""
+    """`answers` with their scores. Raises StageError if a user's function fails."""
     scored = []
     for each in answers:
-        found = {name: metrics[name].score(each.answer, each.question) for name in each.question.metrics}
-        scored.append(replace(each, scores=found))
+        scores = {name: metrics[name].score(each.answer, each.question) for name in each.question.metrics}
+        scored.append(replace(each, scores=scores))
         if progress is not None:
             progress(len(scored), len(answers), "answers")
     return scored
@@ -178,11 +178,11 @@ def summary(
 
 def _means(scored: Iterable[AnsweredQuestion]) -> dict[str, list[float]]:
     """Metric -> mean score of each question's answers."""
-    found: dict[str, dict[str, list[float]]] = {}
+    scores: dict[str, dict[str, list[float]]] = {}
     for each in scored:
         for name, value in each.scores.items():
-            found.setdefault(name, {}).setdefault(each.question.prompt.id, []).append(value)
-    return {name: [fmean(values) for values in questions.values()] for name, questions in found.items()}
+            scores.setdefault(name, {}).setdefault(each.question.prompt.id, []).append(value)
+    return {name: [fmean(values) for values in questions.values()] for name, questions in scores.items()}
 
 
 def _rounded(means: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -191,7 +191,7 @@ def _rounded(means: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 def _digest(scored: Iterable[AnsweredQuestion]) -> str:
     questions = {each.question.prompt.id: each.question for each in scored}
-    asked = [
+    rows = [
         [
             id_,
             question.prompt.text,
@@ -205,11 +205,11 @@ def _digest(scored: Iterable[AnsweredQuestion]) -> str:
         ]
         for id_, question in sorted(questions.items())
     ]
-    return "sha256:" + hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    return "sha256:" + hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def write_answers(folder: Path, answers: Iterable[AnsweredQuestion]) -> None:
-    """Write answers.jsonl, also of answers without scores: scoring may fail, and the answers took their time."""
+    """Write answers.jsonl, also for answers without scores: they are expensive, and scoring may fail."""
     with (folder / ANSWERS).open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(each.to_json(), ensure_ascii=False) + "\n" for each in answers)
 

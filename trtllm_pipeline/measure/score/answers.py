@@ -51,7 +51,7 @@ def score_url(
     `names` are the metrics of rows that name none. `tokenizer` is a tokenizer.json or a model's directory.
     """
     metrics = metrics_of(names)
-    # Before anything is asked: a wrong directory must not cost the answers.
+    # Before the first request: a wrong directory must not waste the answers.
     tokens = None if tokenizer is None else tokenizer_at(tokenizer)
     chats = target.protocol.startswith("openai_chat")  # the server has the template
     from trtllm_pipeline.measure.load.target import adds_special_tokens
@@ -83,10 +83,10 @@ def score_server(
     settings: Mapping[str, Any],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> AccuracyResult:
-    """Ask, score, and leave answers.jsonl and accuracy.json in `directory`.
+    """Send the questions, score the answers, and write answers.jsonl and accuracy.json to `directory`.
 
-    Answers are in the directory before they are scored, and stay there when scoring fails. Raises StageError for requests
-    that failed: what is missing is no wrong answer.
+    Answers are written before they are scored, and stay there if scoring fails. Raises StageError if requests
+    failed: a missing answer is not a wrong answer.
     """
     import asyncio
 
@@ -110,15 +110,15 @@ def score_server(
             failure=failure_class(str(answer.error)),
         )
     scored = accuracy_result.score(answers, metrics)
-    found = accuracy_result.summary(
-        scored, metrics, settings, asked=asked_at(target.protocol, questions), source=source
+    result = accuracy_result.summary(
+        scored, metrics, settings, asked=question_endpoint(target.protocol, questions), source=source
     )
     if folder is not None:
-        accuracy_result.write(folder, scored, found)
-    return found
+        accuracy_result.write(folder, scored, result)
+    return result
 
 
-def asked_at(protocol: str, questions: Sequence[Question]) -> str:
+def question_endpoint(protocol: str, questions: Sequence[Question]) -> str:
     """The endpoint that questions go to, and whose chat template writes their prompts: both change the scores."""
     from trtllm_pipeline.measure.load.target import OPENAI
 

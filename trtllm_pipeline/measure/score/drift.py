@@ -15,11 +15,11 @@ from annotated_types import Ge, Le
 from typing_extensions import NotRequired, TypedDict
 
 from trtllm_pipeline.base import UsageError, read_bytes, user_files
-from trtllm_pipeline.measure.load.events import STRICT, Count, Rate, told
+from trtllm_pipeline.measure.load.events import STRICT, Count, Rate, validation_error_text
 from trtllm_pipeline.measure.load.stats import Interval, Summary, mean_interval, summary
 
 Key = tuple[Any, ...]
-"""The id of an answer's question, and which of the answers to it in a load run."""
+"""Id of the question, and the answer's position in a load run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ScoreDrift:
     score: float
     difference: float
     interval: Interval
-    """Of the difference, from pairs."""
+    """Interval of the difference, from pairs."""
     better: int
     """Questions with a higher score than the reference's."""
     worse: int
@@ -48,19 +48,19 @@ class Drift:
     """What `compare` finds."""
 
     pairs: int
-    """Answers to the same question, at the same place of a load run where there was one."""
+    """Answers to the same question, at the same position of a load run if there was one."""
     unpaired: int
     """Answers that only one of the two has."""
     agreement: float
     interval: Interval
-    """Of the agreement."""
+    """Interval of the agreement."""
     first_divergence_chars: Summary
     first_divergence_tokens: Summary | None
-    """None when answers come without tokens."""
+    """None for answers without tokens."""
     scores: Mapping[str, ScoreDrift]
 
     reference: str | None = None
-    """The unquantized cell that was compared with; None for answers of no cell."""
+    """The unquantized reference cell. None for answers outside of cells."""
 
     def to_json(self) -> dict[str, Any]:
         """As in report.json, see docs/formats.md."""
@@ -106,9 +106,9 @@ class ScoredAnswer(TypedDict):
 
 
 def read(path: Path) -> list[ScoredAnswer]:
-    """The rows of an answers.jsonl. Raises UsageError with the line when it is not one, or has an answer twice.
+    """The rows of an answers.jsonl. Raises UsageError with the line of an invalid or duplicate answer.
 
-    Raises MatrixError for what is no file.
+    Raises MatrixError if it is not a file.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -116,7 +116,7 @@ def read(path: Path) -> list[ScoredAnswer]:
         path = path / "answers.jsonl"
     user_files.check(path, hint=_HINT)
     rows: list[ScoredAnswer] = []
-    seen: dict[Key, int] = {}
+    first_lines: dict[Key, int] = {}
     adapter = TypeAdapter(ScoredAnswer)
     try:
         lines = read_bytes(path).removesuffix(b"\n").split(b"\n")
@@ -126,9 +126,9 @@ def read(path: Path) -> list[ScoredAnswer]:
         try:
             row = adapter.validate_json(line)
         except ValidationError as error:
-            wrong = told(error.errors(include_url=False)[0])
+            wrong = validation_error_text(error.errors(include_url=False)[0])
             raise UsageError(f"{path}:{number}: not an answer with its scores: {wrong}", hint=_HINT) from error
-        first = seen.setdefault(_key(row), number)
+        first = first_lines.setdefault(_key(row), number)
         if first != number:
             raise UsageError(
                 f"{path}:{number}: the answer to {row['id'][:60]!r} is in line {first} already", hint=_HINT
@@ -137,11 +137,11 @@ def read(path: Path) -> list[ScoredAnswer]:
     return rows
 
 
-_HINT: Final = "`pipeline stage accuracy` and `pipeline stage score` leave answers.jsonl in their directory"
+_HINT: Final = "`pipeline stage accuracy` and `pipeline stage score` write answers.jsonl to their directory"
 
 
 def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
-    """Index of the first element at which `a` and `b` differ, where one ends before the other its length; or None."""
+    """Index of the first difference between `a` and `b`: the shorter length if one is a prefix of the other, None if equal."""
     differs = (index for index, (one, other) in enumerate(zip(a, b, strict=False)) if one != other)
     return next(differs, None if len(a) == len(b) else min(len(a), len(b)))
 
@@ -149,7 +149,7 @@ def first_difference(a: Sequence[object], b: Sequence[object]) -> int | None:
 def compare(reference: Sequence[ScoredAnswer], other: Sequence[ScoredAnswer]) -> Drift:
     """The drift of `other` from `reference`, both rows of an answers.jsonl.
 
-    Raises UsageError when no question is in both, or one with the same id asks something else.
+    Raises UsageError if they share no question, or if questions with the same id differ.
     """
     left, right = ({_key(row): row for row in rows} for rows in (reference, other))
     pairs = [(a, right[key]) for key, a in left.items() if key in right]
@@ -182,16 +182,16 @@ def _key(row: ScoredAnswer) -> Key:
 
 
 def _divergences(pairs: Iterable[tuple[Sequence[object], Sequence[object]]]) -> Summary:
-    # Texts that differ may be encoded to the same tokens where a tokenizer normalises them.
+    # A normalizing tokenizer may encode different texts to the same tokens.
     return summary(index for a, b in pairs if (index := first_difference(a, b)) is not None)
 
 
 def _by_question(values: Iterable[tuple[str, float]]) -> list[float]:
-    """Mean of each question's values: answers to one question are no independent evidence."""
-    found: dict[str, list[float]] = {}
+    """Mean of each question's values: answers to one question are not independent."""
+    scores: dict[str, list[float]] = {}
     for id_, value in values:
-        found.setdefault(id_, []).append(value)
-    return [fmean(of_one) for of_one in found.values()]
+        scores.setdefault(id_, []).append(value)
+    return [fmean(of_one) for of_one in scores.values()]
 
 
 def _interval(values: Sequence[float], low: float) -> Interval:

@@ -1,4 +1,4 @@
-"""A user's own metric: `module:name`, a Python function `f(answer: str, row: dict) -> float`, from 0 to 1.
+"""A user's metric: `module:name`, a Python function `f(answer: str, row: dict) -> float`, from 0 to 1.
 
 `row` is the line of the prompt file as it was written. It runs in the process of the stage that scores.
 """
@@ -26,36 +26,36 @@ def metrics_of(names: Sequence[str], module: Path | None = None) -> dict[str, Me
 
     Raises StageError for names that mean nothing.
     """
-    found = {**SCORE_METRICS, **{name: load(name, module) for name in names if ":" in name}}
-    wrong = [f"there is no metric {name!r}" for name in names if name not in found]
+    metrics = {**SCORE_METRICS, **{name: load(name, module) for name in names if ":" in name}}
+    wrong = [f"unknown metric {name!r}" for name in names if name not in metrics]
     if wrong or not names:
         raise StageError(
-            f"metrics: {wrong[0] if wrong else 'none is named'}",
+            f"metrics: {wrong[0] if wrong else 'empty list'}",
             failure=FailureClass.USER,
             hint=f"there are {', '.join(SCORE_METRICS)}, and your own functions as module:name",
         )
-    return found
+    return metrics
 
 
 def module_file(name: str) -> PurePosixPath:
-    """`my/metrics.py` for `my.metrics:polite`: where the module lies, from the directory it is imported from."""
+    """`my/metrics.py` for `my.metrics:polite`: the module's path, relative to its import directory."""
     return PurePosixPath(*name.partition(":")[0].split(".")).with_suffix(".py")
 
 
 def load(name: str, file: Path | None) -> Metric:
     """The metric `module:name`, from `file` or else from the current directory.
 
-    It is given what a server answered, so it has to be made for that: a Python function that is defined in the module's
-    file in that directory, and takes an answer and a row. What the module imports, and any other module that Python knows
-    by the name, is none. Raises StageError for anything else.
+    It processes untrusted server output, so it must be written for that: a Python function that is defined in the module's
+    file in that directory, with an answer and a row as parameters. Functions that the module imports, and other modules
+    with the same name, are rejected. Raises StageError for anything else.
     """
     module_name, _, function_name = name.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")):
-        raise _refused(name, f"there is no module {module_name!r}")
+        raise _refused(name, f"{module_name!r} is not a module name")
     folder = Path.cwd() if file is None else file.absolute().parents[module_name.count(".")]
     file = folder / module_file(name)
     if not file.is_file():
-        raise _refused(name, f"there is no {file}")
+        raise _refused(name, f"{file} does not exist")
     sys.path.insert(0, str(folder))
     try:
         module = importlib.import_module(module_name)
@@ -86,7 +86,7 @@ def _refused(name: str, reason: str) -> StageError:
     return StageError(
         f"metric {name}: {reason}",
         failure=FailureClass.USER,
-        hint="a metric is MODULE:FUNCTION, a function f(answer, row) defined in MODULE.py; the module lies in the matrix's "
+        hint="a metric is MODULE:FUNCTION, a function f(answer, row) defined in MODULE.py; the module is in the matrix's "
         "directory, or in settings.accuracy.python_path",
     )
 

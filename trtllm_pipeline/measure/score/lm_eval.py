@@ -1,6 +1,6 @@
 """Standard tasks by lm-evaluation-harness: its command line for an OpenAI-compatible server, and what it leaves.
 
-It runs as a program of its own, found on PATH or beside this Python: `pip install 'trtllm-pipeline[lm-eval]'`.
+It runs as a separate program, found on PATH or next to this Python: `pip install 'trtllm-pipeline[lm-eval]'`.
 Source of flags and of the results file: lm-evaluation-harness, docs/interface.md and docs/API_guide.md (0.4).
 """
 
@@ -25,7 +25,7 @@ _Z: Final = 1.959964
 """Standard errors to either end of a 95% interval of a normal distribution."""
 METHOD: Final = (
     f"{CONFIDENCE:.0%}, normal: score ± {_Z:.2f} standard errors as lm-evaluation-harness gives them; "
-    "where all questions scored alike, what so many can rule out"
+    "if all questions scored alike, the range that this number of questions can rule out"
 )
 _MODELS: Final = {
     "completions": ("local-completions", "/completions"),
@@ -35,19 +35,19 @@ _MODELS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What to evaluate."""
+    """Options of an evaluation."""
 
     url: str
-    """Of the server, with or without `/v1`."""
+    """URL of the server, with or without `/v1`."""
     model: str
     tasks: tuple[str, ...]
     endpoint: str = "completions"
     """completions or chat. Tasks that rank choices by their likelihood need completions with prompt logprobs."""
     tokenizer: str | None = None
-    """Name or directory of the model's tokenizer. None leaves it to lm_eval, which asks the server or takes the model's
-    name; "none" does without, as tasks can that only generate."""
+    """Name or directory of the model's tokenizer. None leaves it to lm_eval, which queries the server or uses the model's
+    name. "none" uses no tokenizer, which works for tasks that only generate."""
     num_fewshot: int | None = None
-    """None is the task's own."""
+    """None: the task's default."""
     limit: str | None = None
     """Questions a task, or a share of them below 1; for trying out."""
     concurrency: int = 4
@@ -88,19 +88,19 @@ def command(program: str, evaluation: Evaluation, output: Path) -> list[str]:
 def find_program() -> str:
     """Path of lm_eval. Raises UsageError when it is not installed."""
     beside = Path(sys.executable).parent / PROGRAM
-    found = shutil.which(PROGRAM) or (str(beside) if beside.is_file() else None)
-    if found is None:
+    program = shutil.which(PROGRAM) or (str(beside) if beside.is_file() else None)
+    if program is None:
         raise UsageError(
-            "lm_eval is not installed, neither on PATH nor beside this Python",
+            "lm_eval is not installed, neither on PATH nor next to this Python",
             hint="pip install 'trtllm-pipeline[lm-eval]'",
         )
-    return found
+    return program
 
 
 def evaluate(
     evaluation: Evaluation, folder: Path | None, scratch: Path, *, started: Callable[[Sequence[str]], None]
 ) -> AccuracyResult:
-    """Run it and return its results; they are kept in `directory`, if there is one. `started` is told the command line.
+    """Run it and return its results, which are kept in `directory` if given. `started` is called with the command line.
 
     Raises UsageError when lm_eval is not installed, StageError when it fails.
     """
@@ -109,14 +109,14 @@ def evaluate(
     code = subprocess.run(argv, stdout=sys.stderr, check=False).returncode
     if code != 0:
         raise StageError(
-            f"{PROGRAM} ended with exit code {code}", hint="what it said is above; again by hand: " + " ".join(argv)
+            f"{PROGRAM} ended with exit code {code}", hint="its output is above; to repeat: " + " ".join(argv)
         )
-    found = read_results(folder or scratch)
+    results = read_results(folder or scratch)
     settings = {name: getattr(evaluation, name) for name in ("url", "model", "endpoint", "limit")}
-    found = replace(found, settings=settings, more={**found.more, "command": argv})
+    results = replace(results, settings=settings, more={**results.more, "command": argv})
     if folder is not None:
-        write_json(folder / ACCURACY_FILE, found.to_json())
-    return found
+        write_json(folder / ACCURACY_FILE, results.to_json())
+    return results
 
 
 def read_results(output: Path) -> AccuracyResult:
@@ -129,17 +129,17 @@ def read_results(output: Path) -> AccuracyResult:
         scores: dict[str, float] = {}
         intervals: dict[str, Interval | None] = {}
         questions: dict[str, int | None] = {}
-        asked = {task: (data.get("n-samples", {}).get(task) or {}).get("effective") for task in data["results"]}
+        samples = {task: (data.get("n-samples", {}).get(task) or {}).get("effective") for task in data["results"]}
         for task, values in data["results"].items():
             for key, value in _metrics(values):
                 name, (metric, _, chain) = f"{task}/{key.removesuffix(',none')}", key.partition(",")
-                scores[name], questions[name] = value, asked[task]
-                intervals[name] = _interval(value, values.get(f"{metric}_stderr,{chain}"), asked[task])
+                scores[name], questions[name] = value, samples[task]
+                intervals[name] = _interval(value, values.get(f"{metric}_stderr,{chain}"), samples[task])
         tasks = {
             task: {
                 "version": data.get("versions", {}).get(task),
                 "num_fewshot": data.get("n-shot", {}).get(task),
-                "questions": asked[task],
+                "questions": samples[task],
                 "higher_is_better": data.get("higher_is_better", {}).get(task),
             }
             for task in data["results"]
@@ -163,7 +163,7 @@ def _metrics(values: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _interval(value: float, error: object, questions: int | None) -> Interval | None:
-    """From the standard error; where all questions scored alike that is 0 and says nothing."""
+    """From the standard error, unless all questions scored alike: then it is 0 and meaningless."""
     if value in {0, 1} and questions:
         return mean_interval([value] * questions, low=0, high=1)
     return (value - _Z * error, value + _Z * error) if isinstance(error, float) else None

@@ -1,4 +1,4 @@
-"""Questions of the user: prompt files whose rows say what a right answer is."""
+"""Questions: prompt files whose rows have references for the answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtllm_pipeline.measure.score.scores import LETTERS, SCORE_METRICS, Metric,
 def read_questions(
     path: Path, metrics: Mapping[str, Metric], default: Sequence[str], render: Render | None = None
 ) -> tuple[Question, ...]:
-    """The questions in `path`, at least one. Beside what `prompts.read_prompts` takes, a line may have
+    """The questions in `path`, at least one. In addition to the fields of `prompts.read_prompts`, a line may have
 
     `metric` (a name, or a list of them) instead of `default`, `choices` (texts, named A, B, ...), `pattern` (a regular
     expression) and `tolerance` (a number, or "1%" of the reference). `metrics` are those that may be named.
@@ -28,8 +28,8 @@ def read_questions(
 
 
 def check_first_question(path: Path, default: Sequence[str], *, scored: bool) -> None:
-    """Raise MatrixError for what is wrong with the first rows of `path` as questions, whatever the model; with `scored`, also
-    for what metrics lack. Of the user's own metrics nothing is known here but their names.
+    """Raise MatrixError if the first rows of `path` are invalid questions for any model. With `scored`, also if metrics
+    lack something. Metrics of the user are known only by name here.
     """
     own = {name: Metric("", lambda _answer, _question: 0.0, lambda _question: None) for name in default if ":" in name}
     metrics = {**SCORE_METRICS, **own}
@@ -37,7 +37,7 @@ def check_first_question(path: Path, default: Sequence[str], *, scored: bool) ->
     def make(prompt: Prompt, row: dict[str, Any]) -> None:
         question = _question(prompt, row, metrics, default)
         for name in question.metrics if scored else ():
-            with suppress(StageError):  # a package that is missing here may be where this runs
+            with suppress(StageError):  # a package missing here may be installed on the machine of the run
                 if (fault := metrics[name].lacks(question)) is not None:
                     raise RowError(*fault)
 
@@ -45,7 +45,7 @@ def check_first_question(path: Path, default: Sequence[str], *, scored: bool) ->
 
 
 def scorable(questions: Sequence[Question], metrics: Mapping[str, Metric]) -> tuple[list[Question], list[Fault]]:
-    """Those that say what all their metrics need to know, and what is wrong with each of the others."""
+    """Questions with everything their metrics need, and a fault for each of the others."""
     good, faults = [], []
     for question in questions:
         wrong = [fault for name in question.metrics if (fault := metrics[name].lacks(question)) is not None]
@@ -63,7 +63,7 @@ def _question(prompt: Prompt, row: dict[str, Any], metrics: Mapping[str, Metric]
         if name not in metrics:
             known = ", ".join(metrics)
             more = "; name it in settings.accuracy.metrics too, so that changing it counts" if ":" in name else ""
-            raise RowError("metric", f"there is no metric {name!r}; there are {known}{more}")
+            raise RowError("metric", f"unknown metric {name!r}; known: {known}{more}")
     return Question(prompt, tuple(dict.fromkeys(names)), _choices(row), _pattern(row), _tolerance(row), row)
 
 

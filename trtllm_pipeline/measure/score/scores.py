@@ -19,8 +19,8 @@ from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.load.prompts import Prompt
 
 DRIFT: Final = {
-    "agreement": "share of answers that are the same, character by character; every question counts once",
-    "first_divergence": "where answers that differ do so first, counted from 0; tokens are those of the answers encoded "
+    "agreement": "share of identical answers (all characters); every question counts once",
+    "first_divergence": "position of the first difference, counted from 0; tokens are those of the answers encoded "
     "again",
     "difference": "mean over questions of score - reference's score of the same question",
 }
@@ -29,9 +29,9 @@ NORMALISATION: Final = "Unicode NFKC, case folded, punctuation and symbols to sp
 LETTERS: Final = string.ascii_uppercase
 """Names of the choices of a question, in their order."""
 
-# A sign or a point that belongs to a number is no punctuation: -1 is not 1 and 2.5 is not 25.
+# Signs and points of numbers are not punctuation: -1 is not 1 and 2.5 is not 25.
 _NOISE: Final = re.compile(r"(?:(?<!\d)[.,]|[.,](?!\d)|-(?!\d)|[^\w\s.,-]|_)")
-# Digits of a word (H2O) are no number, a hyphen between two numbers is no sign, a comma only parts thousands.
+# Digits in a word (H2O) are not numbers, a hyphen between two numbers is not a sign, a comma only separates thousands.
 _NUMBER: Final = re.compile(
     r"(?<![\w.])[-+\u2212]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 )
@@ -54,7 +54,7 @@ class NumericTolerance:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One line of a prompt file, and how its answer is scored."""
+    """One line of a prompt file, with the metrics of its answer."""
 
     prompt: Prompt
     metrics: tuple[str, ...]
@@ -81,64 +81,64 @@ class Metric:
 
 
 def normalise(text: str) -> str:
-    """`text` without what does not make an answer right or wrong: see NORMALISATION. Numbers keep sign and point."""
+    """`text` normalized as in NORMALISATION. Numbers keep sign and point."""
     return " ".join(_NOISE.sub(" ", unicodedata.normalize("NFKC", text).casefold()).split())
 
 
 def exact(answer: str, references: Iterable[str]) -> float:
-    """1 if the normalised answer is one of the normalised references, else 0."""
+    """1 if the normalized answer equals one of the normalized references, else 0."""
     return float(normalise(answer) in map(normalise, references))
 
 
 def contains(answer: str, references: Iterable[str]) -> float:
-    """1 if one of the normalised references stands in the normalised answer as whole words, else 0."""
-    said = f" {normalise(answer)} "
-    return float(any(f" {normalise(reference)} " in said for reference in references))
+    """1 if the normalized answer contains one of the normalized references as whole words, else 0."""
+    normalized = f" {normalise(answer)} "
+    return float(any(f" {normalise(reference)} " in normalized for reference in references))
 
 
 def _matched(answer: str, question: Question) -> str | None:
-    """What the pattern finds in the answer: its first group, or all of it when it has none."""
+    """The pattern's match in the answer: its first group, or the whole match without groups."""
     assert question.pattern is not None
-    found = question.pattern.search(answer)
-    return None if found is None else found[1] or "" if question.pattern.groups else found[0]
+    match = question.pattern.search(answer)
+    return None if match is None else match[1] or "" if question.pattern.groups else match[0]
 
 
 def regex(answer: str, question: Question) -> float:
-    """1 if the pattern is found; where it has a group and there are references, if the group is one of them."""
+    """1 if the pattern matches. If it has a group and there are references, the group must equal one of them."""
     assert question.pattern is not None
-    found = _matched(answer, question)
-    if found is None:
+    matched = _matched(answer, question)
+    if matched is None:
         return 0.0
-    return exact(found, question.references) if question.pattern.groups and question.references else 1.0
+    return exact(matched, question.references) if question.pattern.groups and question.references else 1.0
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number in `text`; thousands may be parted by commas."""
-    found = _NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "").replace("\u2212", "-")) if found else None
+    """The last number in `text`. Commas may separate thousands."""
+    numbers = _NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "").replace("\u2212", "-")) if numbers else None
 
 
 def numeric(answer: str, question: Question) -> float:
-    """1 if the answer's last number (or that of what the pattern finds) is as near to a reference's as is tolerated."""
-    said = answer if question.pattern is None else _matched(answer, question)
-    number = None if said is None else last_number(said)
+    """1 if the last number of the answer, or of the pattern's match, is within the tolerance of a reference's."""
+    text = answer if question.pattern is None else _matched(answer, question)
+    number = None if text is None else last_number(text)
     if number is None:
         return 0.0
-    references = [found for reference in question.references if (found := last_number(reference)) is not None]
+    references = [value for reference in question.references if (value := last_number(reference)) is not None]
     return float(any(question.tolerance.allows(number, reference) for reference in references))
 
 
 def chosen(answer: str, choices: Sequence[str]) -> int | None:
-    """Which of `choices` an answer picks: by a letter that it names or starts with, else by the text it gives first."""
+    """Index of the choice that an answer picks: by the letter that it names or starts with, else by the first choice's text in it."""
     letters = LETTERS[: len(choices)]
     # A bare "A" before a word is an article: a letter counts alone, in brackets, or before a mark.
     named = re.search(rf"\b(?i:answer|choice|option)\b\W*(?:(?i:is)\b\W*)?([{letters}])(?![\w'])", answer)
     named = named or re.match(rf"\W*([{letters}])(?=\s*(?:[).:,;*\]]|\n|$))", answer)
     if named is not None:
         return letters.index(named[1])
-    said = f" {normalise(answer)} "
-    places = [(said.find(f" {normalise(choice)} "), -len(choice), place) for place, choice in enumerate(choices)]
-    return min((found for found in places if found[0] >= 0), default=(0, 0, None))[2]
+    normalized = f" {normalise(answer)} "
+    places = [(normalized.find(f" {normalise(choice)} "), -len(choice), place) for place, choice in enumerate(choices)]
+    return min((picks for picks in places if picks[0] >= 0), default=(0, 0, None))[2]
 
 
 def named_choice(reference: str, choices: Sequence[str]) -> int | None:
@@ -186,21 +186,21 @@ def _chrf() -> Any:
 
 
 def rouge_l(answer: str, question: Question) -> float:
-    """ROUGE-L F1 by rouge-score: the longest common subsequence of words; the best of the references."""
+    """ROUGE-L F1 by rouge-score: the longest common subsequence of words; the best reference counts."""
     return float(_rouge().score_multi(list(question.references), answer)["rougeL"].fmeasure)
 
 
 def chrf(answer: str, question: Question) -> float:
-    """chrF2 by sacrebleu, of this answer alone: F-score of character 1- to 6-grams; the best of the references."""
+    """chrF2 by sacrebleu, of this answer alone: F-score of character 1- to 6-grams; the best reference counts."""
     return float(_chrf().sentence_score(answer, list(question.references)).score) / 100
 
 
 def _no_reference(question: Question) -> tuple[str, str] | None:
-    return None if question.references else ("output", "there is no reference to compare the answer with")
+    return None if question.references else ("output", "the row has no reference answer")
 
 
 def _library_first(load: Callable[[], Any]) -> Callable[[Question], tuple[str, str] | None]:
-    """`_no_reference`, after the metric's library: that it is missing is to be told before a server is asked anything."""
+    """`_no_reference`, after loading the metric's library, so that a missing one is reported before the first request."""
 
     def lacks(question: Question) -> tuple[str, str] | None:
         load()
@@ -215,7 +215,7 @@ def _no_pattern(question: Question) -> tuple[str, str] | None:
 
 def _no_number(question: Question) -> tuple[str, str] | None:
     without = [reference for reference in question.references if last_number(reference) is None]
-    return ("output", f"there is no number in {without[0]!r}") if without else _no_reference(question)
+    return ("output", f"no number in {without[0]!r}") if without else _no_reference(question)
 
 
 def _no_choice(question: Question) -> tuple[str, str] | None:
@@ -230,27 +230,27 @@ def _of_references(score: Callable[[str, Iterable[str]], float]) -> Callable[[st
 
 
 SCORE_METRICS: Final[Mapping[str, Metric]] = {
-    "exact": Metric("share of answers that equal a reference, both normalised", _of_references(exact), _no_reference),
+    "exact": Metric("share of answers that equal a reference, both normalized", _of_references(exact), _no_reference),
     "contains": Metric(
-        "share of answers that hold a reference as whole words, both normalised",
+        "share of answers that contain a reference as whole words, both normalized",
         _of_references(contains),
         _no_reference,
     ),
     "regex": Metric(
-        "share of answers in which the row's `pattern` is found; where it has a group and the row an `output`, the group "
-        "must equal that, both normalised",
+        "share of answers that match the row's `pattern`; if it has a group and the row an `output`, the group "
+        "must equal that, both normalized",
         regex,
         _no_pattern,
     ),
     "numeric": Metric(
-        "share of answers whose last number, or that of what the row's `pattern` finds, is within the row's `tolerance` "
+        "share of answers whose last number, or that of the match of the row's `pattern`, is within the row's `tolerance` "
         "of the reference's last number",
         numeric,
         _no_number,
     ),
     "choice": Metric(
-        "share of answers that pick the right one of the row's `choices`: by a letter they name or start with, else by "
-        "the choice whose text comes first in them",
+        "share of answers that pick the right one of the row's `choices`: by the letter that they name or start with, else by "
+        "the first choice's text in them",
         choice,
         _no_choice,
     ),
@@ -259,6 +259,6 @@ SCORE_METRICS: Final[Mapping[str, Metric]] = {
         rouge_l,
         _library_first(_rouge),
     ),
-    "chrf": Metric("mean chrF2 / 100 by sacrebleu, of each answer alone; best reference", chrf, _library_first(_chrf)),
+    "chrf": Metric("mean chrF2 / 100 by sacrebleu, sentence level; best reference", chrf, _library_first(_chrf)),
 }
 """Name -> metric. A name with a colon is a function of the user's, see `functions.py`."""

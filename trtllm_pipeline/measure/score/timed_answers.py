@@ -16,15 +16,15 @@ from trtllm_pipeline.measure.score.scores import Question
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswers:
-    """The measured answers of a load run to some questions."""
+    """A load run's measured answers to questions."""
 
     answers: tuple[AnsweredQuestion, ...]
     failed: int
-    """Measured requests of these questions that have no answer; they are not scored."""
+    """Failed measured requests of these questions, which are not scored."""
     not_asked: tuple[str, ...]
-    """Ids of questions that no measured request asked: there were fewer requests than prompts."""
+    """Ids of questions without a measured request, because there were fewer requests than prompts."""
     settings: Mapping[str, Any]
-    """Of the load run."""
+    """Settings of the load run."""
     protocol: str
 
 
@@ -34,23 +34,23 @@ def timed_answers(
     encode: Callable[[str], tuple[int, ...]] | None,
     prefix: str = "",
 ) -> TimedAnswers:
-    """The measured answers in an event file to `questions`, by id.
+    """An event file's measured answers to `questions`, by id.
 
     A prompt may have been sent with `prefix`, the special tokens that the server did not add itself.
-    Raises StageError for what is no event file, and for questions that are not those that were asked.
+    Raises StageError for an invalid event file, and for questions that differ from the recorded ones.
     """
-    told = read_records(events)
+    records = read_records(events)
     answers: list[AnsweredQuestion] = []
     times: Counter[tuple[Any, ...]] = Counter()
     failed = 0
-    for id_, text in told.prompts.items():
+    for id_, text in records.prompts.items():
         if id_ in questions and text.removeprefix(prefix) != questions[id_].prompt.text:
             raise StageError(
-                f"row {id_!r}: the load run asked {text[:60]!r}, the row says {questions[id_].prompt.text[:60]!r}",
+                f"row {id_!r}: the load run sent {text[:60]!r}, the row has {questions[id_].prompt.text[:60]!r}",
                 failure=FailureClass.USER,
-                hint="score with the file that was asked",
+                hint="score with the prompt file of the load run",
             )
-    for record in told.requests:
+    for record in records.requests:
         if record["phase"] != "measured" or record["prompt"] not in questions:
             continue
         level = (*level_of(record), record["repeat"])
@@ -62,6 +62,6 @@ def timed_answers(
         else:
             failed += 1
         times[key] += 1
-    asked = {id_ for id_, *_ in times}
-    not_asked = tuple(id_ for id_ in questions if id_ not in asked)
-    return TimedAnswers(tuple(answers), failed, not_asked, told.header["settings"], told.header["protocol"])
+    sent_ids = {id_ for id_, *_ in times}
+    not_asked = tuple(id_ for id_ in questions if id_ not in sent_ids)
+    return TimedAnswers(tuple(answers), failed, not_asked, records.header["settings"], records.header["protocol"])

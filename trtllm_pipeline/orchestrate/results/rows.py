@@ -33,7 +33,7 @@ from trtllm_pipeline.measure import (
     ENGINE_REPORT_FILE,
     PERF_FILE,
     AccuracyResult,
-    Beside,
+    BenchComparison,
     Conditions,
     EngineReport,
     HighestRate,
@@ -288,7 +288,7 @@ def _in_process(artifact: Artifact | None, perf: LoadResult) -> dict[str, Json] 
     if artifact is None or not perf.valid:
         return None
     with suppress(MatrixError, StageError):
-        return Beside.of(perf, EngineReport.read(artifact.out / ENGINE_REPORT_FILE)).to_json()
+        return BenchComparison.of(perf, EngineReport.read(artifact.out / ENGINE_REPORT_FILE)).to_json()
     return None
 
 

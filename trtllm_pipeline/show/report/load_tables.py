@@ -9,7 +9,7 @@ from trtllm_pipeline.base import cell, csv_table, plain_table
 from trtllm_pipeline.measure import (
     RATES,
     STATISTICS,
-    Beside,
+    BenchComparison,
     LevelDetails,
     LevelResult,
     LoadResult,
@@ -46,7 +46,7 @@ def to_text(result: LoadResult) -> str:
     return "\n".join(_lines(result))
 
 
-def beside_engine(engine_report: Beside | None) -> Iterator[str]:
+def beside_engine(engine_report: BenchComparison | None) -> Iterator[str]:
     """A trtllm-bench report compared with these results. Empty without a report."""
     if engine_report is not None:
         yield f"\n{engine_report.title()}"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure import (
     accuracy_result,
-    asked_at,
     chat_renderer,
     metrics_of,
+    question_endpoint,
     read_questions,
     scorable,
     timed_answers,
@@ -60,7 +60,7 @@ def run(context: StageContext[ScoreParams]) -> None:
         scored,
         metrics,
         to_json(params),
-        asked=asked_at(timed.protocol, questions),
+        asked=question_endpoint(timed.protocol, questions),
         source="perf",
         not_scored=not_scored,
         greedy=greedy,

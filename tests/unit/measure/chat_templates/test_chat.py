@@ -126,9 +126,9 @@ def test_headers_a_date_and_tools() -> None:
         + "[head]user[end]\nWhy?[eot][head]assistant[end]\n"
     )
     before = date.today()  # noqa: DTZ011 - as the template asks for it
-    found = re.search(r"Date: (.*)\n", render(HEADERS))
-    assert found is not None
-    assert before <= datetime.strptime(found[1], "%d %b %Y").date() <= date.today()  # noqa: DTZ007, DTZ011
+    match = re.search(r"Date: (.*)\n", render(HEADERS))
+    assert match is not None
+    assert before <= datetime.strptime(match[1], "%d %b %Y").date() <= date.today()  # noqa: DTZ007, DTZ011
 
 
 def test_a_namespace_loop_controls_and_variables() -> None:
@@ -166,7 +166,7 @@ def test_no_generation_prompt() -> None:
 
 # ------------------------------------------------------------------------------------------------------- hostile templates
 
-MEMORY, TEXT, TIME = "needs more than 64 MB of memory", "writes more than 10000 characters", "takes more than 0.2 s"
+MEMORY, TEXT, TIME = "needs more than 64 MB of memory", "writes more than 10000 characters", "needs more than 0.2 s"
 HOSTILE = {
     "range": ("{% for i in range(10**9) %}x{% endfor %}", RefusedError, "Range too big"),
     "loops": (
@@ -220,7 +220,7 @@ def test_a_hostile_template_ends_in_words(name: str, monkeypatch: pytest.MonkeyP
         assert type(caught.value) is kind
         assert caught.value.failure is (FailureClass.USER if kind is RefusedError else FailureClass.INFEASIBLE)
         assert caught.value.hint
-        # Whatever one conversation did, the next one is asked as if nothing had been.
+        # A failure does not affect the next conversation.
         with pytest.raises(kind, match=words):
             renderer.render(Chat(ASK))
 
@@ -304,8 +304,8 @@ def test_no_limit_is_raised_above_the_inherited_one(monkeypatch: pytest.MonkeyPa
     with Renderer(template, RenderLimits(memory_bytes=1 << 40)) as renderer:
         assert renderer.render(Chat([{"content": "a", "times": 2}])) == "aa"
         assert renderer._process is not None
-        found = {kind: resource.prlimit(renderer._process.pid, kind)[1] for kind in inherited}
-        assert found == inherited
+        entries = {kind: resource.prlimit(renderer._process.pid, kind)[1] for kind in inherited}
+        assert entries == inherited
         with pytest.raises(LimitError, match=r"needs more memory than .* \(ulimit -v\)") as caught:
             renderer.render(Chat([{"content": "a", "times": 10**10}]))
     assert caught.value.failure is FailureClass.USER

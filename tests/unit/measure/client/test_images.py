@@ -1,4 +1,4 @@
-"""Images for requests: made up, read from files, put into messages."""
+"""Images for requests: synthetic, read from files, added to messages."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_a_png_is_whole_and_has_the_size(width: int, height: int) -> None:
 
 
 def test_another_request_has_other_images_and_the_same_has_the_same() -> None:
-    asked = ImagesAsked.parse("2@32x48")
-    assert (asked.count, asked.width, asked.height) == (2, 32, 48)
-    made = [*asked.make(0), *asked.make(1)]
+    parse = ImagesAsked.parse("2@32x48")
+    assert (parse.count, parse.width, parse.height) == (2, 32, 48)
+    made = [*parse.make(0), *parse.make(1)]
     assert len(set(made)) == 4
-    assert asked.make(1) == tuple(made[2:])
+    assert parse.make(1) == tuple(made[2:])
 
 
 @pytest.mark.parametrize("text", ["", "512x512", "0@8x8", "1@0x8", "1@8", "100@8x8", "1@8x80000", "1 @ 8x8"])
@@ -48,7 +48,7 @@ def test_files_are_known_by_what_they_hold(tmp_path: Path) -> None:
     path.write_bytes(images.png(8, 8, 0))
     assert images.read(path).startswith("data:image/png;base64,")
     path.write_bytes(b"text")
-    with pytest.raises(ValueError, match="no PNG, JPEG, GIF or WebP"):
+    with pytest.raises(ValueError, match="not a PNG, JPEG, GIF or WebP"):
         images.read(path)
     with pytest.raises(ValueError, match="cannot be read: No such file"):
         images.read(tmp_path / "b.png")
@@ -66,7 +66,7 @@ def test_images_come_behind_the_text_of_the_last_message() -> None:
 def test_texts_and_images_of_a_chat_are_told_apart() -> None:
     chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is it?"})
     (url,) = ImagesAsked.parse("1@8x8").make(0)
-    assert images.told_apart(images.with_images(chat, [url])) == ("Be brief.\nWhat is it?", (url,))
-    assert images.told_apart(chat) == ("Be brief.\nWhat is it?", ())
+    assert images.split_images(images.with_images(chat, [url])) == ("Be brief.\nWhat is it?", (url,))
+    assert images.split_images(chat) == ("Be brief.\nWhat is it?", ())
     head, _, data = images.as_jpeg(url).partition(",")
     assert (head, data) == ("data:image/jpeg;base64", url.partition(",")[2])

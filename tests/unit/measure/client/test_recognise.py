@@ -1,4 +1,4 @@
-"""What answers at an address: servers of ours that say what Triton and OpenAI-compatible servers say."""
+"""Recognition of servers, with local servers that respond like Triton and OpenAI-compatible ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTINGS = b"\0\0\6\4\0\0\0\0\0\0\4\0\x3f\xff\xff"
 
 
 async def serving(pages: dict[bytes, bytes] | bytes, act: object) -> object:
-    """`act` of the address of a server that has `pages`, or answers everything with the same bytes."""
+    """Call `act` with the address of a server that has `pages`, or always responds with the same bytes."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await reader.readuntil(b"\r\n\r\n")

@@ -84,9 +84,9 @@ def test_counts_are_asked_for_where_they_can_be() -> None:
     asking = {**INPUTS, "return_num_output_tokens": "TYPE_BOOL"}
     request = GenerationRequest("x", 1)
     assert "return_num_output_tokens" not in MODEL.tensors(request, stream=True)
-    told = dataclasses.replace(MODEL, counts=True)
-    assert "return_num_output_tokens" not in told.tensors(request, stream=True), "sent unasked"
-    assert dataclasses.replace(told, inputs=asking).tensors(request, stream=True)["return_num_output_tokens"] is True
+    value = dataclasses.replace(MODEL, counts=True)
+    assert "return_num_output_tokens" not in value.tensors(request, stream=True), "sent unasked"
+    assert dataclasses.replace(value, inputs=asking).tensors(request, stream=True)["return_num_output_tokens"] is True
 
 
 def test_counts_are_found_by_name_raw_or_typed() -> None:
@@ -101,7 +101,7 @@ def test_counts_are_found_by_name_raw_or_typed() -> None:
 
 @pytest.mark.parametrize(("text", "count"), [(b"258", 258), (b"0", 0), (b"0.5", None), (b"", None), (b"-1", None)])
 def test_counts_may_be_texts(text: bytes, count: int | None) -> None:
-    """As TensorRT-LLM's llmapi model tells those of speculative decoding, which its configuration calls whole numbers."""
+    """TensorRT-LLM's llmapi model sends speculative decoding counts as text, but its configuration declares integers."""
     raw, typed = service_pb2.ModelInferResponse(), service_pb2.ModelInferResponse()
     raw.outputs.add(name="total_draft_tokens", datatype="BYTES")
     raw.raw_output_contents.append(len(text).to_bytes(4, "little") + text)
@@ -124,9 +124,9 @@ def test_drafts_are_told_of_a_whole_answer_where_they_are_asked_for(name: str) -
         output {{ name: "total_accepted_draft_tokens" data_type: TYPE_INT32 dims: [1] }}
     """
     config = text_format.Parse(text, model_config_pb2.ModelConfig())
-    told = ServedModel.of(config)
-    assert told.tells_drafts
-    assert told.tensors(GenerationRequest("x", 1, {PERF_METRICS: True}), stream=False)[name] is True
+    value = ServedModel.of(config)
+    assert value.tells_drafts
+    assert value.tensors(GenerationRequest("x", 1, {PERF_METRICS: True}), stream=False)[name] is True
     del config.output[-1]
     assert not ServedModel.of(config).tells_drafts
 
@@ -180,12 +180,12 @@ def test_requests_use_the_names_that_a_model_has(names: tuple[str, ...]) -> None
     types = ("TYPE_INT32", "TYPE_FP32", "TYPE_INT32", "TYPE_FP32", "TYPE_UINT64", "TYPE_STRING", "TYPE_BOOL")
     inputs = {"text_input": "TYPE_STRING", **dict(zip(names, types, strict=True))}
     model = dataclasses.replace(MODEL, inputs=inputs)
-    asked: dict[str, Option] = {"temperature": 0.5, "top_k": 2, "top_p": 0.9, "random_seed": 7, "stop_words": ("x",)}
+    value: dict[str, Option] = {"temperature": 0.5, "top_k": 2, "top_p": 0.9, "random_seed": 7, "stop_words": ("x",)}
     values = (8, 0.5, 2, 0.9, 7, ("x",))
     unary = {"text_input": "hi", **dict(zip(names, values, strict=False))}
-    assert model.tensors(GenerationRequest("hi", 8, asked), stream=False) == unary
-    assert model.tensors(GenerationRequest("hi", 8, asked), stream=True) == {**unary, names[-1]: True}
-    request = infer_request(model, model.tensors(GenerationRequest("hi", 8, asked), stream=True), request_id="1")
+    assert model.tensors(GenerationRequest("hi", 8, value), stream=False) == unary
+    assert model.tensors(GenerationRequest("hi", 8, value), stream=True) == {**unary, names[-1]: True}
+    request = infer_request(model, model.tensors(GenerationRequest("hi", 8, value), stream=True), request_id="1")
     assert {tensor.name for tensor in request.inputs} == inputs.keys()
 
 
@@ -261,7 +261,7 @@ def test_what_passes_while_a_server_is_repaired(cause: str, expected: FailureCla
 
 
 class Reloading(Client):
-    """A client whose server answers a question for the configuration with an error `refusals` times."""
+    """A client whose server rejects `refusals` requests for the configuration."""
 
     def __init__(self, refusals: int, words: str) -> None:
         super().__init__(Service("h:1", "127.0.0.1:1", None, None, "m", None), "m", "grpc", timeout_s=0.5)

@@ -22,7 +22,7 @@ TO_THE_END = b"HTTP/1.0 200 OK\r\n\r\nall of it"
 
 
 def read(raw: bytes, *cuts: int, end: bool = False) -> tuple[int, list[tuple[int, bytes]], bool]:
-    """(status, parts with the number of the read, whether the connection may be kept) of an answer that is cut."""
+    """(status, parts with the number of the read, keep-alive) of a response that arrives in pieces."""
     parts: list[tuple[int, bytes]] = []
     answer = http.Parser(lambda now_ns, part: parts.append((now_ns, part)))
     edges = [0, *cuts, len(raw)]
@@ -61,16 +61,16 @@ def test_an_answer_without_length_ends_with_the_connection() -> None:
 
 
 def pair() -> tuple[Http2, Http2, list[tuple[Kind, int, Headers | bytes | int, bool]], bytearray]:
-    """A sender, a receiver, what the receiver was told, and the bytes that travel to it (undelivered)."""
-    told: list[tuple[Kind, int, Headers | bytes | int, bool]] = []
+    """A sender, a receiver, the receiver's events, and the undelivered bytes."""
+    items: list[tuple[Kind, int, Headers | bytes | int, bool]] = []
     travelling = bytearray()
     sender = Http2(travelling.extend, lambda *_: None)
     receiver = Http2(
         lambda data: sender.feed(0, data),
-        lambda _now_ns, kind, stream, value, ended: told.append((kind, stream, value, ended)),
+        lambda _now_ns, kind, stream, value, ended: items.append((kind, stream, value, ended)),
         serving=True,
     )
-    return sender, receiver, told, travelling
+    return sender, receiver, items, travelling
 
 
 def exchange(deliver: Callable[[Http2, bytes], None]) -> tuple[list[object], list[bytes]]:
@@ -82,8 +82,8 @@ def exchange(deliver: Callable[[Http2, bytes], None]) -> tuple[list[object], lis
     sender.headers(1, (("grpc-status", "0"), ("grpc-message", "a%20b")), end=True)
     deliver(receiver, bytes(travelling))
     messages = Messages()
-    found = [one for kind, _, value, _ in told if kind == "data" for one in messages.feed(value)]  # type: ignore[arg-type]
-    return [entry for entry in told if entry[0] == "headers"], found
+    items = [one for kind, _, value, _ in told if kind == "data" for one in messages.feed(value)]  # type: ignore[arg-type]
+    return [entry for entry in told if entry[0] == "headers"], items
 
 
 def test_frames_survive_every_cut() -> None:
@@ -142,7 +142,7 @@ def test_what_is_not_understood_is_an_error() -> None:
 
 
 def chat(*bodies: object) -> Answer:
-    """What an OpenAI session makes of a stream of messages, one millisecond apart."""
+    """An OpenAI session's Answer from a stream of messages, one millisecond apart."""
     client = openai.OpenAiClient("http://x:1/v1/", "m", "chat", stream=True, timeout_s=1)
     assert client.url == "http://x:1/v1"
     session = openai._OpenAiSession(client)
@@ -231,7 +231,7 @@ def test_nesting_and_broken_characters_do_no_harm() -> None:
     for _ in range(500):
         deep = [deep]
     assert chat(delta(content=deep), delta(content=[{"text": "\ud83d"}])).text == "\ufffd"
-    assert "content in the server's answer is 3, expected text" in (chat(delta(content=3)).error or "")
+    assert "content in the server's response is 3, expected text" in (chat(delta(content=3)).error or "")
 
 
 def test_responses_before_the_first_text_are_noted() -> None:

@@ -15,9 +15,9 @@ INPUTS = 400
 @pytest.mark.parametrize("parser", fuzz_wire.PARSERS)
 def test_whatever_is_sent_is_read_or_refused(parser: str) -> None:
     faults = {
-        number: found
+        number: fault
         for number in range(INPUTS)
-        if (found := fuzz_wire.fault(parser, fuzz_wire.made(parser, 20261122, number)))
+        if (fault := fuzz_wire.fault(parser, fuzz_wire.made(parser, 20261122, number)))
     }
     assert not faults
 

@@ -96,7 +96,7 @@ def test_a_fault_of_the_reader_is_its_own() -> None:
 def test_an_event_has_a_limit_however_it_comes() -> None:
     for stream in (b"data: " + b"x" * 100_000, b"x" * 100_000, b"data: x\n" * 12_500):
         events = ServerSentEvents()
-        with pytest.raises(ProtocolError, match="an event in the answer exceeds"):  # noqa: PT012
+        with pytest.raises(ProtocolError, match="an event in the response exceeds"):  # noqa: PT012
             for _ in range(MAX_MESSAGE_BYTES // 50_000):
                 list(events.feed(stream))
     events = ServerSentEvents()
@@ -181,7 +181,7 @@ def test_a_message_has_a_limit() -> None:
 
 
 class Peer:
-    """A socket to a server that says what it is told to, as soon as a call has been sent."""
+    """A socket to a server that sends given bytes as soon as a call has been sent."""
 
     def __init__(self) -> None:
         self.open, self.late_ns = True, 0
@@ -192,7 +192,7 @@ class Peer:
     async def connect(self, _host: str, _port: int) -> Peer:
         return self
 
-    def asked(self) -> None:
+    def mark_request(self) -> None:
         pass
 
     def write(self, data: bytes) -> None:
@@ -250,7 +250,7 @@ def test_a_stream_has_a_limit_for_each_question(monkeypatch: pytest.MonkeyPatch)
             peer.server.data(1, http2.message(bytes(10_000)))
 
     asyncio.run(ask())
-    assert ends == ["INTERNAL: the answer has 40020 bytes so far; the limit is 40000"]
+    assert ends == ["INTERNAL: the response has 40020 bytes so far; the limit is 40000"]
     assert count == [18]
     assert not peer.open
 
@@ -322,20 +322,20 @@ def response(**raw: bytes) -> service_pb2.ModelInferResponse:
 
 
 def test_a_tensor_that_is_cut_off_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="text_output in the server's answer is truncated: 6 of 9 bytes"):
+    with pytest.raises(ProtocolError, match="text_output in the server's response is truncated: 6 of 9 bytes"):
         triton.text_output(response(text_output=b"\5\0\0\0ab"))
-    with pytest.raises(ProtocolError, match="num_output_tokens in the server's answer is truncated"):
+    with pytest.raises(ProtocolError, match="num_output_tokens in the server's response is truncated"):
         triton.num_output_tokens(response(num_output_tokens=b"\1"))
-    with pytest.raises(ProtocolError, match="num_output_tokens in the server's answer is -1, expected a number"):
+    with pytest.raises(ProtocolError, match="num_output_tokens in the server's response is -1, expected a number"):
         triton.num_output_tokens(response(num_output_tokens=b"\xff\xff\xff\xff"))
     empty = service_pb2.ModelInferResponse()
     empty.outputs.add(name="text_output")
-    with pytest.raises(ProtocolError, match="text_output in the server's answer is empty"):
+    with pytest.raises(ProtocolError, match="text_output in the server's response is empty"):
         triton.text_output(empty)
 
 
 def said(body: str) -> Answer:
-    """What an OpenAI session makes of one message."""
+    """An OpenAI session's Answer from one message."""
     session = openai._OpenAiSession(openai.OpenAiClient("http://x:1", "m", "chat", stream=True, timeout_s=1))
     answer = Answer()
     session._parse(0, body.encode("latin-1"), answer)
@@ -348,24 +348,24 @@ def said(body: str) -> Answer:
         ("[" * 5000, "expected a JSON object"),
         ("[]", "expected a JSON object, got b'[]'"),
         ("7", "expected a JSON object, got b'7'"),
-        ('{"choices": 5}', "choices in the server's answer is 5, expected a list"),
-        ('{"choices": [7]}', "a choice in the server's answer is 7, expected an object"),
+        ('{"choices": 5}', "choices in the server's response is 5, expected a list"),
+        ('{"choices": [7]}', "a choice in the server's response is 7, expected an object"),
         (
             '{"choices": [{"delta": {"content": {"a": 1}}}]}',
-            'content in the server\'s answer is {"a": 1}, expected text',
+            'content in the server\'s response is {"a": 1}, expected text',
         ),
         (
             '{"choices": [{"delta": {}, "finish_reason": 5}]}',
-            "finish_reason in the server's answer is 5, expected text",
+            "finish_reason in the server's response is 5, expected text",
         ),
-        ('{"choices": [{"delta": {"tool_calls": [{"function": 1}]}}]}', "a function in the server's answer is 1"),
+        ('{"choices": [{"delta": {"tool_calls": [{"function": 1}]}}]}', "a function in the server's response is 1"),
         (
             '{"usage": {"completion_tokens": -5}}',
-            "completion_tokens in the server's answer is -5, expected a number of",
+            "completion_tokens in the server's response is -5, expected a number of",
         ),
-        ('{"usage": {"completion_tokens": 1e400}}', "completion_tokens in the server's answer is Infinity"),
-        ('{"usage": {"completion_tokens": true}}', "completion_tokens in the server's answer is true"),
-        ('{"usage": {"prompt_tokens": 99999999999999999999}}', "prompt_tokens in the server's answer is 9999"),
+        ('{"usage": {"completion_tokens": 1e400}}', "completion_tokens in the server's response is Infinity"),
+        ('{"usage": {"completion_tokens": true}}', "completion_tokens in the server's response is true"),
+        ('{"usage": {"prompt_tokens": 99999999999999999999}}', "prompt_tokens in the server's response is 9999"),
     ],
 )
 def test_a_message_of_another_form_is_refused_in_words(body: str, told: str) -> None:
@@ -378,17 +378,17 @@ def test_half_a_character_can_be_written() -> None:
 
 
 def test_a_long_error_is_shortened() -> None:
-    told = said('{"error": {"message": {"deep": %s}}}' % ("[" * 500 + "]" * 500)).error
-    assert told is not None
-    assert len(told) < 300
+    message = said('{"error": {"message": {"deep": %s}}}' % ("[" * 500 + "]" * 500)).error
+    assert message is not None
+    assert len(message) < 300
 
 
 def test_an_endless_answer_ends() -> None:
-    asked = triton._Http(_client())
-    asked._asked_tokens = 2
-    with pytest.raises(ProtocolError, match="more than 4224 messages for an answer of 2 tokens"):  # noqa: PT012
+    value = triton._Http(_client())
+    value._asked_tokens = 2
+    with pytest.raises(ProtocolError, match="more than 4224 messages for a response of 2 tokens"):  # noqa: PT012
         for _ in range(5000):
-            asked._count_message()
+            value._count_message()
 
 
 def _client() -> triton.Client:
@@ -436,4 +436,4 @@ def test_words_for_what_came_before_the_limit() -> None:
     answer.first_byte_ns = 3
     assert session._so_far(answer) == "received data but no text"
     answer.received(4, "a", None)
-    assert session._so_far(answer).startswith("received 1 parts, the last ")
+    assert session._so_far(answer).startswith("received 1 chunks, the last ")

@@ -1,4 +1,4 @@
-"""A report of trtllm-bench beside a load through a server."""
+"""A report of trtllm-bench compared with a load through a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from trtllm_pipeline.base.errors import MatrixError, StageError
 from trtllm_pipeline.measure.load.conditions import Conditions
-from trtllm_pipeline.measure.load.engine_report import Beside, EngineReport
+from trtllm_pipeline.measure.load.engine_report import BenchComparison, EngineReport
 from trtllm_pipeline.measure.load.result import LevelResult, LoadResult
 from trtllm_pipeline.show.report import load_tables
 
@@ -56,29 +56,29 @@ def result(*levels: LevelResult) -> LoadResult:
 
 
 def test_the_level_that_is_nearest_stands_beside_it(tmp_path: Path) -> None:
-    beside = Beside.of(result(level(1), level(8), level(32)), EngineReport.read(written(tmp_path, REPORT)))
-    assert beside.level.concurrency == 8
-    assert list(beside.differences()) == []
-    rows = {str(row[""]): row for row in beside.rows()}
+    comparison = BenchComparison.of(result(level(1), level(8), level(32)), EngineReport.read(written(tmp_path, REPORT)))
+    assert comparison.level.concurrency == 8
+    assert list(comparison.differences()) == []
+    rows = {str(row[""]): row for row in comparison.rows()}
     assert rows["output_tokens_per_s"]["server's part"] == "-10.0%"
     assert rows["ttft_ms mean"]["server's part"] == "+50.0%"
-    told = beside.to_json()
-    assert (told["release"], told["level"], told["not_the_same"]) == ("1.2.0", "8", [])
-    text = "\n".join(load_tables.beside_engine(beside))
+    to_json = comparison.to_json()
+    assert (to_json["release"], to_json["level"], to_json["not_the_same"]) == ("1.2.0", "8", [])
+    text = "\n".join(load_tables.beside_engine(comparison))
     assert text.startswith("\nconcurrency 8, and the engine in the process of trtllm-bench of TensorRT-LLM 1.2.0\n")
     assert list(load_tables.beside_engine(None)) == []
 
 
 def test_another_load_is_said_to_be_one(tmp_path: Path) -> None:
-    beside = Beside.of(result(level(32, tokens=64.0)), EngineReport.read(written(tmp_path, REPORT)))
-    assert list(beside.differences()) == ["in flight 32 here, 7.6 there", "input tokens 64 here, 256 there"]
-    assert "not the same load" in beside.title()
+    comparison = BenchComparison.of(result(level(32, tokens=64.0)), EngineReport.read(written(tmp_path, REPORT)))
+    assert list(comparison.differences()) == ["in flight 32 here, 7.6 there", "input tokens 64 here, 256 there"]
+    assert "different load" in comparison.title()
 
 
 def test_without_streaming_there_are_no_times_of_tokens(tmp_path: Path) -> None:
     plain = {name: value for name, value in REPORT.items() if name != "streaming_metrics"}
-    beside = Beside.of(result(level(8)), EngineReport.read(written(tmp_path, plain)))
-    assert [row[""] for row in beside.rows()] == ["output_tokens_per_s", "requests_per_s", "e2e_ms mean"]
+    comparison = BenchComparison.of(result(level(8)), EngineReport.read(written(tmp_path, plain)))
+    assert [row[""] for row in comparison.rows()] == ["output_tokens_per_s", "requests_per_s", "e2e_ms mean"]
 
 
 @pytest.mark.parametrize(
@@ -100,4 +100,4 @@ def test_what_is_no_report_is_named(tmp_path: Path, report: object) -> None:
 
 def test_rates_have_nothing_to_stand_beside(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="requests in flight"):
-        Beside.of(result(level(None, request_rate=2.0)), EngineReport.read(written(tmp_path, REPORT)))
+        BenchComparison.of(result(level(None, request_rate=2.0)), EngineReport.read(written(tmp_path, REPORT)))

@@ -81,7 +81,7 @@ def repeats(latencies_ms: list[int]) -> Run:
 
 
 def sent(*texts: str, phases: str = "") -> Run:
-    """Prompts one after another; a `w` in `phases` is a warm-up request."""
+    """Prompts one after another. A `w` in `phases` is a warmup request."""
     phase = {"w": "warmup", "m": "measured"}
     names = [phase[each] for each in phases or "m" * len(texts)]
     records = [moved(answer(0, prompt=f"id {at}", phase=name), 100 * at) for at, name in enumerate(names)]
@@ -168,21 +168,21 @@ def test_a_server_repeats_most_prompts_and_a_model_one(tmp_path: Path, echoes: i
         moved(request(0, [(10, f" {text}" if at < echoes else " no")], prompt=text), 100 * at)
         for at, text in enumerate(texts)
     ]
-    found = Run(records, prompts={text: text for text in texts}).findings(tmp_path, "prompt_echo")
-    assert [each["severity"] for each in found] == ([] if severity is None else [severity])
-    assert all(f"{echoes} of 3 answers start with their prompt" in each["message"] for each in found)
+    path = Run(records, prompts={text: text for text in texts}).findings(tmp_path, "prompt_echo")
+    assert [each["severity"] for each in path] == ([] if severity is None else [severity])
+    assert all(f"{echoes} of 3 responses start with their prompt" in each["message"] for each in path)
 
 
 def test_other_first_words_make_another_prompt(tmp_path: Path) -> None:
-    """The same row of a workload is sent again and again, each time with another beginning."""
+    """The same row of a workload is sent repeatedly, each time with another prefix."""
 
     def opened(*openings: str) -> Run:
-        asked = [moved(answer(0, opening=each) if each else answer(0), 100 * at) for at, each in enumerate(openings)]
-        return Run(asked)
+        items = [moved(answer(0, opening=each) if each else answer(0), 100 * at) for at, each in enumerate(openings)]
+        return Run(items)
 
     assert opened("some new", "or other", "").findings(tmp_path, "repeated_prompts") == []
     (finding,) = opened("some new", "or other", "", "", "").findings(tmp_path, "repeated_prompts")
-    assert finding["message"].startswith("2 of 5 requests had a prompt that had been sent before; ")
+    assert finding["message"].startswith("2 of 5 requests repeat an earlier prompt; ")
     warm = Run([answer(0, phase="warmup", opening="some new"), moved(answer(0, opening="or other"), 100)])
     assert warm.findings(tmp_path, "warmup") == []
 

@@ -37,14 +37,14 @@ AFTER = (
 def test_growth_of_tritons_counters_is_time_per_request() -> None:
     grown = counters.growth(counters.parse(BEFORE), counters.parse(AFTER))
     assert set(grown) == {"ensemble", "tensorrt_llm"}, "idle models are left out"
-    told = counters.triton_summary({"models": grown})
-    assert isinstance(told["tensorrt_llm"]["requests"], int), "told without a point"
-    assert told["tensorrt_llm"] == {"requests": 4, "queue_ms": 1.0, "compute_infer_ms": 20.0}
+    triton_summary = counters.triton_summary({"models": grown})
+    assert isinstance(triton_summary["tensorrt_llm"]["requests"], int), "told without a point"
+    assert triton_summary["tensorrt_llm"] == {"requests": 4, "queue_ms": 1.0, "compute_infer_ms": 20.0}
 
 
 def test_an_endpoint_that_is_none_or_hangs_has_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "TIMEOUT_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as deaf:  # takes connections, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as deaf:  # accepts connections without responding
         for address in (f"127.0.0.1:{deaf.getsockname()[1]}", "http://:x"):
             assert asyncio.run(asyncio.wait_for(counters.triton(address), 5)) is None
 
@@ -65,7 +65,7 @@ def test_without_a_gpu_there_are_no_samples() -> None:
 
 
 class _Nvml:
-    """One GPU that does not tell its load, with the names of nvidia-ml-py."""
+    """One GPU without a load reading, with the names of nvidia-ml-py."""
 
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
@@ -151,8 +151,8 @@ def test_gauges_are_looked_at_while_the_block_runs(monkeypatch: pytest.MonkeyPat
         while len(found) < 3 and time.monotonic() < deadline:
             time.sleep(0.005)
     assert len(found) >= 3
-    told = counters.gauges_summary([GaugeSample(*sample) for sample in found])  # type: ignore[arg-type]
-    assert told == {
+    gauges_summary = counters.gauges_summary([GaugeSample(*sample) for sample in found])  # type: ignore[arg-type]
+    assert gauges_summary == {
         "in_flight": 6.0,
         "in_flight_max": 6.0,
         "waiting": 2.0,
@@ -198,7 +198,7 @@ def test_energy_is_power_over_the_time_that_is_asked_for() -> None:
     assert counters.energy_j([idle], 2 * 10**9, 7 * 10**9) == pytest.approx(500), "an idle GPU is another's"
     rising = device(0, seconds=range(11))
     rising["samples"] = [sample._replace(watts=10.0 * s) for s, sample in enumerate(rising["samples"])]
-    # Samples outside are moved to the ends of the time, which is where it started and ended.
+    # Samples outside are moved to the ends of the interval.
     assert counters.energy_j([record(rising)], 0, 10**10) == pytest.approx(500)
 
 
@@ -234,15 +234,15 @@ def test_what_triton_says_of_a_level_is_of_all_its_repeats() -> None:
         return {"type": "triton", "concurrency": 4, "repeat": repeat, "models": models}
 
     def looks(repeat: int, *samples: tuple[float | None, float | None, float | None]) -> GaugesRecord:
-        found = [GaugeSample(second, *each) for second, each in enumerate(samples)]
-        return {"type": "gauges", "concurrency": 4, "repeat": repeat, "samples": found}
+        items = [GaugeSample(second, *each) for second, each in enumerate(samples)]
+        return {"type": "gauges", "concurrency": 4, "repeat": repeat, "samples": items}
 
     counted = [
         grown(0, engine={"requests": 10.0, "queue_us": 20_000.0, "compute_infer_us": 100_000.0}),
         grown(1, engine={"requests": 30.0, "queue_us": 0.0, "compute_infer_us": 300_000.0}),
     ]
-    seen = [looks(0, (4.0, 0.0, 0.25)), looks(1, (2.0, 3.0, 0.5), (None, None, 0.75))]
-    use = counters.triton_use(counted, seen, [3.5, None])
+    value = [looks(0, (4.0, 0.0, 0.25)), looks(1, (2.0, 3.0, 0.5), (None, None, 0.75))]
+    use = counters.triton_use(counted, value, [3.5, None])
     assert use is not None
     assert use.models == {"engine": {"requests": 40, "queue_ms": 0.5, "compute_infer_ms": 10.0}}
     assert (use.in_flight, use.in_flight_max, use.in_flight_by_client) == (3.0, 4.0, 3.5)

@@ -1,4 +1,4 @@
-"""Event files that are broken, and those that say what cannot have happened."""
+"""Broken event files, and impossible ones."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def twice(kind: str) -> Callable[[Rows], object]:
         (changed(output_tokens=-5), 8, "output_tokens: input should be greater than or equal to 0, got -5"),
         (changed(output_tokens=float("nan")), 8, "output_tokens: input should be a valid integer"),
         (changed(output_tokens=10**12), 8, "output_tokens: input should be less than 2147483648"),
-        (changed(output_tokens=10**6), 8, "1000000 tokens in an answer of at most 3"),
+        (changed(output_tokens=10**6), 8, "1000000 output tokens, but max_tokens is 3"),
         (changed(output_tokens=2), 8, "output_tokens is 2, and 3 came with its events"),
         (event(1, 2, 0), 8, "the tokens so far fall from 1 to 0"),
         (event(1, 1, ""), 8, "events.1.1: string should have at least 1 character"),
@@ -167,27 +167,27 @@ def twice(kind: str) -> Callable[[Rows], object]:
         (changed(concurrency=0), 8, "concurrency: input should be greater than 0"),
         (changed(request_rate=float("inf")), 8, "request_rate"),
         (changed(repeat=1), 8, "its level starts before that of line 7 has ended"),
-        (changed(prompt="q"), 8, "there is no prompt 'q' in this file"),
+        (changed(prompt="q"), 8, "no prompt 'q' in this file"),
         (changed(phase="other"), 8, "phase: input should be 'warmup' or 'measured', got 'other'"),
         (changed(events=5), 8, "events: input should be a valid array, got 5"),
         (lambda rows: first(rows).pop("events"), 8, "events: field required"),
         (twice("request"), 21, "slot 1 sent this while the request of line 8 was in flight there"),
         (lambda rows: rows.extend(copy.deepcopy([row for row in rows if row["type"] == "request"])), 21, "in flight"),
-        # What comes once.
-        (twice("prompt"), 21, "there is a prompt record of the same in line 2"),
+        # Unique records.
+        (twice("prompt"), 21, "a duplicate of the prompt record in line 2"),
         (changed("of a later version", type="conditions", system={}), 19, "workload: field required"),
-        (twice("server"), 21, "there is a server record of the same in line 4"),
-        (twice("header"), 21, "there is a header record of the same in line 1"),
-        (twice("client"), 21, "there is a client record of the same in line 10"),
-        (twice("triton"), 21, "there is a triton record of the same in line 11"),
-        (twice("gpu"), 21, "there is a gpu record of the same in line 12"),
-        (twice("probe"), 21, "there is a probe record of the same in line 17"),
+        (twice("server"), 21, "a duplicate of the server record in line 4"),
+        (twice("header"), 21, "a duplicate of the header record in line 1"),
+        (twice("client"), 21, "a duplicate of the client record in line 10"),
+        (twice("triton"), 21, "a duplicate of the triton record in line 11"),
+        (twice("gpu"), 21, "a duplicate of the gpu record in line 12"),
+        (twice("probe"), 21, "a duplicate of the probe record in line 17"),
         (lambda rows: rows.pop(0), 1, "not the header, with which an event file of a load run starts"),
-        (lambda rows: rows.remove(first(rows, "prompt")), 7, "there is no prompt 'p' in this file"),
+        (lambda rows: rows.remove(first(rows, "prompt")), 7, "no prompt 'p' in this file"),
         (lambda rows: rows.insert(1, [1]), 2, "not a record of a load run"),  # type: ignore[arg-type]
         (lambda rows: rows.insert(1, {"type": []}), 2, "not a record of a load run"),
         (lambda rows: rows.insert(1, {}), 2, "not a record of a load run: it has no type"),
-        # What others said.
+        # Values from other programs.
         (changed("client", lag_ns=[-1]), 10, "lag_ns.0: input should be greater"),
         (changed("client", cpu_ns=None), 10, "cpu_ns: input should be a valid integer, got None"),
         (changed("triton", models={"m": {"queue_us": 5.0}}), 11, "a model that grew by no requests"),
@@ -218,7 +218,7 @@ def test_what_cannot_have_happened_is_refused_with_its_line(
 
 def test_a_file_of_nothing_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "e"
-    with pytest.raises(StageError, match="there is no request in this event file"):
+    with pytest.raises(StageError, match="no request in this event file"):
         analyze(write(path, [row for row in good() if row["type"] != "request"]), Words())
     with pytest.raises(StageError, match="not an event file of schema 1, but of 2"):
         analyze(write(path, [{**row, "schema": 2} if row["type"] == "header" else row for row in good()]), Words())
@@ -239,7 +239,7 @@ def test_a_level_of_warm_up_alone_is_not_valid(tmp_path: Path) -> None:
     result = analyze(write(tmp_path / "e", rows), Words())
     assert not result.valid
     assert [finding.message for finding in result.findings if finding.check == "failures"] == [
-        "no measured requests: all requests of this level are warm-up"
+        "no measured requests: all requests of this level are warmup"
     ]
 
 

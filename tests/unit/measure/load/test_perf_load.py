@@ -22,7 +22,7 @@ def test_every_prompt_is_measured_evenly(count: int, requests: int, warmup_reque
     load = Load(concurrency=(1, 4), request_rate=(5, 9), requests=requests, warmup_requests=warmup_requests, repeats=5)
     of_load: dict[object, Counter[str]] = {}
     for level in load.levels(prompts):
-        for worker in range(3):  # an open loop's numbers by process; a closed loop's processes take them in turn
+        for worker in range(3):  # an open loop's numbers by process (a closed loop's are shared round-robin)
             numbers = Share(worker, 3).slots(len(level.planned))
             mine = [level.planned[number].id for number in numbers if number >= len(level.warmup)]
             of_load.setdefault((level.concurrency, level.request_rate), Counter()).update(mine)
@@ -48,9 +48,9 @@ def test_a_warm_up_prompt_is_a_word_shorter() -> None:
     made = warmup_prompt(Prompt("7", " The capital of France", 5, ("Paris",), ("x",)))
     assert made == Prompt("7 (warm-up)", " capital of France", 5, ("Paris",), ("x",))
     chat = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"})
-    told = warmup_prompt(Prompt("8", "<s>Be brief. Who are you?", messages=chat))
-    assert told.messages == (chat[0], {"role": "user", "content": " are you?"})
-    assert told.text == " brief. Who are you?"
+    value = warmup_prompt(Prompt("8", "<s>Be brief. Who are you?", messages=chat))
+    assert value.messages == (chat[0], {"role": "user", "content": " are you?"})
+    assert value.text == " brief. Who are you?"
     for alone in (Prompt("9", "Hello"), Prompt("9", "<s> Hi", messages=({"role": "user", "content": "Hi"},))):
         assert warmup_prompt(alone) is alone
 

@@ -19,7 +19,7 @@ MS = 1_000_000
 
 
 class Words:
-    """Every word with the space before it is a token; one more at the front where special tokens are asked for."""
+    """Every word with its leading space is a token. A special token comes first if requested."""
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any:
         offsets = [match.span() for match in re.finditer(r"\s*\S+", sequence)]
@@ -154,7 +154,7 @@ def test_warm_up_is_left_out_of_everything_but_the_windows(tmp_path: Path) -> No
         (request(0, []), "empty_answers"),
         (request(0, [(10, " three word prompt and more")]), "prompt_echo"),
         (request(0, [(10, " a b c")], max_tokens=2), "token_count"),
-        # The server's own counts: more than asked for, none for a text, one for a text that cannot be one token.
+        # The server's counts: more than requested, none for a text, one for a text that cannot be one token.
         (counted(0, [(10, " a b", 11)]), "token_count"),
         (counted(0, [(10, " a", 0)]), "empty_answers"),
         (counted(0, [], output_tokens=5), "empty_answers"),
@@ -185,7 +185,7 @@ def test_the_servers_counts_are_the_tokens(tmp_path: Path) -> None:
         "mismatch": round(3 / 7, 6),
     }
     assert found(result) == {"token_count": "warning"}
-    assert "counts 7 output tokens, encoding the answers again gives 4" in result["findings"][0]["message"]
+    assert "counts 7 output tokens, encoding the texts again gives 4" in result["findings"][0]["message"]
 
 
 @pytest.mark.parametrize(("off", "expected"), [(0, None), (1, None), (2, "warning")])
@@ -250,7 +250,7 @@ def test_the_server_must_live_through_the_run(tmp_path: Path, end: dict[str, Any
 
 
 def client(*, cpu: float = 0.5, wall_ms: int = 2000, lag_ms: tuple[float, ...] = (1,) * 100) -> dict[str, Any]:
-    """A client record; its event loop was asked 100 times how late it was."""
+    """A client record with 100 lag samples."""
     return {
         "type": "client",
         "concurrency": 1,
@@ -422,7 +422,7 @@ def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) ->
     for text in ("ttft<3", "ttft_p42=3ms", "output_tps=3ms", "ttft=0"):
         with pytest.raises(UsageError, match="is not an objective"):
             of_load(text)
-    with pytest.raises(UsageError, match="there is no ttft_p99") as caught:
+    with pytest.raises(UsageError, match="not ttft_p99") as caught:
         per_request("ttft_p99=300ms")
     assert str(caught.value.hint).startswith("write ttft=300ms; bench load,")
 
@@ -482,7 +482,7 @@ def test_usage_is_the_servers_count_and_events_share_it(tmp_path: Path) -> None:
     assert (blind["token_count"]["source"], blind["token_count"]["encoded_again"]) == ("server", None)
     assert (level["input_tokens"], level["output_tokens"]) == (11, 7)
     assert level["tpot_ms"]["mean"] == 20, "seven tokens over twelve characters: two, then five"
-    assert set(level["as"]) == {"vllm"}, "nobody encodes without a tokenizer"
+    assert set(level["as"]) == {"vllm"}, "without a tokenizer, tools that encode are left out"
 
 
 def test_usage_below_what_encoding_gives_never_makes_negative_tokens(tmp_path: Path) -> None:
@@ -522,24 +522,24 @@ def test_triton_and_gpus_stand_beside_their_level(tmp_path: Path) -> None:
 
 def test_accepted_drafts_are_a_share_of_all_that_were_drafted(tmp_path: Path) -> None:
     place = {"concurrency": 1, "request_rate": None}
-    told = [
+    items = [
         {"type": "speculation", **place, "repeat": repeat, "drafted_tokens": drafted, "accepted_tokens": accepted}
         for repeat, (drafted, accepted) in enumerate(((30, 20), (10, 0)))
     ]
-    (level,) = analyze(write(tmp_path / "e", request(0, [(1, " a")]), *told), Words())["levels"]
+    (level,) = analyze(write(tmp_path / "e", request(0, [(1, " a")]), *items), Words())["levels"]
     assert level["acceptance"] == 0.5
     (level,) = analyze(write(tmp_path / "f", request(0, [(1, " a")])), Words())["levels"]
     assert "acceptance" not in level
-    (level,) = analyze(write(tmp_path / "g", request(0, [(1, " a")]), {**told[0], "drafted_tokens": 0}), Words())[
+    (level,) = analyze(write(tmp_path / "g", request(0, [(1, " a")]), {**items[0], "drafted_tokens": 0}), Words())[
         "levels"
     ]
     assert "acceptance" not in level
 
 
 def test_triton_tells_of_each_answer_what_was_accepted(tmp_path: Path) -> None:
-    told = [
+    items = [
         {**request(start, [(start + 1, " a")]), "drafted_tokens": drafted, "accepted_tokens": accepted}
         for start, drafted, accepted in ((0, 30, 20), (100, 10, 0))
     ]
-    (level,) = analyze(write(tmp_path / "e", *told), Words())["levels"]
+    (level,) = analyze(write(tmp_path / "e", *items), Words())["levels"]
     assert level["acceptance"] == 0.5

@@ -108,15 +108,15 @@ def test_what_a_chat_request_has_beside_its_messages(tmp_path: Path) -> None:
     others = {"model": "m", "stream": True, "mine": 1, "n": 1, "top_p": None}
     row = {"messages": ASKS, **request, **others, "stop": ["x"], "max_completion_tokens": 5}
     path.write_text(json.dumps(row) + "\n" + json.dumps({"input": "a", "temperature": "warm", "tools": "hammer"}))
-    told: list[object] = []
+    items: list[object] = []
 
     def render(messages: object, **more: object) -> str:
-        told.append(more)
+        items.append(more)
         return str(messages)
 
     prompt, plain = read_prompts(path, render)
     assert (prompt.request, prompt.stop_words, prompt.max_tokens) == (request, ("x",), 5)
-    assert told == [{"tools": [TOOL], "variables": {"enable_thinking": False}}]
+    assert items == [{"tools": [TOOL], "variables": {"enable_thinking": False}}]
     assert plain == Prompt("2", "a")
     assert prompts_digest([prompt]) != prompts_digest([replace(prompt, request={})])
 
@@ -129,7 +129,7 @@ def test_what_a_chat_request_has_beside_its_messages(tmp_path: Path) -> None:
         ({"response_format": "json"}, "response_format: expected an object, got 'json'"),
         ({"temperature": True}, "temperature: expected an integer or a number, got True"),
         ({"seed": 0.5}, "seed: expected an integer, got 0.5"),
-        ({"n": 2}, "n: expected 1, one answer to a request, got 2"),
+        ({"n": 2}, "n: expected 1, one choice per request, got 2"),
     ],
 )
 def test_fields_of_a_chat_request_of_another_type_are_refused(
@@ -245,12 +245,12 @@ def test_rows_may_name_images_beside_the_file(tmp_path: Path) -> None:
     with pytest.raises(MatrixError, match=r"rows\.jsonl:1: image: 'b\.png' cannot be read: No such file"):
         prompts.check_images(path, named)
     (tmp_path / "b.png").write_text("text")
-    with pytest.raises(MatrixError, match=r"'b\.png' is no PNG, JPEG, GIF or WebP image"):
+    with pytest.raises(MatrixError, match=r"'b\.png' is not a PNG, JPEG, GIF or WebP image"):
         prompts.check_images(path, named)
 
 
 def test_images_are_seen_in_an_array_and_in_a_table_too(tmp_path: Path) -> None:
-    """By what they name a plan knows what is asked, and what to digest."""
+    """A plan needs the images to know the requests and the files to digest."""
     array = tmp_path / "rows.json"
     for text in ('[{"input": "a", "image": "a.png"}]', '[\n{"input": "a",\n"image": ["a.png"]\n}\n]'):
         array.write_text(text)
@@ -292,7 +292,7 @@ GOOD = '{"input": "a", "output": "b"}\n'
     ("stage", "name", "content", "said"),
     [
         (PERF, "rows.jsonl", f'{GOOD}\n{{"text": "a"}}\n', "rows.jsonl:3: input: expected exactly one of"),
-        (PERF, "rows.jsonl", "", "there is no prompt in this file"),
+        (PERF, "rows.jsonl", "", "no prompt in this file"),
         (PERF, "rows.jsonl", f"{GOOD}plain text\n", "rows.jsonl:2: not JSON"),
         (PERF, "rows.json", '[{"input": "a"}, {"input": 5}]', "rows.json:2: input: expected a text"),
         (PERF, "rows.csv", "prompt\na\n", "row 1: input: expected exactly one of"),
@@ -301,7 +301,7 @@ GOOD = '{"input": "a", "output": "b"}\n'
         (PERF, "rows.json", f"[{','.join([GOOD] * 40_000)}]", None),
         (PERF, "rows.jsonl", '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}', None),
         (ACCURACY, "rows.jsonl", f'{GOOD}{{"input": "a"}}\n', "rows.jsonl:2: output"),
-        (ACCURACY, "rows.jsonl", '{"input": "a", "output": "b", "metric": "rouge"}', "there is no metric 'rouge'"),
+        (ACCURACY, "rows.jsonl", '{"input": "a", "output": "b", "metric": "rouge"}', "unknown metric 'rouge'"),
         (ACCURACY, "rows.jsonl", GOOD, None),
         (SCORE, "rows.jsonl", '{"input": "a"}\n', None),
         (SCORE, "rows.jsonl", '{"input": "a", "choices": 5}\n', "rows.jsonl:1: choices: expected a list"),
@@ -310,7 +310,7 @@ GOOD = '{"input": "a", "output": "b"}\n'
 def test_rows_that_cannot_be_read_are_found_by_the_plan(
     tmp_path: Path, stage: Stage, name: str, content: str, said: str | None
 ) -> None:
-    """Else the stage would find them, after hours of building. What only the model or the rest of a large file tells is left to it."""
+    """Otherwise the stage would find them after hours of building. Errors that need the model or a whole large file are left to it."""
     (tmp_path / name).write_text(content, encoding="utf-8")
     params = PerfParams() if stage is PERF else stage.params(metrics=("exact", "own:polite"))
     expected = nullcontext() if said is None else pytest.raises(MatrixError, match=re.escape(said))

@@ -28,7 +28,7 @@ def test_waiting_for_a_due_time_is_exact_and_leaves_the_processor_alone(monkeypa
     now_ns, spun = 0, 0
 
     async def sleep(delay_s: float) -> None:
-        # An event loop's timers round up to whole milliseconds; giving control back takes a few microseconds.
+        # An event loop's timers round up to whole milliseconds. Yielding takes a few microseconds.
         nonlocal now_ns, spun
         now_ns += math.ceil(delay_s * 1e3) * 1_000_000 if delay_s else 5_000
         spun += not delay_s

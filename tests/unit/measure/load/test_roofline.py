@@ -47,7 +47,7 @@ def test_an_engine_of_files_runs_on_gpus(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_cpu_may_beat_our_own_reading_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reading may have shared the machine, or found the caches taken; a GPU's data sheet did not."""
+    """The measurement may have shared the machine or its caches, unlike a GPU's data sheet."""
     folder = engine(tmp_path, {"weights_bytes": 10**6, "geometry": TIED})
     monkeypatch.setattr(roofline, "cpu_bandwidth", lambda _size: 1e9)
     assert limit(folder).pass_s == pytest.approx(1e-3 / roofline.CPU_MARGIN)
@@ -63,7 +63,7 @@ def test_no_engine_is_no_limit(tmp_path: Path) -> None:
 
 
 def test_reading_memory_takes_time() -> None:
-    """Between a slow memory and the fastest caches; a clock or a loop that does nothing would be far out."""
+    """Between slow memory and the fastest caches. A broken clock or an empty loop would be far outside."""
     assert 1e9 < cpu_bandwidth(8 << 20) < 1e13
 
 

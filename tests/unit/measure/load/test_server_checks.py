@@ -64,14 +64,14 @@ def test_what_triton_fills_in_is_no_difference() -> None:
         ),
         (lambda c: setattr(c.instance_group[0], "count", 1), "instance_group[0].count", 2, 1),
         (lambda c: c.instance_group.add(count=1), "number of instance_group", 1, 2),
-        (lambda c: c.ClearField("input"), "input[0]", "there", None),
+        (lambda c: c.ClearField("input"), "input[0]", "present", None),
         (
             lambda c: setattr(c.parameters["enable_kv_cache_reuse"], "string_value", "true"),
             "parameters[enable_kv_cache_reuse].string_value",
             "false",
             "true",
         ),
-        (lambda c: c.parameters.clear(), "parameters[enable_kv_cache_reuse]", "there", None),
+        (lambda c: c.parameters.clear(), "parameters[enable_kv_cache_reuse]", "present", None),
     ],
 )
 def test_what_is_different_is_told(change: Callable[[Any], Any], path: str, asked: Any, got: Any) -> None:
@@ -92,26 +92,26 @@ class Served:
 
 
 def of_llmapi(folder: Path, text: str | None, **declared: Json) -> list[SettingCheck]:
-    """What is read back of a repository whose model.yaml holds `text`."""
+    """Checks of a repository whose model.yaml contains `text`."""
     version = folder / "tensorrt_llm" / "1"
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text('name: "tensorrt_llm" backend: "python"')
     if text is not None:
         (version / "model.yaml").write_text(text)
-    found = asyncio.run(read_back(Served(), declared, engine=None, repository=folder))  # type: ignore[arg-type]
-    return [check for check in found if check.asked_by == "the matrix"]
+    done = asyncio.run(read_back(Served(), declared, engine=None, repository=folder))  # type: ignore[arg-type]
+    return [check for check in done if check.asked_by == "the matrix"]
 
 
 def test_what_llmapi_was_told_is_read_back_under_the_names_of_engines(tmp_path: Path) -> None:
     text = "max_batch_size: 8\nmax_seq_len: 192\nkv_cache_config: {enable_block_reuse: true}\n"
     declared: dict[str, Json] = {"max_batch_size": 4, "max_seq_len": 192, "max_input_len": 128, "tp": 1}
-    found = of_llmapi(tmp_path, text, **declared, enable_kv_cache_reuse=False, decoupled=True, max_num_tokens=None)
-    assert found == [
+    value = of_llmapi(tmp_path, text, **declared, enable_kv_cache_reuse=False, decoupled=True, max_num_tokens=None)
+    assert value == [
         SettingCheck("max_batch_size", 4, "the matrix", 8, "model.yaml"),
         SettingCheck("max_seq_len", 192, "the matrix", 192, "model.yaml"),
         SettingCheck("enable_kv_cache_reuse", False, "the matrix", True, "model.yaml"),
         SettingCheck("tensorrt_llm: decoupled", True, "the matrix", True, "the server"),
-    ], "the LLM API batches by itself: Triton's 0 is no difference"
+    ], "the LLM API batches internally: Triton's 0 is not a difference"
 
 
 @pytest.mark.parametrize("text", [None, "model: x\n", "kv_cache_config:\n"])

@@ -22,9 +22,9 @@ from trtllm_pipeline.measure.load.stats import relative_half_width, share_interv
 from trtllm_pipeline.measure.load.stopping import (
     LEAST_REPEATS,
     Probe,
+    Progress,
     RateSearch,
     Rounds,
-    Seen,
     StopRule,
     parse_precisions,
 )
@@ -37,7 +37,7 @@ PROMPTS = [Prompt(str(number), f"prompt number {number}") for number in range(8)
 
 
 def repeats_until_narrow(draw: random.Random, spread: float, wanted: float, most: int = 40) -> list[float]:
-    """Throughputs of the repeats that a rule asks for, of a server whose own is 100."""
+    """Throughputs of the repeats that a rule requires, for a server with a true value of 100."""
     values = [draw.gauss(100, spread) for _ in range(LEAST_REPEATS)]
     rule = StopRule(precisions={"output_tps": wanted}, max_repeats=most)
     while len(values) < most and not rule.narrow([{"output_tps": value} for value in values]):
@@ -77,31 +77,31 @@ def test_rounds_go_on_until_every_level_is_narrow_or_the_repeats_or_the_seconds_
     assert [level.repeat for level in rounds.levels] == [n for n in range(LEAST_REPEATS) for _ in "ab"]
     narrow = [{"output_tps": 100 + number / 10} for number in range(5)]
     wide = [{"output_tps": value} for value in (50.0, 100.0, 80.0, 120.0, 70.0)]
-    more = rounds.next(Seen((narrow, wide)))
+    more = rounds.next(Progress((narrow, wide)))
     assert [(level.concurrency, level.repeat) for level in more] == [(1, 5), (4, 5)]
-    assert rounds.next(Seen((narrow, wide))) == [], "six repeats are the most"
-    assert Rounds(load, PROMPTS, StopRule(precisions={"output_tps": 0.03})).next(Seen((narrow, narrow))) == []
+    assert rounds.next(Progress((narrow, wide))) == [], "six repeats are the most"
+    assert Rounds(load, PROMPTS, StopRule(precisions={"output_tps": 0.03})).next(Progress((narrow, narrow))) == []
     now_s = 0.0
     monkeypatch.setattr("trtllm_pipeline.measure.load.stopping.time.monotonic", lambda: now_s)
     short = Rounds(load, PROMPTS, StopRule(precisions={"output_tps": 0.03}, budget_s=10))
     now_s = 9.0
-    assert short.next(Seen((wide,)))
+    assert short.next(Progress((wide,)))
     now_s = 10.0
-    assert short.next(Seen((wide,))) == []
+    assert short.next(Progress((wide,))) == []
 
 
 def test_there_are_never_more_repeats_than_the_most() -> None:
     rule = StopRule(precisions={"output_tps": 0.03}, max_repeats=2)
     rounds = Rounds(Load(concurrency=(1,), requests=8), PROMPTS, rule)
     assert [level.repeat for level in rounds.levels] == [0, 1]
-    assert rounds.next(Seen(([{"output_tps": 1.0}, {"output_tps": 9.0}],))) == []
+    assert rounds.next(Progress(([{"output_tps": 1.0}, {"output_tps": 9.0}],))) == []
 
 
 def test_nothing_waits_for_a_metric_that_no_repeat_has() -> None:
     rule = StopRule(precisions={"tpot_p50": 0.5, "output_tps": 0.03})
     steady = [{"tpot_p50": None, "output_tps": 100.0 + number / 10} for number in range(LEAST_REPEATS)]
     assert rule.narrow(steady)
-    assert not rule.narrow([*steady, {"tpot_p50": 4.0, "output_tps": 100.0}]), "of one repeat there is no interval"
+    assert not rule.narrow([*steady, {"tpot_p50": 4.0, "output_tps": 100.0}]), "one repeat has no interval"
     assert not rule.narrow([])
     assert StopRule(precisions={"tpot_p50": 0.5}).narrow([{"tpot_p50": 4.0}] * 2)
 
@@ -128,12 +128,12 @@ def test_precisions_are_percents_or_shares() -> None:
 def sojourns(draw: random.Random, rate: float, count: int, *, served: float = 10.0, warm: int = 200) -> list[float]:
     """Seconds from arrival to end of requests to one server that takes 1/`served` s on average: the queue M/M/1."""
     now = free = 0.0
-    found = []
+    items = []
     for _ in range(warm + count):
         now += draw.expovariate(rate)
         free = max(now, free) + draw.expovariate(served)
-        found.append(free - now)
-    return found[warm:]
+        items.append(free - now)
+    return items[warm:]
 
 
 def found_rate(
@@ -162,7 +162,7 @@ def test_bisection_finds_the_known_rate_of_a_queue() -> None:
 
         rate, (low, high), asked = found_rate(draw, answered, 0.95, 1.0)
         assert rate is not None
-        assert (low or 0) <= rate <= (high or math.inf), "what is told lies in its own interval"
+        assert (low or 0) <= rate <= (high or math.inf), "the result is in its interval"
         held += (low or 0) <= truth <= (high or math.inf)
         off.append(abs(rate / truth - 1))
         tries.append(asked)
@@ -175,9 +175,9 @@ def test_bisection_finds_the_known_rate_of_a_queue() -> None:
 @pytest.mark.parametrize(
     ("rate", "low", "high", "words"),
     [
-        (7.2, 7.0, 7.6, "7.2 requests/s keep ttft 300 ms for 99.5% of requests (95% interval 7 to 7.6)"),
-        (7.2, 7.2, None, "7.2 requests/s keep ttft 300 ms for 99.5% of requests (no higher rate was tried)"),
-        (None, None, 5.0, "no rate that was tried keeps ttft 300 ms for 99.5% of requests; the lowest was 5/s"),
+        (7.2, 7.0, 7.6, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (95% interval 7 to 7.6)"),
+        (7.2, 7.2, None, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (no higher rate was tried)"),
+        (None, None, 5.0, "no rate tried meets ttft 300 ms for 99.5% of requests; the lowest was 5/s"),
     ],
 )
 def test_the_highest_rate_in_words(rate: float | None, low: float | None, high: float | None, words: str) -> None:
@@ -206,30 +206,32 @@ def test_a_search_that_finds_no_end_gives_up() -> None:
 
 def test_rounds_search_after_their_levels_and_begin_at_what_a_closed_loop_managed() -> None:
     rounds = Rounds(Load(concurrency=(4,), requests=8), PROMPTS, StopRule(), 0.95)
-    (level,) = rounds.next(Seen((), (), 10.0))
+    (level,) = rounds.next(Progress((), (), 10.0))
     assert (level.request_rate, level.repeat, level.probes) == (7.0, 0, True)
     unsure = Probe(7.0, ((True,) * 19 + (False,),))
-    (again,) = rounds.next(Seen((), (unsure,), 10.0))
+    (again,) = rounds.next(Progress((), (unsure,), 10.0))
     assert (again.request_rate, again.repeat) == (7.0, 1)
-    (higher,) = rounds.next(Seen((), (Probe(7.0, ((True,) * 200,)),), 10.0))
+    (higher,) = rounds.next(Progress((), (Probe(7.0, ((True,) * 200,)),), 10.0))
     assert higher.request_rate == 14.0
 
 
 def test_a_rate_that_is_tried_lasts_until_a_queue_would_be_long() -> None:
-    (level,) = Rounds(Load(interval_s=2.0), PROMPTS, StopRule(), 0.95).next(Seen((), (), 10.0))
+    (level,) = Rounds(Load(interval_s=2.0), PROMPTS, StopRule(), 0.95).next(Progress((), (), 10.0))
     assert len(level.measured) == LEAST_SEARCHED
-    (level,) = Rounds(Load(interval_s=200.0), PROMPTS, StopRule(), 0.95).next(Seen((), (), 10.0))
+    (level,) = Rounds(Load(interval_s=200.0), PROMPTS, StopRule(), 0.95).next(Progress((), (), 10.0))
     assert len(level.measured) == 1400
 
 
 def test_a_rate_that_is_not_known_says_why() -> None:
-    found = HighestRate(0.95, {"ttft": 300.0}, None, None, None, {"5": {}}, "16 requests at a rate, 300 are needed")
-    assert str(found) == ("not known at which 95% of requests keep ttft 300 ms: 16 requests at a rate, 300 are needed")
-    assert HighestRate.read(json.loads(json.dumps(asdict(found)))) == found
+    value = HighestRate(0.95, {"ttft": 300.0}, None, None, None, {"5": {}}, "16 requests at a rate, 300 are needed")
+    assert str(value) == (
+        "unknown rate at which 95% of requests meet ttft 300 ms: 16 requests at a rate, 300 are needed"
+    )
+    assert HighestRate.read(json.loads(json.dumps(asdict(value)))) == value
 
 
 def test_a_rate_that_was_asked_for_is_not_mixed_up_with_one_that_is_tried() -> None:
-    (level,) = Rounds(Load(request_rate=(1.0,), requests=8), PROMPTS, StopRule(), 0.95).next(Seen())
+    (level,) = Rounds(Load(request_rate=(1.0,), requests=8), PROMPTS, StopRule(), 0.95).next(Progress())
     assert level.request_rate == pytest.approx(1.001)
 
 

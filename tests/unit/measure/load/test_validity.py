@@ -1,4 +1,4 @@
-"""Gates whose evidence is in records of their own; those about requests are in test_perf_metrics."""
+"""Gates with evidence in separate records. Gates about requests are in test_perf_metrics."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_models_around_the_engine_are_no_bottleneck(
     [
         ("preprocessing", answer(0), "; raise settings.repository.preprocessing_instances"),
         ("postprocessing", at_once(), "; raise settings.repository.postprocessing_instances"),
-        ("postprocessing", answer(0), "; several instances of it mix up the parts of streamed answers"),
+        ("postprocessing", answer(0), "; several instances of it would reorder the chunks of streamed responses"),
     ],
 )
 def test_what_would_mix_up_answers_is_not_advised(
@@ -185,7 +185,7 @@ def test_answers_end_as_planned(tmp_path: Path, record: dict[str, Any], expected
     ("lengths", "expected"),
     [
         ([16] * 4, {}),
-        ([15] * 4, {}),  # one token where the server made two
+        ([15] * 4, {}),  # one token for two of the server's
         ([15, 15, 15, 13], {"stop_reasons": "warning"}),
         ([12] * 4, {"stop_reasons": "invalid"}),
         ([8, 16, 16, 16], {"stop_reasons": "invalid"}),
@@ -205,7 +205,7 @@ def test_encoding_again_may_find_a_token_less(
 
 
 def silent(**changes: Any) -> dict[str, Any]:
-    """An answer without any text."""
+    """A response without text."""
     return counted(0, [], **{"max_tokens": 3, "output_tokens": None, **changes})
 
 
@@ -359,7 +359,9 @@ def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
     path = write(tmp_path / "e", answer(0), {"type": "settings", "at": "end", "checks": [{**check, "got": 4}]})
     (finding,) = analyze(path, Words())["findings"]
     assert (finding["check"], finding["severity"]) == ("settings", "invalid")
-    assert finding["message"].endswith("settings: max_batch_size is 4 by the server, 8 by the matrix")
+    assert finding["message"].endswith(
+        "than expected: max_batch_size is 4 according to the server, 8 according to the matrix"
+    )
 
 
 @pytest.mark.parametrize(
@@ -389,9 +391,9 @@ def test_what_a_rate_did_not_send_any_more_counts_also_where_it_is_all(
 ) -> None:
     rate = {"concurrency": None, "request_rate": 5.0}
     warm = answer(0, phase="warmup", prompt="w", **rate)
-    asked = [moved(answer(0, **rate), 100 * at) for at in range(1, 1 + sent)]
+    items = [moved(answer(0, **rate), 100 * at) for at in range(1, 1 + sent)]
     unsent = {"type": "unsent", **rate, "repeat": 0, "requests": 3}
-    path = write(tmp_path / "e", {"type": "probed", **rate, "repeat": 0}, warm, *asked, unsent)
+    path = write(tmp_path / "e", {"type": "probed", **rate, "repeat": 0}, warm, *items, unsent)
     (probe,) = SoFar(path, Words(), Objectives({"ttft": 100.0})).look().probes  # type: ignore[arg-type]
     assert (probe.rate, probe.rounds) == (5.0, rounds)
 
@@ -412,24 +414,24 @@ def test_each_look_reads_what_is_new_and_tells_what_one_look_at_the_end_would(tm
     path = write(tmp_path / "e", *records[:5])
     looking = SoFar(path, tokenizer, objectives)  # type: ignore[arg-type]
     looking.look()
-    asked = tokenizer.texts
+    value = tokenizer.texts
     for record in records[5:]:
         with path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         if record["type"] == "request":
-            seen = looking.look()
-    assert tokenizer.texts - asked == 3 * (1 + 3), "each time the new answer, two prompts and an empty text"
-    assert seen == SoFar(path, Words(), objectives).look()  # type: ignore[arg-type]
-    assert [len(repeats) for repeats in seen.repeats] == [6]
-    assert [probe.rounds for probe in seen.probes] == [((True,), (True,))]
-    assert seen.most_rps is not None
+            look = looking.look()
+    assert tokenizer.texts - value == 3 * (1 + 3), "each time the new answer, two prompts and an empty text"
+    assert look == SoFar(path, Words(), objectives).look()  # type: ignore[arg-type]
+    assert [len(repeats) for repeats in look.repeats] == [6]
+    assert [probe.rounds for probe in look.probes] == [((True,), (True,))]
+    assert look.most_rps is not None
 
 
 @pytest.mark.parametrize(
     ("wanted", "told"),
     [
-        ("tpot_p50", "there is no tpot_p50 here"),
-        ("tokens_per_joule", "there is no tokens_per_joule here"),
+        ("tpot_p50", "this level has no tpot_p50"),
+        ("tokens_per_joule", "this level has no tokens_per_joule"),
         ("input_tps", "input_tps has no interval after 1 repeats, not to 3.0%"),
         ("rps", "rps has no interval after 1 repeats, not to 3.0%"),
     ],
@@ -451,9 +453,9 @@ def test_the_warm_up_is_no_part_of_how_often_a_rate_was_tried(
 ) -> None:
     rate = {"concurrency": None, "request_rate": 100.0}
     warm = [moved(answer(0, phase="warmup", prompt="w", **rate), 100 * at) for at in range(4)]
-    asked = [moved(answer(0, **rate), 100 * at) for at in range(4, 4 + requests)]
+    items = [moved(answer(0, **rate), 100 * at) for at in range(4, 4 + requests)]
     probed = {"type": "probed", **rate, "repeat": 0}
-    result = found(analyze(write(tmp_path / "e", probed, *warm, *asked), Words()))
+    result = found(analyze(write(tmp_path / "e", probed, *warm, *items), Words()))
     assert result.get("rate_search") == expected
 
 

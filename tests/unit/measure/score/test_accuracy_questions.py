@@ -38,7 +38,7 @@ def test_rows_say_how_they_are_scored(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"metric": "bleu"}, r":1: metric: there is no metric 'bleu'; there are exact, .*chrf$"),
+        ({"metric": "bleu"}, r":1: metric: unknown metric 'bleu'; known: exact, .*chrf$"),
         ({"metric": "mine:f"}, "name it in settings.accuracy.metrics too"),
         ({"metric": []}, "metric: expected the name"),
         ({"metric": 1}, "metric: expected the name"),
@@ -67,7 +67,7 @@ def test_what_cannot_be_scored_is_told_apart(tmp_path: Path) -> None:
     questions = read_rows(tmp_path, {"input": "a", "output": "b"}, {"id": "bare", "input": "a"})
     good, faults = scorable(questions, SCORE_METRICS)
     assert [question.prompt.id for question in good] == ["1"]
-    assert [str(fault) for fault in faults] == ["row 'bare': output: there is no reference to compare the answer with"]
+    assert [str(fault) for fault in faults] == ["row 'bare': output: the row has no reference answer"]
 
 
 @pytest.mark.parametrize(

@@ -160,4 +160,4 @@ def test_counts_have_a_limit_that_is_told(
 
 def test_a_limit_of_rates_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "load", *SERVER, "--concurrency", "2", "--max-in-flight", "3"]) == 2
-    assert "--max-in-flight is of --request-rate" in capsys.readouterr().err
+    assert "--max-in-flight needs --request-rate" in capsys.readouterr().err

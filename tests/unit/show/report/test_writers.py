@@ -120,8 +120,9 @@ def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch
         "tok/s @4: output tokens / seconds of the headline window; median of the repeats",
         "req/s @4: successful requests / seconds of the headline window; median of the",
         "repeats",
-        "exact: share of answers that equal a reference, both normalised",
-        "contains: share of answers that hold a reference as whole words, both normalised",
+        "exact: share of answers that equal a reference, both normalized",
+        "contains: share of answers that contain a reference as whole words, both",
+        "normalized",
     ]
 
 
@@ -402,11 +403,11 @@ def test_every_form_says_on_what_and_under_which_load(tmp_path: Path) -> None:
         in text
     )
     assert (
-        "- system of 1 cell: the server on another machine, of which nothing is known; the client on Intel Xeon, 16 cores, 128 GiB; driver"
+        "- system of 1 cell: server on another machine (unknown system); client on Intel Xeon, 16 cores, 128 GiB; driver"
         in text
     )
     assert (
-        "- load: 24 prompts, digest abababababab; max_tokens 64; temperature 0; grpc; concurrency 1, 2, 4, 8, 16: 40 requests after 2 to 32 of warm-up, 3 times"
+        "- load: 24 prompts, digest abababababab; max_tokens 64; temperature 0; grpc; concurrency 1, 2, 4, 8, 16: 40 requests after 2 to 32 of warmup, 3 times"
         in text
     )
     assert "- tokens per request: input mean 61.25, at most 80; output mean 64, at most 64" in text

@@ -129,10 +129,10 @@ def test_the_order_of_rows_does_not_change_the_digest(tmp_path: Path) -> None:
         (MEASURED, ({"id": "fr", "input": "France"},), {}, "none of the 1 rows can be scored; row 'fr': output"),
         (MEASURED, ROWS, {"min_score": 0.5}, "exact is 0.333 on 2 questions, expected at least 0.5"),
         (MEASURED, ROWS, {"metrics": ["chrf"], "min_score": 0.99}, "chrf is 0"),
-        (MEASURED, ROWS, {"metrics": ["bleu"]}, "there is no metric 'bleu'"),
+        (MEASURED, ROWS, {"metrics": ["bleu"]}, "unknown metric 'bleu'"),
         (MEASURED[:1], ROWS, {}, "perf measured no answer to any of the 3 questions"),
-        ((), ROWS, {}, "there is no request in this event file"),
-        (MEASURED, ({"id": "fr", "input": "Germany", "output": "x"},), {}, "row 'fr': the load run asked 'France'"),
+        ((), ROWS, {}, "no request in this event file"),
+        (MEASURED, ({"id": "fr", "input": "Germany", "output": "x"},), {}, "row 'fr': the load run sent 'France'"),
     ],
 )
 def test_it_fails_in_words(
@@ -161,4 +161,4 @@ def test_a_faulty_row_is_the_users_to_mend(tmp_path: Path) -> None:
     assert worker.main([str(worker.write_job("score", "trtllm_pipeline.tensorrt.stage.score:run", this))]) == 1
     failure = json.loads((tmp_path / "failure.json").read_text())
     assert failure["failure"] == "user"
-    assert "input.jsonl:1: metric: there is no metric 'bleu'" in failure["message"]
+    assert "input.jsonl:1: metric: unknown metric 'bleu'" in failure["message"]

@@ -1,6 +1,6 @@
-"""HTTP/1.1 for measurements: one keep-alive connection that passes on every part of a body with its time of arrival.
+"""HTTP/1.1 for measurements: one keep-alive connection that passes on every part of a body with its arrival time.
 
-httpx took 250 µs of processor time per streamed event: above about 60 streams of 20 events a second, the client was
+httpx needed 250 µs of CPU time per streamed event: above about 60 streams of 20 events a second, the client was
 slower than the server. Here httptools parses, and this module adds limits. Whatever a peer sends results in a response or
 an HttpError.
 """
@@ -45,10 +45,10 @@ class Parser:
         self.latest_ns = 0
         """When the latest bytes arrived."""
         self.began = False
-        """Whether a byte has arrived."""
+        """True once a byte has arrived."""
         self.complete = False
         self.keep_alive = True
-        """Whether another request may follow on this connection."""
+        """True if another request may follow on this connection."""
         self._sink = sink
         self._max_bytes = max_bytes
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
@@ -165,7 +165,7 @@ class Connection:
         if url.scheme not in {"http", "https"} or url.hostname is None:
             raise ValueError(f"{address!r} is not http://HOST:PORT")
         try:
-            url.hostname.encode("idna")  # as opening it does, which then says nothing of the address
+            url.hostname.encode("idna")  # connecting would fail without naming the address
         except UnicodeError as error:
             raise ValueError(f"{address!r}: there can be no host {url.hostname!r}") from error
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
@@ -183,7 +183,7 @@ class Connection:
         return 0 if self._socket is None else self._socket.late_ns
 
     def pause(self) -> None:
-        """Read nothing of the response for the moment: its reader is slow."""
+        """Pause reading because the consumer is slow."""
         if self._socket is not None:
             self._socket.pause()
 
@@ -193,14 +193,14 @@ class Connection:
             self._socket.resume()
 
     async def open(self) -> bool:
-        """Connect unless connected; whether that was needed. Raises OSError."""
+        """Connect unless connected. Returns True if it connected. Raises OSError."""
         if self._socket is not None and self._socket.open:
             return False
         self._socket = await TimestampedSocket.connect(self._host, self._port, self._tls)
         return True
 
     def close(self) -> None:
-        """Close the connection; a pending response is lost."""
+        """Close the connection and drop a pending response."""
         if self._socket is not None:
             self._socket.close()
         self._socket = None
@@ -215,7 +215,7 @@ class Connection:
         *,
         max_bytes: int = MAX_MESSAGE_BYTES,
     ) -> int:
-        """Send a request on the open connection; the status, once the whole body has gone through `sink`.
+        """Send a request on the open connection. Returns the status after the whole body has passed through `sink`.
 
         Raises HttpError, also for a ProtocolError of `sink`. A request that is cancelled leaves the connection to be closed.
         """
@@ -224,7 +224,7 @@ class Connection:
         answer = self.answer
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def told(tell: Callable[[], None]) -> None:
+        def forward(tell: Callable[[], None]) -> None:
             if done.done():
                 answer.keep_alive = False
                 return
@@ -235,9 +235,9 @@ class Connection:
             except ProtocolError as error:
                 done.set_exception(error)
 
-        socket.arrived = lambda now_ns, data: told(lambda: answer.feed(now_ns, data))
-        socket.ended = lambda reason: told(lambda: answer.end(reason))
-        socket.asked()
+        socket.arrived = lambda now_ns, data: forward(lambda: answer.feed(now_ns, data))
+        socket.ended = lambda reason: forward(lambda: answer.end(reason))
+        socket.mark_request()
         socket.write(request_head(method, f"{self.base}{path}", self._authority, len(body), headers) + body)
         try:
             await done
@@ -258,9 +258,9 @@ async def fetch(
     method: str = "GET",
     body: bytes = b"",
 ) -> tuple[int, bytes]:
-    """Send one request on a connection of its own: status and body of the answer, all within `timeout_s`.
+    """Send one request on a new connection. Returns status and body, all within `timeout_s`.
 
-    Raises HttpError or OSError when there is no answer, ValueError for an address that is none.
+    Raises HttpError or OSError without a response, ValueError for an invalid address.
     """
     connection, answer = Connection(address), bytearray()
 
@@ -271,6 +271,6 @@ async def fetch(
     try:
         return await asyncio.wait_for(ask(), timeout_s), bytes(answer)
     except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
-        raise HttpError(f"no complete answer within {timeout_s:g} s") from None
+        raise HttpError(f"no complete response within {timeout_s:g} s") from None
     finally:
         connection.close()

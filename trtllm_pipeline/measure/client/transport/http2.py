@@ -35,7 +35,7 @@ _DEFAULT_WINDOW: Final = 65_535
 _WINDOW: Final = 2**31 - 1
 """The maximum, so that flow control never holds a measured server back."""
 MAX_FRAME_BYTES: Final = 16_384
-"""Limit for a received frame; this side never announces a larger one."""
+"""Limit for a received frame. This side never announces a larger one."""
 MAX_HEADER_BYTES: Final = 1 << 15
 """Limit for one encoded header block. `hpack` limits the decoded headers to 64 KiB and its table to 4 KiB."""
 _OF_A_STREAM: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
@@ -79,7 +79,7 @@ class _Stream:
 
 
 class Http2:
-    """The framing of one connection. `write` sends bytes; `on(now_ns, kind, stream, value, ended)` is told what came.
+    """The framing of one connection. `write` sends bytes; `on(now_ns, kind, stream, value, ended)` gets each event.
 
     The value is decoded headers, the bytes of a data frame, or the error code of a reset. Only with `serving` may the peer
     open streams.
@@ -119,7 +119,7 @@ class Http2:
             outgoing.end = True
 
     def data(self, stream: int, data: bytes, *, end: bool = False) -> None:
-        """Send data, the part beyond the peer's window when it has room."""
+        """Send data. Bytes beyond the peer's window wait for room."""
         outgoing = self._streams.get(stream)
         if outgoing is not None:
             outgoing.unsent += data
@@ -196,8 +196,8 @@ class Http2:
     def _goaway(self, now_ns: int, payload: bytes) -> None:
         last, code = struct.unpack_from(">II", payload)
         if code:
-            said = payload[8:208].decode(errors="replace") or payload[4:8].hex()
-            raise Http2Error(f"the server sent GOAWAY: {said}")
+            debug_text = payload[8:208].decode(errors="replace") or payload[4:8].hex()
+            raise Http2Error(f"the server sent GOAWAY: {debug_text}")
         self.going = True
         for stream in [number for number in self._streams if number > last & 0x7FFF_FFFF]:
             self.forget(stream)
@@ -212,11 +212,11 @@ class Http2:
         self._block = None
         stream, ended, data = block
         try:
-            # Also those of a stream that is not known any more: the table of the connection is made of all.
+            # Decode headers of closed streams too: they update the connection's table.
             fields = [(str(name), str(value)) for name, value in self._decoder.decode(data)]
         except (hpack.HPACKError, UnicodeDecodeError) as error:
-            said = re.sub(r"(:| from) <memory at \w+>", "", str(error))
-            raise Http2Error(f"cannot decode headers: {said[:200]}") from error
+            cause = re.sub(r"(:| from) <memory at \w+>", "", str(error))
+            raise Http2Error(f"cannot decode headers: {cause[:200]}") from error
         if self._serving:
             self._streams.setdefault(stream, _Stream(self._initial_window))
         if stream in self._streams:
@@ -293,7 +293,7 @@ class Messages:
         """Messages that `data` completes. Raises Http2Error for compressed messages, which were not requested."""
         rest = self._rest
         rest += data
-        found = []
+        messages = []
         position = 0
         while len(rest) - position >= 5:
             compressed, size = struct.unpack_from(">BI", rest, position)
@@ -304,24 +304,24 @@ class Messages:
             end = position + 5 + size
             if len(rest) < end:
                 break
-            found.append(bytes(rest[position + 5 : end]))
+            messages.append(bytes(rest[position + 5 : end]))
             position = end
         del rest[:position]
-        return found
+        return messages
 
 
 class GrpcCall:
-    """A client's call on a connection of its own, kept for the next call when it ends well.
+    """A client's call on its own connection, which stays open for the next call after a success.
 
-    `arrived(now_ns, message)` gets each message; `ended(reason)` is called when the call has ended, with None when its
-    status is OK, else with words.
+    `arrived(now_ns, message)` gets each message. `ended(reason)` is called when the call has ended, with None if its
+    status is OK, else with the reason.
     """
 
     def __init__(self, address: str) -> None:
         self.arrived: Callable[[int, bytes], None] = lambda _now_ns, _message: None
         self.ended: Callable[[str | None], None] = lambda _reason: None
         self.open = False
-        """Whether a call is in progress."""
+        """True while a call is in progress."""
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
         self._socket: TimestampedSocket | None = None
@@ -336,7 +336,7 @@ class GrpcCall:
         return 0 if self._socket is None else self._socket.late_ns
 
     async def connect(self) -> bool:
-        """Connect unless connected; whether that was needed. Raises Http2Error."""
+        """Connect unless connected. Returns True if it connected. Raises Http2Error."""
         if self._socket is not None and self._socket.open:
             if not self._http2.going:
                 return False
@@ -369,14 +369,14 @@ class GrpcCall:
         )
 
     def send(self, data: bytes, *, last: bool = False) -> None:
-        """Send one message of the call. The size limit applies to the answer of each message: a stream may stay open for days.
+        """Send one message of the call. The size limit applies to the response to each message: a stream may stay open for days.
 
-        Raises Http2Error if the connection has broken since `connect`, which `ended` need not have been told.
+        Raises Http2Error if the connection has broken since `connect`, even without a call of `ended`.
         """
         socket = self._socket
         assert socket is not None
         self._received = 0
-        socket.asked()
+        socket.mark_request()
         self._http2.data(self._stream, message(data), end=last)
         if not socket.open:
             self.open = False
@@ -411,9 +411,9 @@ class GrpcCall:
             assert isinstance(value, bytes)
             self._received += len(value)
             if self._received > MAX_STREAM_BYTES:
-                raise Http2Error(f"the answer has {self._received} bytes so far; the limit is {MAX_STREAM_BYTES}")
-            for found in self._messages.feed(value):
-                self.arrived(now_ns, found)
+                raise Http2Error(f"the response has {self._received} bytes so far; the limit is {MAX_STREAM_BYTES}")
+            for message in self._messages.feed(value):
+                self.arrived(now_ns, message)
         fields = {} if isinstance(value, (bytes, int)) else dict(value)
         if not ended and fields.get(":status", "200") == "200":
             return
@@ -431,14 +431,14 @@ def _status(trailers: dict[str, str]) -> str | None:
     if code == "0":
         return None
     name = dict(zip(map(str, range(len(STATUS))), STATUS, strict=True)).get(code, f"status {code[:20]}")
-    said = unquote(trailers.get("grpc-message", "")) or f"HTTP status {trailers.get(':status')}"
-    return f"{name}: {said[:1000]}"
+    message = unquote(trailers.get("grpc-message", "")) or f"HTTP status {trailers.get(':status')}"
+    return f"{name}: {message[:1000]}"
 
 
 async def unary(call: GrpcCall, path: str, data: bytes) -> tuple[int, bytes]:
-    """Send one message to `path` on an open connection; its answer with the time of arrival.
+    """Send one message to `path` on an open connection. Returns arrival time and response.
 
-    Raises Http2Error with the status if there is no answer.
+    Raises Http2Error with the status if there is no response.
     """
     call.start(path)
     done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()

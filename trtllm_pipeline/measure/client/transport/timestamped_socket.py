@@ -3,7 +3,7 @@
 The kernel timestamps incoming packets (SO_TIMESTAMPNS) and returns the timestamp with the data. A busy event loop reads
 late but records the time of arrival, so the client's own load does not count as the server's latency. If several packets
 wait, the timestamp is that of the last one. Without kernel timestamps (TLS, other systems) it is the time of the read.
-Source: Linux, Documentation/networking/timestamping.rst; for TCP the stamp is that of the last byte read.
+Source: Linux, Documentation/networking/timestamping.rst; for TCP the timestamp is that of the last byte read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ MAX_UNSENT_BYTES: Final = 1 << 26
 Arrived = Callable[[int, bytes], None]
 """(CLOCK_MONOTONIC nanoseconds, bytes) of one read."""
 Ended = Callable[[str], None]
-"""The peer closed or the connection broke; called once, with the reason."""
+"""Called once with the reason when the peer closes or the connection breaks."""
 
 
 def _both_clocks() -> tuple[int, int]:
-    """CLOCK_MONOTONIC and CLOCK_REALTIME at the same moment; read again if the process was interrupted in between."""
+    """CLOCK_MONOTONIC and CLOCK_REALTIME at the same moment. Read again if the process was interrupted in between."""
     for _ in range(5):
         before_ns, unix_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
         if after_ns - before_ns < _SAME_MOMENT_NS:
@@ -93,10 +93,10 @@ class TimestampedSocket:
         """Connect. Raises OSError."""
         loop = asyncio.get_running_loop()
         try:  # an address needs no thread, unlike a name
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         except socket.gaierror:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for index, (family, kind, protocol, _name, address) in enumerate(found):
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for index, (family, kind, protocol, _name, address) in enumerate(addresses):
             sock = socket.socket(family, kind, protocol)
             try:
                 sock.setblocking(False)
@@ -111,12 +111,12 @@ class TimestampedSocket:
                 return cls(sock)
             except BaseException as error:
                 sock.close()
-                if not isinstance(error, OSError) or index + 1 == len(found):
+                if not isinstance(error, OSError) or index + 1 == len(addresses):
                     raise
         raise OSError(f"cannot resolve {host}")
 
-    def asked(self) -> None:
-        """Call before sending a request: no answer is older, even if the clock of the kernel's timestamps is set."""
+    def mark_request(self) -> None:
+        """Call before sending a request: responses never get an older time, even if the kernel's timestamp clock is changed."""
         self._latest_ns = max(self._latest_ns, time.monotonic_ns())
 
     def write(self, data: bytes) -> None:
@@ -132,7 +132,7 @@ class TimestampedSocket:
             self._loop.add_writer(self._sock, self._writable)
 
     def pause(self) -> None:
-        """Read nothing for the moment, so that the peer has to wait."""
+        """Pause reading, so that the peer has to wait."""
         if self.open:
             self._loop.remove_reader(self._sock)
 

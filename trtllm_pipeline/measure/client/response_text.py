@@ -1,8 +1,8 @@
 """The text in a message of an OpenAI-compatible server, or in a delta of one, whatever field carries it.
 
-Servers agree on `content` and `tool_calls` alone. Reasoning arrives as `reasoning_content`, `reasoning` or `thinking`, in the
+Servers only agree on `content` and `tool_calls`. Reasoning arrives as `reasoning_content`, `reasoning` or `thinking`, in the
 objects of `reasoning_details`, or among the parts of a `content` that is a list. The name of a field decides whether its
-strings are text, at any depth. A text in a field with another name is not seen; the gate `unseen_text` notices that.
+strings are text, at any depth. Text in a field with another name is ignored, which the gate `unseen_text` detects.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _OTHER: Final = frozenset(
     | {"url", "logprobs", "annotation", "annotations", "citation", "citations", "context", "filter", "documents"}
     | {"source", "sources", "search", "usage", "metadata"}
 )
-"""Words in the name of a field that holds no generated text at any depth, even with a word of `_TEXTS`."""
+"""Words in names of fields without generated text at any depth, even with a word of `_TEXTS`."""
 _DEEPEST: Final = 12
 _WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 
-class Said(NamedTuple):
+class ResponseText(NamedTuple):
     """The texts that a message or delta adds."""
 
     reasoning: str
@@ -53,7 +53,7 @@ class Said(NamedTuple):
     calls: str
     """Names and arguments of tool calls, which are generated text too."""
     unread: str | None
-    """The first field with strings that are not known to be text or to be none."""
+    """The first unknown field with strings: possibly generated text."""
 
 
 class _Piece(NamedTuple):
@@ -62,7 +62,7 @@ class _Piece(NamedTuple):
     field: str
 
 
-def read(message: Mapping[str, Any]) -> Said:
+def read(message: Mapping[str, Any]) -> ResponseText:
     """The texts of a message or delta. Raises ProtocolError if a known field has a value of the wrong type."""
     text = reasoning = calls = ""
     unread: str | None = None
@@ -79,12 +79,12 @@ def read(message: Mapping[str, Any]) -> Said:
         else:
             reasoning = reasoning or fields.text(value, name)
     for name, value in others:
-        found = list(_pieces(value, name))
-        said, thought = _joined(found, "text"), _joined(found, "reasoning")
+        pieces = list(_pieces(value, name))
+        reply, thought = _joined(pieces, "text"), _joined(pieces, "reasoning")
         # Some servers repeat a text in several fields, so the first one that has a text counts.
-        text, reasoning = (text + said if name in _ANSWER else text or said), reasoning or thought
-        unread = unread or next((piece.field for piece in found if piece.kind == "unread"), None)
-    return Said(reasoning, text, calls, unread)
+        text, reasoning = (text + reply if name in _ANSWER else text or reply), reasoning or thought
+        unread = unread or next((piece.field for piece in pieces if piece.kind == "unread"), None)
+    return ResponseText(reasoning, text, calls, unread)
 
 
 def _joined(pieces: Iterable[_Piece], kind: str) -> str:
