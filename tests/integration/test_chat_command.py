@@ -241,7 +241,7 @@ def test_an_engine_is_served_for_as_long_as_one_talks(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.splitlines() == ["BCDEFGHIJK", "top-世界"], done.stderr
-    assert "it ends with this conversation" in done.stderr
+    assert "it stops with this chat" in done.stderr
     assert done.returncode == 0
     assert not (tmp_path / "ws" / "serve").exists()
     assert not [line for pid in process_table() if str(tmp_path).encode() in (line := proc_file(pid, "cmdline"))]
@@ -252,4 +252,4 @@ def test_a_workspace_without_servers(tmp_path: Path) -> None:
         [*PIPELINE, "--workspace", str(tmp_path)], input="x\n", capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 2
-    assert "no server is ready here" in done.stderr
+    assert "no server is ready" in done.stderr

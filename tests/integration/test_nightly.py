@@ -150,7 +150,7 @@ def two_nights(runner: Runner) -> None:
     assert "nothing to do: all results are up to date" in second.step("Plan").summary
     assert "1 up to date" in second.step("Run").output
     assert "**Gate: passed**" in second.step("Compare").summary
-    assert "- same: both sides are one and the same measurement" in second.step("Compare").summary
+    assert "- same: both sides are the same measurement" in second.step("Compare").summary
     assert runner.baseline["run"]["id"].endswith("-night-4002-1")
     plan = json.loads(next((runner.kept / "workspace" / "runs").glob("*-night-4002-1/plan.json")).read_text())
     assert [run["action"] for run in plan["stage_runs"] if run["action"] == "run"] == []

@@ -266,7 +266,7 @@ def test_perf_by_hand_ends_with_what_it_measured(
     assert told.out == f"{tmp_path / 'by hand'}\n"
     table = told.err[told.err.index("ensemble over grpc; output tokens counted by encoded_again") :]
     assert "TTFT p50 ms" in table
-    assert "rates are of the window " in table
+    assert "rates use the window " in table
 
 
 @pytest.mark.seam

@@ -115,7 +115,7 @@ def pull(
     """Fetch artifacts from a remote store into the workspace, so that a run need not create them.
 
     With --matrix, fetches the artifacts that its cells need on this machine's release and compute capability. An engine
-    built on a different GPU model is rejected. Digests of all files and signed statements are verified. Rejected
+    built on a different GPU model is refused. Digests of all files and signed statements are verified. Refused
     artifacts are listed, and the exit code is then 1. After an interrupt, the next pull restarts incomplete artifacts.
 
     examples:
@@ -206,7 +206,7 @@ def _end(url: str, results: Sequence[ArtifactTransfer], format: str, done: str) 
     lines = []
     for each in results:
         if each.state == "refused":
-            note(f"{each.stage} {each.fingerprint}: rejected: {each.message}")
+            note(f"{each.stage} {each.fingerprint}: refused: {each.message}")
         label = "" if each.sealed is None else each.sealed.label
         lines.append(
             f"{each.stage:<11} {each.fingerprint} {each.size_bytes / 1e6:>10.1f} MB  "

@@ -13,7 +13,7 @@ from trtllm_pipeline.measure.load import metrics
 from trtllm_pipeline.measure.load.objectives import Objectives, of_load, per_request
 from trtllm_pipeline.measure.load.requests import tokens_by_event
 from trtllm_pipeline.show.report.load_tables import overview, to_text
-from trtllm_pipeline.show.report.log_choice import measured_beside
+from trtllm_pipeline.show.report.log_choice import measurements_of
 
 MS = 1_000_000
 
@@ -418,7 +418,7 @@ def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) ->
     assert refused.levels[0].details is not None
     assert refused.levels[0].details.objectives[0].missed == "not judged, since the measurement is not valid: failures"
     assert "\nno rates (not valid: " in to_text(refused)
-    assert "rates are of the window" not in to_text(refused)
+    assert "rates use the window" not in to_text(refused)
     for text in ("ttft<3", "ttft_p42=3ms", "output_tps=3ms", "ttft=0"):
         with pytest.raises(UsageError, match="is not an objective"):
             of_load(text)
@@ -428,11 +428,11 @@ def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) ->
 
 
 def test_the_log_of_a_load_run_is_followed_by_what_it_measured(tmp_path: Path) -> None:
-    assert measured_beside(tmp_path / "log") == ()
+    assert measurements_of(tmp_path / "log") == ()
     (tmp_path / "out").mkdir()
     events = write(tmp_path / "e", request(0, [(10, " a"), (20, " b"), (30, " c")]))
     (tmp_path / "out" / "perf.json").write_text(json.dumps(analyze(events, Words(), {"ttft": 5})))
-    head, row = overview(measured_beside(tmp_path / "log")).splitlines()
+    head, row = overview(measurements_of(tmp_path / "log")).splitlines()
     assert head.split()[:3] == ["load", "requests", "failed"]
     assert row.split()[:6] == ["concurrency", "1", "1", "0", "10.00", "10.00"]
     assert row.split()[-1] == "0.00", "goodput"

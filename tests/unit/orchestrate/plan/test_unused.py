@@ -137,7 +137,7 @@ def test_what_is_kept_stays_with_all_it_was_made_from(store: Store, capsys: pyte
     assert build.fingerprint not in left(store, runs=1)
     assert main(["store", "keep", "--forget", *where]) == 2
     assert main(["store", "keep", "--forget", "--run", "latest", *where]) == 0
-    assert capsys.readouterr().out.endswith("nothing is kept for good\n")
+    assert capsys.readouterr().out.endswith("no artifacts are protected\n")
     (store.workspace / KEPT).write_text("[]")
     assert main(["store", "prune", "--unused-for", "1d", *where]) == 2, "what is kept is not known"
 
@@ -161,7 +161,7 @@ def test_the_command(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert unused(store, 30) == []
     assert all(store.get(each.stage, each.fingerprint) for each in store.index.all_artifacts())
     assert main([*words]) == 0
-    assert capsys.readouterr().out == "removed: 0 unused artifacts with 0.0 MB, 0 attempts that killed runs left\n"
+    assert capsys.readouterr().out == "removed: 0 unused artifacts with 0.0 MB, 0 attempts of killed runs\n"
     assert main(["store", "prune", "--unused-for", "-1d", "-w", str(store.workspace)]) == 2
 
 
@@ -181,7 +181,7 @@ def test_without_a_word_of_what_is_needed_only_what_was_left_is_removed(
     words = ["store", "prune", "-w", str(store.workspace)]
     assert main([*words, "--dry-run"]) == 0
     assert (
-        "would be removed: 3 attempts that killed runs left, 1 partial transfer with 6.0 MB" in capsys.readouterr().out
+        "would be removed: 3 attempts of killed runs, 1 partial transfer with 6.0 MB" in capsys.readouterr().out
     )
     assert attempt.folder.is_dir()
     claim = store.claim(Fingerprint("1" * 32))

@@ -215,7 +215,7 @@ def test_a_remote_that_is_not_there_is_told_and_everything_is_made(store: Store,
     away = source("http://127.0.0.1:1/engines")
     offers = away.offers(PLAN, ())
     assert offers.fault is not None
-    assert "nothing is pulled: http://127.0.0.1:1/engines" in plan_text(
+    assert "no artifacts pulled: http://127.0.0.1:1/engines" in plan_text(
         PLAN, forecast(PLAN, None, offers=offers), verbose=False
     )
     assert away.pull(PLAN, store, {}, told) == {}

@@ -504,7 +504,7 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     assert main(push_) == 0
     told = capsys.readouterr()
     assert "1 artifact to push to remote" in told.err
-    assert "1 there already" in told.err
+    assert "1 already there" in told.err
     pull_ = ["store", "pull", "remote", "--workspace", "w2"]
     assert main([*pull_, "--dry-run"]) == 0
     assert "to be pulled" in capsys.readouterr().out
@@ -547,7 +547,7 @@ def test_a_matrix_pulls_what_its_cells_need_on_this_machine(
     assert main([*pull_, "--workspace", "w2", "--until", "convert", "--cells", "*/int8_wo/*"]) == 0
     assert "1 artifact to pull" in capsys.readouterr().err
     assert main([*pull_, "--workspace", "w2"]) == 0
-    assert "; 1 there already; " in capsys.readouterr().err
+    assert "; 1 already there; " in capsys.readouterr().err
     assert {each.fingerprint for each in Store(tmp_path / "w2").index.all_artifacts()} == {
         run.fingerprint for run in runs
     }

@@ -79,4 +79,4 @@ def test_a_name_that_is_neither_server_nor_cell_is_told_with_the_servers(
     assert main(["chat", "oen", "--workspace", str(tmp_path / "w")]) == 2
     assert "(managed servers: one)" in capsys.readouterr().err
     assert main(["chat", "tiny/fp16", "--workspace", str(tmp_path / "w")]) == 2
-    assert "servers kept here" not in capsys.readouterr().err, "no server is called so"
+    assert "managed servers:" not in capsys.readouterr().err, "no server is called so"
