@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from tests.helpers.embedded_engines import byte_symbols
 from tests.helpers.scripted_server import Script, ScriptedServer, config, running
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayConfig, GatewayParams, OfferedModel
 
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\nTools:' }}

@@ -27,7 +27,7 @@ from tests.helpers.gateways import Process, listening, process_of
 from tests.helpers.scripted_server import Script, config, running
 from tests.helpers.waiting import eventually
 from tests.standins import templates
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.tensorrt.stage.asking import number_of
 
 JSON = {"content-type": "application/json"}

@@ -18,7 +18,7 @@ from tests.helpers.gateways import listening
 from tests.helpers.triton_client import serve
 from trtllm_pipeline.measure.client.openai import OpenAiClient
 from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayConfig, GatewayParams, OfferedModel
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 MODELS = ("ensemble", "tensorrt_llm_bls")

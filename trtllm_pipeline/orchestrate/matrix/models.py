@@ -40,7 +40,7 @@ from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked
 from trtllm_pipeline.models import Form, dataset_file
 from trtllm_pipeline.orchestrate.matrix.derive import STRICT, derived
 from trtllm_pipeline.orchestrate.matrix.document import nearest
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayParams
 from trtllm_pipeline.orchestrate.matrix.spelling import PARALLEL, canonical_lengths, canonical_parallel
 from trtllm_pipeline.tensorrt import DEFAULT_DATA, NO_ADAPTER, RepositorySettings, params
 

@@ -20,7 +20,7 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from tests.helpers.deployments import KINDS, deployment
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayConfig
 from trtllm_pipeline.serve.export import container_images, manifests
 from trtllm_pipeline.serve.export.cell_export import check_targets
 from trtllm_pipeline.serve.export.deployment import Deployment

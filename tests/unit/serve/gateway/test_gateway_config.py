@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import PipelineError, UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.serve import gateway
 from trtllm_pipeline.serve.gateway import gateway_server as server
 from trtllm_pipeline.serve.gateway.keys import Keys

@@ -10,7 +10,7 @@ import pytest
 from starlette.responses import Response
 
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.serve.gateway.gateway_server import _for_trusted_hosts
 
 

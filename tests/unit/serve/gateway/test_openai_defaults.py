@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayParams
 from trtllm_pipeline.serve.gateway.openai_backend import with_defaults
 
 

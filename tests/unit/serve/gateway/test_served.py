@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayParams, OfferedModel
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.served import ModelServer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.orchestrate.matrix.gateway import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_config import GatewayConfig, GatewayParams, OfferedModel
 from trtllm_pipeline.serve.gateway import gateway_server
 from trtllm_pipeline.show.cli.app import main
 

@@ -198,7 +198,7 @@ def test_the_servers_own_log(pipeline: Pipeline, store: Store) -> None:
         (("tp1pp1", "build"), "matches 4 cells"),
         (("qwen", "build"), "matches none of the 4 cells"),
         (("fp16", "biuld"), "try: build"),
-        (("fp8",), "it is infeasible: precision fp8"),
+        (("fp8",), "can never work: precision fp8"),
         (("fp8", "build"), "it is infeasible: precision fp8"),
         (("int4_wo", "build"), "has not run in this workspace"),
         (("fp16", "build", "--lines", "0"), "greater than or equal to 1"),
