@@ -35,7 +35,7 @@ def reasons(plan: Plan, to_run: Collection[StageRunId], store: Store | None) -> 
         before = next(filter(None, of_cells), None)
         if run.stage.scope is Scope.SERVICE:
             changed[run_id] = () if before is None else changes(before[1], run.key)
-            texts[run_id] = "needed by what runs inside it"
+            texts[run_id] = "needed by stages that use the server"
             continue
         attempt = tried.get(run.fingerprint)
         if attempt is not None and attempt.outcome == "failed":

@@ -70,9 +70,9 @@ def sort_out(store: Store, roots: Roots) -> Sorted:
     for artifact in artifacts:
         cause = why.get(artifact.fingerprint)
         if cause is None and not roots.any:
-            cause = "nothing was said to be unused"
+            cause = "no option selects unused artifacts"
         elif cause is None and oldest_s is not None and _made_s(artifact) >= oldest_s:
-            cause = f"made in the last {roots.unused_days:g} days"
+            cause = f"built in the last {roots.unused_days:g} days"
         if cause is None:
             unused.append(artifact)
         else:

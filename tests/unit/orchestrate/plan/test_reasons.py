@@ -42,7 +42,7 @@ def test_a_server_that_changed_says_what_changed(tmp_path: Path) -> None:
     # An index that was lost knows it again.
     store.repair()
     assert reasons(now, changed, store)[fabricated.stage_run(now, CELL, "launch").id] == found["launch"]
-    assert reasons(before, [launch.id], store) == {launch.id: "needed by what runs inside it"}
+    assert reasons(before, [launch.id], store) == {launch.id: "needed by stages that use the server"}
     store.close()
 
 
