@@ -148,7 +148,7 @@ def lie(**lies: Any) -> Respond:
         (lie(text=" one two"), "should contain 'three', got ' one two'"),
         (lie(unary=" one two three"), "over http_unary: the greedy answer should be ' one two three four five six'"),
         (lie(ignore_stop=True), "stop_words failed on model ensemble over grpc: stop word ' two' should end"),
-        (lie(ignore_limit=True), r"limits failed .* a prompt of \d+ tokens should be refused \(24 fit\), got 'yes'"),
+        (lie(ignore_limit=True), r"limits failed .* a prompt of \d+ tokens should be rejected \(24 fit\), got 'yes'"),
         (lie(refuse={"error": "no"}), "should name the limit 24: no"),
         (lambda _m, _v: Script((), error="boom"), "the request failed: boom"),
     ],
@@ -170,7 +170,10 @@ def test_smoke_catches_every_lie(start: Start, respond: Respond, message: str) -
         ),
         (("TYPE_UINT64", "TYPE_INT64"), "inputs should be"),
         (("text_output", "answer"), "outputs should be"),
-        (("decoupled: true", "decoupled: false"), "decoupled should be False as in config.pbtxt, the server says True"),
+        (
+            ("decoupled: true", "decoupled: false"),
+            "decoupled should be False as in config.pbtxt, the server reports True",
+        ),
     ],
 )
 def test_smoke_compares_the_configuration(start: Start, change: tuple[str, str], message: str) -> None:

@@ -147,7 +147,7 @@ def test_a_server_that_took_a_prompt_beyond_its_limit_is_found_out(start: Start)
     def takes_all(model: str, values: Mapping[str, Any]) -> Script:
         return behave(model, {**values, "text_input": "count"})
 
-    with pytest.raises(StageError, match=r"limits failed .* a prompt of 25 tokens should be refused \(24 fit\)"):
+    with pytest.raises(StageError, match=r"limits failed .* a prompt of 25 tokens should be rejected \(24 fit\)"):
         smoke.run(start("openai", takes_all))
 
 
