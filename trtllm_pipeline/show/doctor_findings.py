@@ -239,7 +239,7 @@ class Examination:
         return "\n".join(f"{line.mark(ascii_only=ascii_only)[0]}{line.text}" for line in self.lines())
 
     def to_json(self) -> dict[str, Json]:
-        """The JSON form, see docs/doctor.md."""
+        """The JSON form, see docs/reference/machines.md."""
         about = {"sm": self.machine.sm, "identity": dict(probe.identity(self.machine)), "assume": self.assume}
         return {
             "schema": SCHEMA,

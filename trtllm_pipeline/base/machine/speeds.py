@@ -79,11 +79,11 @@ _BY_SM: Final = {
 }
 """Compute capability -> a GPU that is taken for others of it."""
 _USED: Final = (0.76, 0.78)
-"""Shares of the two that decoding and matrix products reach. Measured on an H200 (docs/performance.md)."""
+"""Shares of the two that decoding and matrix products reach. Measured on an H200 (docs/project/quantizing.md)."""
 FP8: Final = 1.64
 """Operations of 8-bit matrix products, in those of 16 bits. Measured there."""
 _CPU: Final = Speeds(2e10, 1.6e10, 3.0)
-"""Bandwidth is that of all CPUs, operations those of each. Measured with llama.cpp on two virtual CPUs of an AMD EPYC (docs/performance.md)."""
+"""Bandwidth is that of all CPUs, operations those of each. Measured with llama.cpp on two virtual CPUs of an AMD EPYC (docs/project/quantizing.md)."""
 
 
 @lru_cache(maxsize=64)

@@ -1,6 +1,6 @@
 """The event file of a load run: types of its records, and a reader that rejects impossible ones.
 
-`measure/load/load.py` writes it, and docs/formats.md describes each record. Other keys are ignored, as are
+`measure/load/load.py` writes it, and docs/reference/formats.md describes each record. Other keys are ignored, as are
 records of other types. A key that is missing, as in files written before there was one, means null.
 """
 

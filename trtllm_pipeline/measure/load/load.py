@@ -4,7 +4,7 @@ Closed loop: a fixed number of requests in flight, the next sent when one ends. 
 in advance, independent of the server. How late each request was sent is recorded. The first requests of a level are its
 warmup. The measured ones follow without draining, so the server is never idle in between.
 
-Event file: JSON Lines, the records of `measure/load/events.py`, described in docs/formats.md. Times are CLOCK_MONOTONIC
+Event file: JSON Lines, the records of `measure/load/events.py`, described in docs/reference/formats.md. Times are CLOCK_MONOTONIC
 nanoseconds. Records are written as requests end, so an interrupted run keeps its measurements. Several processes append
 to the file, each record in one write.
 """

@@ -1,6 +1,6 @@
 """The result of a load run: levels with their metrics, findings, conditions. The only writer and reader of perf.json.
 
-`measure/load/metrics.py` computes the records, reports keep them, see docs/formats.md. Values of a wrong type in a file count
+`measure/load/metrics.py` computes the records, reports keep them, see docs/reference/formats.md. Values of a wrong type in a file count
 as missing (None or empty), so that a damaged file does not break a report. `details` are not read back.
 """
 

@@ -63,7 +63,7 @@ class Drift:
     """The unquantized reference cell. None for answers outside of cells."""
 
     def to_json(self) -> dict[str, Any]:
-        """As in report.json, see docs/formats.md."""
+        """As in report.json, see docs/reference/formats.md."""
         return {
             **({} if self.reference is None else {"reference": self.reference}),
             "pairs": self.pairs,

@@ -1,4 +1,4 @@
-"""One file of a data set on the Hugging Face Hub, such as calibration rows: `hub:ORGANISATION/NAME[/PATH][@REVISION]`.
+"""One file of a data set on the Hugging Face Hub, such as calibration rows: `hub:ORGANIZATION/NAME[/PATH][@REVISION]`.
 
 `huggingface_hub` downloads it into the user's cache, verified and resumable. Fingerprints contain its content, not its origin.
 For a data set, or one of its directories, the first file of rows is used, with training files before others.
@@ -18,7 +18,7 @@ from trtllm_pipeline.models.hub import hub_errors, hugging_face
 PREFIX: Final = "hub:"
 _DATA: Final = PACKAGE / "data"
 NAME: Final = re.compile(r"hub:(?P<repo>[\w.-]+/[\w.-]+)(?:/(?P<path>[^@\s]+?))?(?:@(?P<revision>[\w./-]+))?")
-FORM: Final = "hub:ORGANISATION/NAME"
+FORM: Final = "hub:ORGANIZATION/NAME"
 FILE_FORM: Final = f"{FORM}/PATH"
 _FILE: Final = re.compile(r"\.[A-Za-z]\w*$")
 """Suffix of a data file. A directory may be named 3.0.0."""
@@ -27,7 +27,7 @@ _SPLITS: Final = ("train", "validation", "valid", "dev", "test")
 
 
 def data_file(name: str, base_dir: Path) -> Path:
-    """The file a setting means: "builtin:NAME", "hub:ORGANISATION/NAME", or a path from the matrix file's directory.
+    """The file a setting means: "builtin:NAME", "hub:ORGANIZATION/NAME", or a path from the matrix file's directory.
 
     Raises UsageError for a built-in data set that does not exist, DownloadError for a file that cannot be fetched.
     """

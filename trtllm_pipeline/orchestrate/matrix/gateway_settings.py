@@ -1,6 +1,6 @@
 """Configuration of a gateway: its models, address, limits and default sampling.
 
-It is a JSON file (docs/formats.md). Imports stay light, since matrix settings and command-line options derive from
+It is a JSON file (docs/reference/formats.md). Imports stay light, since matrix settings and command-line options derive from
 `GatewayParams`. There is no `from __future__ import annotations`, since field types are read at runtime.
 """
 

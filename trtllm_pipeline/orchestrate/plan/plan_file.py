@@ -1,6 +1,6 @@
 """The plan as a file: the output of `pipeline plan --format json`, and `plan.json` of every run.
 
-See `docs/formats.md`. Reading it returns an `Outline`: cells and stage runs without recipes, settings and command lines.
+See `docs/reference/formats.md`. Reading it returns an `Outline`: cells and stage runs without recipes, settings and command lines.
 Status, logs and reports need nothing else, so they do not read the matrix.
 """
 

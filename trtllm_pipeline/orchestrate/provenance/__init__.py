@@ -5,7 +5,7 @@
     check(folder, policy) -> findings           compares the envelope with the files and the policy
     require(folders, policy)                    the same, raised as an error
 
-`docs/provenance.md` explains what this proves and what it cannot prove.
+`docs/reference/provenance.md` explains what this proves and what it cannot prove.
 """
 
 from trtllm_pipeline.orchestrate.provenance.checking import (

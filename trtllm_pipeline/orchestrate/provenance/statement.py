@@ -1,6 +1,6 @@
 """The statement of an artifact: in-toto Statement v1 with the provenance predicate v1 of SLSA.
 
-It is derived from the manifest and the job and never stored separately. `docs/provenance.md` describes each field.
+It is derived from the manifest and the job and never stored separately. `docs/reference/provenance.md` describes each field.
  Sources: https://in-toto.io/Statement/v1, https://slsa.dev/provenance/v1.
 """
 
@@ -22,7 +22,7 @@ from trtllm_pipeline.tensorrt import JOB
 TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "https://slsa.dev/provenance/v1"
 BUILD_TYPE: Final = "trtllm-pipeline:stage-run/v1"
-"""The format of the parameters, described in docs/provenance.md."""
+"""The format of the parameters, described in docs/reference/provenance.md."""
 ALL_FILES: Final = "."
 """Name of the subject for all files together."""
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")

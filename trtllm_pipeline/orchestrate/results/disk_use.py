@@ -39,7 +39,7 @@ class DiskUse:
     """Directory -> bytes."""
 
     def to_json(self) -> dict[str, Json]:
-        """JSON, see `docs/formats.md`."""
+        """JSON, see `docs/reference/formats.md`."""
 
         def share_json(share: UsedSpace) -> dict[str, Json]:
             return {"artifacts": share.artifacts, "size_bytes": share.size_bytes}

@@ -68,7 +68,7 @@ class PlanDifference:
     commands: tuple[CommandChange, ...]
 
     def to_json(self) -> dict[str, Json]:
-        """The output of `pipeline plan --compare MACHINE --format json`, see docs/formats.md."""
+        """The output of `pipeline plan --compare MACHINE --format json`, see docs/reference/formats.md."""
         return {
             "schema": 1,
             "new": self.new,

@@ -48,7 +48,7 @@ def report_json(
     finished: bool = True,
     forecast: ForecastCheck | None = None,
 ) -> Iterator[str]:
-    """Lines of the report as JSON, see docs/formats.md. `finished` is False until the run has written its own report."""
+    """Lines of the report as JSON, see docs/reference/formats.md. `finished` is False until the run has written its own report."""
     counts = Counter(row.status.value for row in rows)
     return json_lines(
         schema=SCHEMA,

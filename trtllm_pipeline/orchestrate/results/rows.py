@@ -158,7 +158,7 @@ class CellResult:
         return float(value) if isinstance(value, (int, float)) else None
 
     def to_json(self) -> dict[str, Json]:
-        """The row in report.json, see docs/formats.md."""
+        """The row in report.json, see docs/reference/formats.md."""
         written: dict[str, Json] = {
             "status": self.status.value,
             "perf": [level.to_json() for level in self.levels],

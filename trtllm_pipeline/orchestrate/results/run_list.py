@@ -15,7 +15,7 @@ from trtllm_pipeline.orchestrate.store.store import Store
 
 
 def runs_json(store: Store) -> dict[str, Any]:
-    """All runs, the latest first, see docs/formats.md."""
+    """All runs, the latest first, see docs/reference/formats.md."""
     runs = []
     for row in store.index.runs():
         if not (store.runs_dir / row.id).is_dir():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.run.pulling import Offers
 
 _GUESS_ERROR: Final = 0.6
-"""Relative error of a time formula (docs/memory.md)."""
+"""Relative error of a time formula (docs/project/estimates.md)."""
 _KNOWN_ERROR: Final = 0.3
 """Relative error of a duration measured on an unknown system."""
 _MOST_SIMULATED: Final = 2_000

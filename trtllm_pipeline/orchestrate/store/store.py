@@ -11,7 +11,7 @@
       runs/RUN_ID/               plan, report and lock file of each run
       damaged/STAGE/FINGERPRINT/ damaged artifacts that verify and repair set aside
 
-`docs/formats.md` describes these files.
+`docs/reference/formats.md` describes these files.
 """
 
 from __future__ import annotations

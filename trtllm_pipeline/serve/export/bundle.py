@@ -12,7 +12,7 @@
     bundle.json    what it is, for programs
     SHA256SUMS     of every other file: sha256sum -c SHA256SUMS
 
-`docs/formats.md` describes it.
+`docs/reference/formats.md` describes it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It is copied into a ConfigMap, and run by a job with the volume:  python3 fill.py FOLDER
 
-REPOSITORY   ORGANISATION/NAME of the bundle on the hub
+REPOSITORY   ORGANIZATION/NAME of the bundle on the hub
 REVISION     branch, tag or commit (default: main, or master on ModelScope)
 HUB          huggingface (default) or modelscope
 HF_ENDPOINT, MODELSCOPE_ENDPOINT   another address of the hub, such as a mirror

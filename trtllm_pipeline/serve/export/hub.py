@@ -15,16 +15,16 @@ from trtllm_pipeline.serve.export.bundle import largest
 def check_repository(name: str | None) -> None:
     """Raise UsageError for what cannot be a repository's name."""
     if name is None:
-        raise UsageError("--to hub: which repository?", hint="--repository ORGANISATION/NAME")
+        raise UsageError("--to hub: which repository?", hint="--repository ORGANIZATION/NAME")
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)
         if "/" not in name:
-            raise UsageError(f"--repository {name}: expected ORGANISATION/NAME")
+            raise UsageError(f"--repository {name}: expected ORGANIZATION/NAME")
     except HFValidationError as error:
-        raise UsageError(f"--repository {name}: {error}", hint="--repository ORGANISATION/NAME") from error
+        raise UsageError(f"--repository {name}: {error}", hint="--repository ORGANIZATION/NAME") from error
 
 
 def publish(folder: Path, repository: str, *, message: str, upload: bool, private: bool) -> dict[str, Any]:

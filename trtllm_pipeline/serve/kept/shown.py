@@ -26,7 +26,7 @@ _GPU_CHARACTERS = 12
 
 
 def to_json(found: Sequence[KeptServer]) -> dict[str, Any]:
-    """All about servers, see docs/formats.md."""
+    """All about servers, see docs/reference/formats.md."""
     return {"schema": 1, "servers": [entry(server) for server in found]}
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = {
     "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
-    "adapter": ("adapter ORGANISATION/NAME --output-dir adapter",),
-    "draft": ("draft ORGANISATION/NAME --output-dir draft",),
+    "adapter": ("adapter ORGANIZATION/NAME --output-dir adapter",),
+    "draft": ("draft ORGANIZATION/NAME --output-dir draft",),
     "quantize": ("quantize --model model --precision fp8 --family qwen2 --output-dir checkpoint",),
     "convert": ("convert --model model --precision int8_wo --output-dir checkpoint",),
     "build": (

@@ -54,7 +54,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
     """The options of a stage that several toolchains may have, each with some of them."""
     own = [_parameter(*each) for each in SHARED]
     if name in FETCHING:
-        about = options.argument("MODEL", "ORGANISATION/NAME[@REVISION], a recipe, or a directory.")
+        about = options.argument("MODEL", "ORGANIZATION/NAME[@REVISION], a recipe, or a directory.")
         own.append(_parameter("model", Annotated[str | None, about]))
     for place in dict.fromkeys(each for stage in stages for each in stage.inputs):
         upstream = " or ".join(next(stage for stage in stages if place in stage.inputs).upstream(place))

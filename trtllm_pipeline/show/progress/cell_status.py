@@ -77,7 +77,7 @@ def status_of(
 
 
 def to_json(status: MatrixStatus) -> dict[str, Json]:
-    """The status in JSON, see docs/formats.md."""
+    """The status in JSON, see docs/reference/formats.md."""
 
     def stage(run_id: StageRunId) -> dict[str, Json]:
         state, run = status.states[run_id], status.outline.stage_runs[run_id]

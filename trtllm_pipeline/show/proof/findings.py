@@ -78,7 +78,7 @@ class DeepFinding:
     """For programs and templates."""
 
     def to_json(self) -> dict[str, Json]:
-        """A row of the JSON file, see docs/formats.md."""
+        """A row of the JSON file, see docs/reference/formats.md."""
         return {**asdict(self), "status": self.status.value}
 
 
@@ -136,7 +136,7 @@ class DeepExamination:
             yield f"{self.where()}: the placeholders of the Triton templates match the recorded ones"
 
     def to_json(self) -> dict[str, Json]:
-        """The JSON form, see docs/formats.md."""
+        """The JSON form, see docs/reference/formats.md."""
         installation, gpus = self.machine.tensorrt_llm, self.machine.gpus
         return {
             "schema": SCHEMA,

@@ -183,7 +183,7 @@ class Comparison:
         return {name: words for name, words in METHODS.items() if name in used}
 
     def to_json(self) -> dict[str, Json]:
-        """The JSON of `pipeline compare --format json`, see docs/formats.md."""
+        """The JSON of `pipeline compare --format json`, see docs/reference/formats.md."""
         pairs: list[Json] = [
             {
                 "cell": pair.cell,

@@ -84,7 +84,7 @@ class Judgement:
         return "gate: not evaluated: some cells are not comparable" if self.comparison.refused else "gate: passed"
 
     def to_json(self) -> dict[str, Json]:
-        """The JSON of `pipeline compare --format json`, see docs/formats.md."""
+        """The JSON of `pipeline compare --format json`, see docs/reference/formats.md."""
         judged = not self.comparison.refused
         broken: list[Json] = [each.to_json() for each in self.broken or ()]
         gate: Json = {"holds": judged and not broken, "judged": judged, "broken": broken}

@@ -86,7 +86,7 @@ class Candidate:
     """Requests measured at that level. With fewer than 100, p99 is the maximum."""
 
     def to_json(self) -> dict[str, Json]:
-        """The JSON of `pipeline recommend --format json`, see docs/formats.md."""
+        """The JSON of `pipeline recommend --format json`, see docs/reference/formats.md."""
         return {**asdict(self), "workload": dict(self.workload)}
 
 
@@ -113,7 +113,7 @@ class Recommendation:
         return 0 if any(each.reason is None for each in self.candidates) else 3
 
     def to_json(self) -> dict[str, Json]:
-        """The JSON of `pipeline recommend --format json`, see docs/formats.md."""
+        """The JSON of `pipeline recommend --format json`, see docs/reference/formats.md."""
         return {
             "schema": 1,
             "run": self.run,

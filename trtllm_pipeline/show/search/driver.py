@@ -118,7 +118,7 @@ class Search:
     """130 if interrupted, 1 after a failure unrelated to the cells, 3 if no tried cell meets the objectives, otherwise 0."""
 
     def to_json(self) -> dict[str, Json]:
-        """The JSON of `pipeline search --format json`, see docs/formats.md."""
+        """The JSON of `pipeline search --format json`, see docs/reference/formats.md."""
         ahead = self.state.next
         return {
             "schema": 1,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 SATURATING_TOKENS: Final = 16_384
-"""Tokens of one forward pass above which more tokens do not make it faster, measured on an H200 (docs/performance.md)."""
+"""Tokens of one forward pass above which more tokens do not make it faster, measured on an H200 (docs/project/quantizing.md)."""
 CPU_TOKENS: Final = 2048
 _FRAGMENTS: Final = 1.3
 """Ratio of the memory that torch reserves for activations to the allocated memory, measured on an H200."""

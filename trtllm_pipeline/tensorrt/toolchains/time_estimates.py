@@ -21,7 +21,7 @@ from trtllm_pipeline.tensorrt.toolchains.model_shape import (
 _NETWORK: Final = 50e6
 """Bytes per second from a hub: an assumption."""
 READ: Final = 2e9
-"""Bytes per second from files to memory, for one reader of the page cache. Measured (docs/performance.md)."""
+"""Bytes per second from files to memory, for one reader of the page cache. Measured (docs/project/quantizing.md)."""
 _ALL_REDUCE_S: Final = 1e-5
 """Time for an array as small as decoding's, between GPUs of one host. Each layer has two. An assumption."""
 _FEWER_BITS: Final = frozenset({"fp8", "int8_sq", "w4a8_awq", "nvfp4"})

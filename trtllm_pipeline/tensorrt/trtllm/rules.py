@@ -1090,7 +1090,7 @@ def speculation(case: Case) -> str | None:
     return f"settings.speculative.method {speculation['method']}: {backend} no such way to draft"
 
 
-@rule("TLM702", "settings.speculative.model: ORGANISATION/NAME, a recipe, or a directory", toolchains=_BOTH)
+@rule("TLM702", "settings.speculative.model: ORGANIZATION/NAME, a recipe, or a directory", toolchains=_BOTH)
 def draft_model(case: Case) -> str | None:
     """A method that takes a draft model, without one, or with a head that the model's recipe knows for another method. Source:
     `DecodingBaseConfig` and its subclasses of the LLM API; the converters of examples/medusa and examples/eagle; recipes.
