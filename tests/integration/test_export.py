@@ -132,7 +132,7 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     assert "expected at most 40" in refused("--name", "A_b")
     assert "--repository ORGANIZATION/NAME" in refused(to="hub")
     assert "ORGANIZATION/NAME" in refused("--repository", "a b/c", to="hub")
-    assert "for a hub" in refused("--upload")
+    assert "require --to hub" in refused("--upload")
     assert "--to lws is for several nodes" in refused(to="lws")
     assert "needs the public keys" in refused("--require-signed")
     assert r"--image 'a\x01b': expected" in refused("--image", "a\x01b")

@@ -193,7 +193,7 @@ def test_columns_that_do_not_fit_a_window_are_named_instead(clean: Browser, tmp_
     load(clean, page, width=1440)
     assert clean.evaluate(cut) is False
     heads, (caption,) = texts(clean, "#cells-table thead th"), texts(clean, "#cells-caption")
-    assert "input tok/s @16" in caption.partition("no room for")[2]
+    assert "input tok/s @16" in caption.partition("Hidden for lack of space:")[2]
     assert not [head for head in heads if head.startswith("input tok/s")]
     assert [head for head in heads if head.startswith("SLO req/s")]
     load(clean, page, width=2400)

@@ -343,7 +343,7 @@ CHECKS = (
 def test_the_verdict_comes_first_and_what_nobody_asked_for_is_grey() -> None:
     found = list(Examination(MACHINE, CHECKS, CPU_ONLY).lines())
     assert found[0].text == "ready: pipeline run uses the toolchain embedded; see space.shm below"
-    assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == [
+    assert [line.text.split("  ")[-1].strip() for line in found if line.gray] == [
         "TensorRT-LLM is not installed",
         "no GPU",
         "no token",
@@ -354,7 +354,7 @@ def test_the_verdict_comes_first_and_what_nobody_asked_for_is_grey() -> None:
 def test_a_toolchain_that_was_asked_for_says_what_it_lacks() -> None:
     found = list(Examination(MACHINE, CHECKS, CPU_ONLY, "tensorrt_llm").lines())
     assert found[0].text == "not ready: the toolchain tensorrt_llm cannot be used on this machine"
-    assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == ["no token"]
+    assert [line.text.split("  ")[-1].strip() for line in found if line.gray] == ["no token"]
     hints = [line.text.strip() for line in found if line.text.strip().startswith("do: ")]
     assert hints == ["do: take an image", "do: buy one", "do: take more"]
 
@@ -363,7 +363,7 @@ def test_where_nothing_can_be_used_everything_missing_matters() -> None:
     neither = (CPU_ONLY[0], Verdict("embedded", "no GPU", "no package", "install it"))
     found = list(Examination(MACHINE, CHECKS, neither).lines())
     assert found[0].text == "not ready: no toolchain can be used on this machine"
-    assert [line.text.split("  ")[-1].strip() for line in found if line.grey] == ["no token"]
+    assert [line.text.split("  ")[-1].strip() for line in found if line.gray] == ["no token"]
 
 
 def test_every_toolchain_that_can_be_missing_says_what_to_install() -> None:

@@ -162,17 +162,17 @@ _HINT_INDENT: Final = " " * 13 + "do: "
 
 @dataclass(frozen=True, slots=True)
 class MarkedLine:
-    """A line of text. `status` adds a mark before it. `grey` means that no toolchain needs the missing thing."""
+    """A line of text. `status` adds a mark before it. `gray` means that no toolchain needs the missing thing."""
 
     text: str
     status: CheckStatus | None = None
-    grey: bool = False
+    gray: bool = False
 
     def mark(self, *, ascii_only: bool) -> tuple[str, str]:
         """The mark before the text, and its style."""
         if self.status is None:
             return "", ""
-        symbol, plain, style = _LOOKS[self.status, self.grey]
+        symbol, plain, style = _LOOKS[self.status, self.gray]
         return f"  {plain if ascii_only else symbol} {self.status.value:<8} ", style
 
 
@@ -216,17 +216,17 @@ class Examination:
         width = max(len(verdict.name) for verdict in self.verdicts)
         for verdict in self.verdicts:
             status = CheckStatus.MISSING if verdict.missing else CheckStatus.OK
-            grey = verdict.missing is not None and verdict.name not in names
+            gray = verdict.missing is not None and verdict.name not in names
             yield from _with_hint(
-                f"{verdict.name:<{width}}  {verdict.missing or verdict.summary}", verdict.hint, status, grey
+                f"{verdict.name:<{width}}  {verdict.missing or verdict.summary}", verdict.hint, status, gray
             )
         width = max(len(check.id.partition(".")[2]) for check in self.checks)
         for group, checks in groupby(self.checks, lambda check: check.group):
             yield from (MarkedLine(""), MarkedLine(TITLES[group]))
             for check in checks:
                 name = check.id.partition(".")[2].replace("_", " ")
-                grey = check.status is CheckStatus.MISSING and not names.intersection(check.needed_by)
-                yield from _with_hint(f"{name:<{width}}  {check.detail}", check.hint, check.status, grey)
+                gray = check.status is CheckStatus.MISSING and not names.intersection(check.needed_by)
+                yield from _with_hint(f"{name:<{width}}  {check.detail}", check.hint, check.status, gray)
         yield from (
             MarkedLine(""),
             MarkedLine("to plan for this machine elsewhere:"),
@@ -252,9 +252,9 @@ class Examination:
         }
 
 
-def _with_hint(text: str, hint: str | None, status: CheckStatus, grey: bool) -> Iterator[MarkedLine]:
-    yield MarkedLine(text, status, grey)
-    if hint and not grey:
+def _with_hint(text: str, hint: str | None, status: CheckStatus, gray: bool) -> Iterator[MarkedLine]:
+    yield MarkedLine(text, status, gray)
+    if hint and not gray:
         yield MarkedLine(f"{_HINT_INDENT}{hint}")
 
 

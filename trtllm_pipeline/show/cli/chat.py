@@ -207,7 +207,7 @@ class _Terminal:
     def __init__(self, talk: Conversation) -> None:
         self._talk = talk
         self._typed = sys.stdin.isatty()
-        self._colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self._thinking = False
         self._column = 0
 
@@ -308,7 +308,7 @@ class _Terminal:
             if not reasoning:
                 self._end_line()
             self._thinking = reasoning
-            self._colour(_DIM if reasoning else _PLAIN)
+            self._color(_DIM if reasoning else _PLAIN)
         # Reasoning is not part of the response. A pipe gets only the response.
         if not reasoning or self._typed:
             sys.stdout.write(piece)
@@ -317,14 +317,14 @@ class _Terminal:
 
     def _end_line(self) -> None:
         if self._thinking:
-            self._colour(_PLAIN)
+            self._color(_PLAIN)
             self._thinking = False
         if self._column:
             print(flush=True)  # noqa: T201
             self._column = 0
 
-    def _colour(self, code: str) -> None:
-        if self._colours:
+    def _color(self, code: str) -> None:
+        if self._colors:
             raw(sys.stdout).write(code)
 
 

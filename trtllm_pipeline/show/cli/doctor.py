@@ -70,7 +70,7 @@ def doctor(
     from trtllm_pipeline.show import doctor_findings
 
     examination = doctor_findings.run(Path(workspace), assumed=assume, toolchain=toolchain)
-    emit_as(format, examination, json=Examination.to_json, text=_coloured if sys.stdout.isatty() else _plain)
+    emit_as(format, examination, json=Examination.to_json, text=_colored if sys.stdout.isatty() else _plain)
     raise typer.Exit(examination.exit_code)
 
 
@@ -105,12 +105,12 @@ def _plain(examination: Examination) -> str:
     return examination.text(sys.stdout.encoding)
 
 
-def _coloured(examination: Examination) -> Any:
+def _colored(examination: Examination) -> Any:
     from rich.text import Text
 
     ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
     texts = [
-        Text.assemble(line.mark(ascii_only=ascii_only), (line.text, "dim" if line.grey else ""))
+        Text.assemble(line.mark(ascii_only=ascii_only), (line.text, "dim" if line.gray else ""))
         if line.status
         else Text(line.text, "" if number else "bold")
         for number, line in enumerate(examination.lines())

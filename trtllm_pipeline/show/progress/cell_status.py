@@ -22,7 +22,7 @@ _MAX_CELLS: Final = 200
 _BESIDE_CELLS: Final = 6
 """Lines reserved for title, headers, legend and running stages."""
 DONE: Final = (StageStatus.UP_TO_DATE, StageStatus.SKIPPED)
-_TOLD: Final = (StageStatus.RUNNING, StageStatus.FAILED)
+_MENTIONED: Final = (StageStatus.RUNNING, StageStatus.FAILED)
 
 
 class Took(NamedTuple):
@@ -144,7 +144,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     if len(together := ", ".join(titles)) <= width:
         titles = [together]
     below = [rest] if rest else []
-    mentioned = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _TOLD]
+    mentioned = [(run, states[run_id]) for run_id, run in runs.items() if states[run_id].status in _MENTIONED]
     if status.goes_on and not any(state.status is StageStatus.RUNNING for _, state in mentioned):
         below += [
             "the run is active, but no stage is running; if it waits for another process, its own terminal shows which one"

@@ -53,7 +53,7 @@ LOOKS: Final = {
 }
 REMIND_EVERY_S: Final = 60.0
 """Interval of reminders in line mode. The live view shows the same content permanently."""
-_TELLING: Final = (_S.FAILED, _S.RUNNING, _S.ELSEWHERE, _S.CANCELLED, _S.PENDING, _S.BLOCKED)
+_PRECEDENCE: Final = (_S.FAILED, _S.RUNNING, _S.ELSEWHERE, _S.CANCELLED, _S.PENDING, _S.BLOCKED)
 """Statuses that take precedence over any number of others, in this order."""
 _MIN_NAME: Final = 12
 _HEAD_WIDTHS: Final = (10, 8, 7, 6, 5, 4, 3, 2)
@@ -94,7 +94,7 @@ def group_line(
 
 def _part(counts: Mapping[StageStatus, int]) -> Part | None:
     """The combined status of stage runs by status, or None without stage runs."""
-    status = next((each for each in (*_TELLING, *LOOKS) if counts.get(each)), None)
+    status = next((each for each in (*_PRECEDENCE, *LOOKS) if counts.get(each)), None)
     if status is None:
         return None
     total, done = sum(counts.values()), sum(counts.get(each, 0) for each in GOOD)

@@ -11,7 +11,18 @@ from trtllm_pipeline.orchestrate import Forecast, Plan, capacities, simulate
 LIMIT_S: Final = 600.0
 _BEFORE_SEVERAL: Final = 4
 """Precisions on one GPU before the first over several."""
-_TELLING: Final = ("fp16", "fp8", "int4_awq", "nvfp4", "int8_sq", "w4a8_awq", "bf16", "int8_wo", "int4_wo", "fp32")
+_MOST_INFORMATIVE: Final = (
+    "fp16",
+    "fp8",
+    "int4_awq",
+    "nvfp4",
+    "int8_sq",
+    "w4a8_awq",
+    "bf16",
+    "int8_wo",
+    "int4_wo",
+    "fp32",
+)
 """Ordered so that each has the least in common with earlier ones in stages, kernels and files."""
 
 
@@ -43,4 +54,4 @@ def left_out(plan: Plan, taken: Collection[CellId]) -> Sequence[Cell]:
 
 
 def _rank(cell: Cell) -> int:
-    return _TELLING.index(cell.precision) + (_BEFORE_SEVERAL if cell.tp * cell.pp > 1 else 0)
+    return _MOST_INFORMATIVE.index(cell.precision) + (_BEFORE_SEVERAL if cell.tp * cell.pp > 1 else 0)

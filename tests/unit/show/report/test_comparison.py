@@ -184,7 +184,7 @@ def test_precisions_of_one_run_and_payback() -> None:
     assert compare(run, Side("earlier", (cell("fp16", level(tps=40)),))).paybacks == [], "the same configuration"
     with pytest.raises(UsageError, match="no cell has precision fp8"):
         compare_by(run, "precision", "fp8")
-    with pytest.raises(UsageError, match="no axis 'speed'"):
+    with pytest.raises(UsageError, match="unknown axis 'speed'"):
         compare_by(run, "speed", None)
 
 
