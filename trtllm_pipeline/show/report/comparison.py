@@ -19,10 +19,8 @@ from trtllm_pipeline.measure import (
     LEVEL_METRICS,
     RATES,
     Difference,
-    Interval,
     LevelResult,
     RepeatResult,
-    Statistic,
     deciding,
     differences,
     latency_of,
@@ -87,7 +85,7 @@ class Delta:
     base: float | None
     new: float | None
     change: float | None
-    interval: Interval | None
+    interval: stats.Interval | None
     method: str | None
     verdict: ChangeVerdict
 
@@ -394,7 +392,11 @@ def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[s
 
 
 def delta(
-    metric: str, new: float | None, base: float | None, interval: Interval | None = None, method: str | None = None
+    metric: str,
+    new: float | None,
+    base: float | None,
+    interval: stats.Interval | None = None,
+    method: str | None = None,
 ) -> Delta:
     """A difference, judged. The base 0 has no relative difference, so it counts as missing unless both are 0."""
     if new is None or base is None or (base == 0 and new != 0):
@@ -446,7 +448,7 @@ _Columns = Callable[[RequestSample], "tuple[float, ...] | None"]
 
 def _resampled(
     metric: str, ratio: float, new: Sequence[RequestSample], base: Sequence[RequestSample]
-) -> tuple[Interval | None, str | None]:
+) -> tuple[stats.Interval | None, str | None]:
     """An interval of `ratio` - 1 from the requests of both sides, and its method; None where requests do not tell."""
     statistic = _statistic(metric)
     if statistic is None or not new or not base:
@@ -464,7 +466,7 @@ def _resampled(
     return found, "paired_requests" if paired else "requests"
 
 
-def _statistic(metric: str) -> tuple[_Columns, Statistic, int] | None:
+def _statistic(metric: str) -> tuple[_Columns, stats.Statistic, int] | None:
     """How a metric comes from requests: the numbers of each, the metric of many rows of them, and how many it takes.
 
     None for gaps between tokens, which are no property of a request, and for extremes: that of resampled requests is
@@ -545,7 +547,7 @@ def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> 
     return delta(metric, after, before, interval, "questions")
 
 
-def _paired_questions(score: str, cell: Measured, other: Measured) -> Interval | None:
+def _paired_questions(score: str, cell: Measured, other: Measured) -> stats.Interval | None:
     """Interval of the difference of mean scores over the questions both were asked; None when there is no such thing.
 
     Where the answers are not here any more, it is as the run itself noted it.
