@@ -322,14 +322,14 @@ class ScriptedServer:
     async def _openai(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         if path == "models":
             return _whole(writer, 200, {"object": "list", "data": [{"id": name} for name in self.models]})
-        loads = json.loads(body)
-        chat, model = path == "chat/completions", loads["model"]
+        request = json.loads(body)
+        chat, model = path == "chat/completions", request["model"]
         if model not in self.models:
             return _whole(writer, 404, {"error": {"message": f"the model {model!r} does not exist"}})
-        prompt = loads["messages"][-1]["content"] if chat else loads["prompt"]
-        values = {**loads, "text_input": prompt, "return_num_output_tokens": True}
+        prompt = request["messages"][-1]["content"] if chat else request["prompt"]
+        values = {**request, "text_input": prompt, "return_num_output_tokens": True}
         counts, scripts = [0], []
-        kind = ("chat.completion" if chat else "text_completion") + (".chunk" if chat and loads.get("stream") else "")
+        kind = ("chat.completion" if chat else "text_completion") + (".chunk" if chat and request.get("stream") else "")
         about = {"id": "1", "object": kind, "created": int(time.time()), "model": model}
 
         def choice(part: _Part, index: int, script: Script) -> dict[str, Any]:
@@ -349,11 +349,11 @@ class ScriptedServer:
             reason = scripts[-1].finish_reason if scripts else "stop"
             end: dict[str, Any] = {"index": 0, "finish_reason": reason, **({"delta": {}} if chat else {"text": ""})}
             yield _event({**about, "choices": [end]})
-            if (loads.get("stream_options") or {}).get("include_usage"):
+            if (request.get("stream_options") or {}).get("include_usage"):
                 yield _event({**about, "choices": [], "usage": usage()})
             yield b"data: [DONE]\n\n"
 
-        if loads.get("stream"):
+        if request.get("stream"):
             role = {**about, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
             head = _event(role) if chat else b""
             return await self._event_stream(self._play(model, values), writer, delta, tail(), head)
@@ -543,19 +543,21 @@ def server_process(log: Path, *timeline: str) -> Iterator[Service]:
 def scripted(prompt: str, default: Mapping[str, Any]) -> Script:
     """The script in a prompt, if it is one, with `default` for missing fields."""
     try:
-        loads = json.loads(prompt)
+        document = json.loads(prompt)
     except ValueError:
-        loads = None
-    names = {**default, **(loads if isinstance(loads, dict) else {})}
-    events = [[(names["first_ms"] + index * names["gap_ms"]) / 1e3, " word"] for index in range(names["events"])]
+        document = None
+    timeline = {**default, **(document if isinstance(document, dict) else {})}
+    events = [
+        [(timeline["first_ms"] + index * timeline["gap_ms"]) / 1e3, " word"] for index in range(timeline["events"])
+    ]
     if events:
-        events[-1][0] += names.get("stall_ms", 0.0) / 1e3
+        events[-1][0] += timeline.get("stall_ms", 0.0) / 1e3
     return Script(
         tuple((at_s, text) for at_s, text in events),
-        error=names.get("error"),
-        drop=names.get("drop", False),
-        merge=names.get("merge", 1),
-        cut=names.get("cut", False),
+        error=timeline.get("error"),
+        drop=timeline.get("drop", False),
+        merge=timeline.get("merge", 1),
+        cut=timeline.get("cut", False),
     )
 
 

@@ -5,7 +5,6 @@ from .client import fields as fields
 from .client.conversation import Conversation as Conversation
 from .client.conversation import Reply as Reply
 from .client.conversation import models as models
-from .client.fields import shortened as shortened
 from .client.images import ImagesAsked as ImagesAsked
 from .client.openai import OpenAiClient as OpenAiClient
 from .client.service import Service as Service
@@ -32,7 +31,6 @@ from .client.triton import is_on as is_on
 from .client.triton import is_unknown as is_unknown
 from .client.triton import sampling as sampling
 from .client.urls import server_url as server_url
-from .load import engine_report as engine_report
 from .load import objectives as objectives
 from .load import stats as stats
 from .load.conditions import BY_NAME as BY_NAME
@@ -103,8 +101,6 @@ from .load.result import load_words as load_words
 from .load.server_checks import ExpectedServer as ExpectedServer
 from .load.stats import MEAN_INTERVAL as MEAN_INTERVAL
 from .load.stats import STATISTICS as STATISTICS
-from .load.stats import Interval as Interval
-from .load.stats import Statistic as Statistic
 from .load.stopping import Rounds as Rounds
 from .load.stopping import StopRule as StopRule
 from .load.stopping import parse_precisions as parse_precisions

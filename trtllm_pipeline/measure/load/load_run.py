@@ -30,7 +30,7 @@ from trtllm_pipeline.measure.load.prompts import (
     unrendered,
 )
 from trtllm_pipeline.measure.load.server_checks import ExpectedServer
-from trtllm_pipeline.measure.load.stopping import Progress, Rounds, StopRule
+from trtllm_pipeline.measure.load.stopping import LoadProgress, Rounds, StopRule
 from trtllm_pipeline.measure.load.target import Target, adds_special_tokens
 from trtllm_pipeline.measure.load.workloads import Openings, Workload, made
 
@@ -75,10 +75,10 @@ def record(
         done += 1
         progress(done, max(done, total))
 
-    def progress_so_far() -> Progress:
+    def progress_so_far() -> LoadProgress:
         nonlocal reader
         if not done:
-            return Progress()
+            return LoadProgress()
         if reader is None:
             from trtllm_pipeline.measure.load.metrics import SoFar
 

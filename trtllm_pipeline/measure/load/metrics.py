@@ -34,7 +34,7 @@ from trtllm_pipeline.measure.load.result import (
     Schedule,
 )
 from trtllm_pipeline.measure.load.stats import Summary, relative_half_width, summary
-from trtllm_pipeline.measure.load.stopping import Probe, Progress, RateSearch
+from trtllm_pipeline.measure.load.stopping import LoadProgress, Probe, RateSearch
 from trtllm_pipeline.measure.load.windows import Window
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class SoFar:
         self._repeats: dict[tuple[int | None, float | None], list[RepeatResult]] = {}
         self._probes: dict[float, tuple[tuple[bool, ...], ...]] = {}
 
-    def look(self) -> Progress:
+    def look(self) -> LoadProgress:
         """Read the new records and return the progress. Levels must be complete."""
         with self._events.open("rb") as file:
             file.seek(self._end)
@@ -119,7 +119,7 @@ class SoFar:
             self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
         metrics = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
         rates = (median(each.requests_per_s or 0.0 for each in metrics[key]) for key in metrics if key[0] is not None)
-        return Progress(
+        return LoadProgress(
             [
                 [{name: repeat.value(name) for name in LEVEL_METRICS} for repeat in repeats]
                 for repeats in metrics.values()

@@ -159,7 +159,7 @@ def _rounded(rate: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LoadProgress:
     """Measurements so far."""
 
     repeats: Sequence[Sequence[Mapping[str, float | None]]] = ()
@@ -189,7 +189,7 @@ class Rounds:
         """True if more levels may follow the first ones."""
         return bool(self._stop.precisions) or self._wanted is not None
 
-    def next(self, progress: Progress) -> list[Level]:
+    def next(self, progress: LoadProgress) -> list[Level]:
         """The levels to measure now, empty at the end."""
         if time.monotonic() >= self._ends_s:
             return []

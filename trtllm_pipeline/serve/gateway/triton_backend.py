@@ -27,9 +27,9 @@ from trtllm_pipeline.measure import (
     Service,
     Session,
     failure_class,
+    fields,
     is_on,
     is_unknown,
-    shortened,
 )
 from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine
 from trtllm_pipeline.orchestrate import OF_TRITON
@@ -471,7 +471,7 @@ class TritonBackend:
             self.forget_idle()
 
     def _failure(self, choice: Choice, *, passing: bool) -> ApiError:
-        message = shortened(choice.error or "", 300)
+        message = fields.shortened(choice.error or "", 300)
         if choice.timed_out:
             return ApiError(
                 504,

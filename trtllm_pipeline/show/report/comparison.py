@@ -19,10 +19,8 @@ from trtllm_pipeline.measure import (
     LEVEL_METRICS,
     RATES,
     Difference,
-    Interval,
     LevelResult,
     RepeatResult,
-    Statistic,
     deciding,
     differences,
     latency_of,
@@ -87,7 +85,7 @@ class Delta:
     base: float | None
     new: float | None
     change: float | None
-    interval: Interval | None
+    interval: stats.Interval | None
     method: str | None
     verdict: ChangeVerdict
 
@@ -398,7 +396,11 @@ def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[s
 
 
 def delta(
-    metric: str, new: float | None, base: float | None, interval: Interval | None = None, method: str | None = None
+    metric: str,
+    new: float | None,
+    base: float | None,
+    interval: stats.Interval | None = None,
+    method: str | None = None,
 ) -> Delta:
     """A difference with its verdict. A base of 0 has no relative difference and counts as missing unless both are 0."""
     if new is None or base is None or (base == 0 and new != 0):
@@ -450,7 +452,7 @@ _Columns = Callable[[RequestSample], "tuple[float, ...] | None"]
 
 def _resampled(
     metric: str, ratio: float, new: Sequence[RequestSample], base: Sequence[RequestSample]
-) -> tuple[Interval | None, str | None]:
+) -> tuple[stats.Interval | None, str | None]:
     """An interval of `ratio` - 1 from the requests of both sides, and its method, or None if requests cannot give one."""
     statistic = _statistic(metric)
     if statistic is None or not new or not base:
@@ -468,7 +470,7 @@ def _resampled(
     return interval, "paired_requests" if paired else "requests"
 
 
-def _statistic(metric: str) -> tuple[_Columns, Statistic, int] | None:
+def _statistic(metric: str) -> tuple[_Columns, stats.Statistic, int] | None:
     """How to compute a metric from requests: numbers per request, the statistic over them, and the required count.
 
     None for gaps between tokens, which are not a property of a request, and for extremes, because resampled requests
@@ -549,7 +551,7 @@ def accuracy_delta(metric: str, score: str, cell: Measured, other: Measured) -> 
     return delta(metric, after, before, interval, "questions")
 
 
-def _paired_questions(score: str, cell: Measured, other: Measured) -> Interval | None:
+def _paired_questions(score: str, cell: Measured, other: Measured) -> stats.Interval | None:
     """Interval of the difference in mean scores over common questions, or None.
 
     If the answers no longer exist, the interval is the one that the run recorded.

@@ -30,11 +30,11 @@ def test_a_png_is_whole_and_has_the_size(width: int, height: int) -> None:
 
 
 def test_another_request_has_other_images_and_the_same_has_the_same() -> None:
-    parse = ImagesAsked.parse("2@32x48")
-    assert (parse.count, parse.width, parse.height) == (2, 32, 48)
-    made = [*parse.make(0), *parse.make(1)]
+    images_wanted = ImagesAsked.parse("2@32x48")
+    assert (images_wanted.count, images_wanted.width, images_wanted.height) == (2, 32, 48)
+    made = [*images_wanted.make(0), *images_wanted.make(1)]
     assert len(set(made)) == 4
-    assert parse.make(1) == tuple(made[2:])
+    assert images_wanted.make(1) == tuple(made[2:])
 
 
 @pytest.mark.parametrize("text", ["", "512x512", "0@8x8", "1@0x8", "1@8", "100@8x8", "1@8x80000", "1 @ 8x8"])

@@ -84,9 +84,9 @@ def test_counts_are_asked_for_where_they_can_be() -> None:
     asking = {**INPUTS, "return_num_output_tokens": "TYPE_BOOL"}
     request = GenerationRequest("x", 1)
     assert "return_num_output_tokens" not in MODEL.tensors(request, stream=True)
-    value = dataclasses.replace(MODEL, counts=True)
-    assert "return_num_output_tokens" not in value.tensors(request, stream=True), "sent unasked"
-    assert dataclasses.replace(value, inputs=asking).tensors(request, stream=True)["return_num_output_tokens"] is True
+    model = dataclasses.replace(MODEL, counts=True)
+    assert "return_num_output_tokens" not in model.tensors(request, stream=True), "sent unasked"
+    assert dataclasses.replace(model, inputs=asking).tensors(request, stream=True)["return_num_output_tokens"] is True
 
 
 def test_counts_are_found_by_name_raw_or_typed() -> None:
@@ -124,9 +124,9 @@ def test_drafts_are_told_of_a_whole_answer_where_they_are_asked_for(name: str) -
         output {{ name: "total_accepted_draft_tokens" data_type: TYPE_INT32 dims: [1] }}
     """
     config = text_format.Parse(text, model_config_pb2.ModelConfig())
-    value = ServedModel.of(config)
-    assert value.tells_drafts
-    assert value.tensors(GenerationRequest("x", 1, {PERF_METRICS: True}), stream=False)[name] is True
+    model = ServedModel.of(config)
+    assert model.tells_drafts
+    assert model.tensors(GenerationRequest("x", 1, {PERF_METRICS: True}), stream=False)[name] is True
     del config.output[-1]
     assert not ServedModel.of(config).tells_drafts
 
@@ -180,12 +180,12 @@ def test_requests_use_the_names_that_a_model_has(names: tuple[str, ...]) -> None
     types = ("TYPE_INT32", "TYPE_FP32", "TYPE_INT32", "TYPE_FP32", "TYPE_UINT64", "TYPE_STRING", "TYPE_BOOL")
     inputs = {"text_input": "TYPE_STRING", **dict(zip(names, types, strict=True))}
     model = dataclasses.replace(MODEL, inputs=inputs)
-    value: dict[str, Option] = {"temperature": 0.5, "top_k": 2, "top_p": 0.9, "random_seed": 7, "stop_words": ("x",)}
+    options: dict[str, Option] = {"temperature": 0.5, "top_k": 2, "top_p": 0.9, "random_seed": 7, "stop_words": ("x",)}
     values = (8, 0.5, 2, 0.9, 7, ("x",))
     unary = {"text_input": "hi", **dict(zip(names, values, strict=False))}
-    assert model.tensors(GenerationRequest("hi", 8, value), stream=False) == unary
-    assert model.tensors(GenerationRequest("hi", 8, value), stream=True) == {**unary, names[-1]: True}
-    request = infer_request(model, model.tensors(GenerationRequest("hi", 8, value), stream=True), request_id="1")
+    assert model.tensors(GenerationRequest("hi", 8, options), stream=False) == unary
+    assert model.tensors(GenerationRequest("hi", 8, options), stream=True) == {**unary, names[-1]: True}
+    request = infer_request(model, model.tensors(GenerationRequest("hi", 8, options), stream=True), request_id="1")
     assert {tensor.name for tensor in request.inputs} == inputs.keys()
 
 

@@ -62,15 +62,15 @@ def test_an_answer_without_length_ends_with_the_connection() -> None:
 
 def pair() -> tuple[Http2, Http2, list[tuple[Kind, int, Headers | bytes | int, bool]], bytearray]:
     """A sender, a receiver, the receiver's events, and the undelivered bytes."""
-    items: list[tuple[Kind, int, Headers | bytes | int, bool]] = []
+    events: list[tuple[Kind, int, Headers | bytes | int, bool]] = []
     travelling = bytearray()
     sender = Http2(travelling.extend, lambda *_: None)
     receiver = Http2(
         lambda data: sender.feed(0, data),
-        lambda _now_ns, kind, stream, value, ended: items.append((kind, stream, value, ended)),
+        lambda _now_ns, kind, stream, value, ended: events.append((kind, stream, value, ended)),
         serving=True,
     )
-    return sender, receiver, items, travelling
+    return sender, receiver, events, travelling
 
 
 def exchange(deliver: Callable[[Http2, bytes], None]) -> tuple[list[object], list[bytes]]:
@@ -82,8 +82,8 @@ def exchange(deliver: Callable[[Http2, bytes], None]) -> tuple[list[object], lis
     sender.headers(1, (("grpc-status", "0"), ("grpc-message", "a%20b")), end=True)
     deliver(receiver, bytes(travelling))
     messages = Messages()
-    items = [one for kind, _, value, _ in told if kind == "data" for one in messages.feed(value)]  # type: ignore[arg-type]
-    return [entry for entry in told if entry[0] == "headers"], items
+    received = [one for kind, _, value, _ in told if kind == "data" for one in messages.feed(value)]  # type: ignore[arg-type]
+    return [entry for entry in told if entry[0] == "headers"], received
 
 
 def test_frames_survive_every_cut() -> None:

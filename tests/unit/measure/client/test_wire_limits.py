@@ -384,11 +384,11 @@ def test_a_long_error_is_shortened() -> None:
 
 
 def test_an_endless_answer_ends() -> None:
-    value = triton._Http(_client())
-    value._asked_tokens = 2
+    session = triton._Http(_client())
+    session._asked_tokens = 2
     with pytest.raises(ProtocolError, match="more than 4224 messages for a response of 2 tokens"):  # noqa: PT012
         for _ in range(5000):
-            value._count_message()
+            session._count_message()
 
 
 def _client() -> triton.Client:

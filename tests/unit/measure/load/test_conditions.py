@@ -57,23 +57,23 @@ def asked(prompts: tuple[Prompt, ...] = PROMPTS, target: Target = TARGET, **how:
 def installed(monkeypatch: pytest.MonkeyPatch, *, leased: int = 2) -> None:
     """MACHINE with two GPUs, of which `leased` are left to this process."""
     devices = tuple(Device(gpu, gpu.uuid) for gpu in MACHINE.gpus)
-    value = dataclasses.replace(MACHINE, gpus=MACHINE.gpus[:leased])
-    monkeypatch.setattr(probe, "survey", lambda: Survey(value, Graphics(devices[:leased], devices), {}))
+    machine = dataclasses.replace(MACHINE, gpus=MACHINE.gpus[:leased])
+    monkeypatch.setattr(probe, "survey", lambda: Survey(machine, Graphics(devices[:leased], devices), {}))
     monkeypatch.setattr(probe, "version_of", lambda _package: "0.2.1")
 
 
 def test_the_system_is_this_machine_and_names_neither_host_nor_user(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    value = system(TARGET)
-    assert {"server", *value} == {field.name for field in FIELDS if field.about == "system"}
-    assert (value["cpu"], value["cores"], value["driver"]) == ("AMD EPYC 9654", 16, "570.86.15")
-    assert value["gpus"] == ["NVIDIA H200, 140 GiB"] * 2
-    assert (value["tensorrt_llm"], value["triton"], value["torch"]) == ("1.0.0", "2.61.0", "2.7.1")
-    assert (value["pipeline"], value["python"]) == (__version__, platform.python_version())
-    assert isinstance(value["memory_gib"], int)
-    text = json.dumps(value)
+    recorded = system(TARGET)
+    assert {"server", *recorded} == {field.name for field in FIELDS if field.about == "system"}
+    assert (recorded["cpu"], recorded["cores"], recorded["driver"]) == ("AMD EPYC 9654", 16, "570.86.15")
+    assert recorded["gpus"] == ["NVIDIA H200, 140 GiB"] * 2
+    assert (recorded["tensorrt_llm"], recorded["triton"], recorded["torch"]) == ("1.0.0", "2.61.0", "2.7.1")
+    assert (recorded["pipeline"], recorded["python"]) == (__version__, platform.python_version())
+    assert isinstance(recorded["memory_gib"], int)
+    text = json.dumps(recorded)
     assert platform.release() in text
-    assert socket.gethostname() not in text.replace(str(value["kernel"]), "")
+    assert socket.gethostname() not in text.replace(str(recorded["kernel"]), "")
     assert str(Path.home()) not in text
     assert "GPU-1" not in text
 
@@ -100,21 +100,21 @@ def test_a_version_is_recorded_of_what_serves_alone(
 ) -> None:
     installed(monkeypatch)
     (tmp_path / "config.json").write_text(json.dumps({} if version is None else {"version": version}))
-    value = system(dataclasses.replace(TARGET, protocol=protocol), tmp_path)
-    assert {name: value[name] for name in RUNTIMES} == served_by
+    recorded = system(dataclasses.replace(TARGET, protocol=protocol), tmp_path)
+    assert {name: recorded[name] for name in RUNTIMES} == served_by
 
 
 def test_by_hand_without_an_engine_any_installed_runtime_may_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    value = system(TARGET)
-    assert [value[name] for name in RUNTIMES] == ["2.61.0", "1.0.0", "0.2.1"]
+    recorded = system(TARGET)
+    assert [recorded[name] for name in RUNTIMES] == ["2.61.0", "1.0.0", "0.2.1"]
 
 
 def test_another_server_may_be_another_runtime() -> None:
     one, other = (Conditions(system={"triton": version}, workload={}) for version in ("2.61.0", None))
-    value = differences(one, other)
-    assert [each.field.name for each in deciding(value, ())] == ["triton"]
-    assert deciding(value, {"server"}) == ()
+    result = differences(one, other)
+    assert [each.field.name for each in deciding(result, ())] == ["triton"]
+    assert deciding(result, {"server"}) == ()
     newer = Conditions(system={"triton": "2.62.0"}, workload={})
     assert deciding(differences(newer, one), {"server"}), "the same runtime in another version"
 
@@ -131,8 +131,8 @@ def test_a_load_in_words() -> None:
         {"concurrency": 1, "requests": "1.5 s", "repeats": 1, "warmup_requests": 2, "turn_delay_s": 0.5},
         {**rates, "request_rate": 5.0},
     ]
-    value = workload_words(Conditions(None, None, {"levels": levels})).partition("concurrency ")[2]
-    assert value.split("; ") == [
+    words = workload_words(Conditions(None, None, {"levels": levels})).partition("concurrency ")[2]
+    assert words.split("; ") == [
         "2, 8: 8 requests after 4 to 128 of warmup, until TTFT is flat, 3 times",
         "concurrency 1: 1.5 s after 2 of warmup, 0.5 s between turns",
         "5 requests/s: 600 requests after 4 of warmup, at most 8 in flight",
@@ -188,14 +188,14 @@ def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatc
 
 
 def test_the_workload_is_what_is_going_to_be_asked() -> None:
-    value = asked()
-    assert {"levels", *value} == {field.name for field in FIELDS if field.about == "workload"} | {"levels"}
-    assert (value["prompts"], value["max_tokens"], value["protocol"]) == (8, [16, 16], "grpc")
-    first, second = value["levels"]
+    workload = asked()
+    assert {"levels", *workload} == {field.name for field in FIELDS if field.about == "workload"} | {"levels"}
+    assert (workload["prompts"], workload["max_tokens"], workload["protocol"]) == (8, [16, 16], "grpc")
+    first, second = workload["levels"]
     assert {field.name for field in LEVEL_FIELDS} < set(first)
     assert (first["concurrency"], first["requests"], first["warmup_requests"], first["repeats"]) == (1, 4, 2, 3)
     assert (second["concurrency"], second["requests"]) == (4, 14), "three waves, and two slots without a warm-up"
-    assert asked() == value
+    assert asked() == workload
 
 
 @pytest.mark.parametrize(
@@ -244,6 +244,6 @@ def test_what_was_recorded_while_measuring_is_in_the_result(tmp_path: Path) -> N
     lines[0]["anchor"] = {"monotonic_ns": 5, "unix_ns": 1_790_000_000_000_000_000}
     lines.insert(1, {"type": "conditions", "system": {"cpu": "X"}, "workload": {"prompts": 3}})
     made.write_text("".join(json.dumps(line) + os.linesep for line in lines))
-    content = Conditions.read(analyze(made, None))
-    assert content == Conditions(1_790_000_000.0, {"cpu": "X"}, {"prompts": 3})
-    assert Conditions.read(content.to_json()) == content
+    conditions = Conditions.read(analyze(made, None))
+    assert conditions == Conditions(1_790_000_000.0, {"cpu": "X"}, {"prompts": 3})
+    assert Conditions.read(conditions.to_json()) == conditions

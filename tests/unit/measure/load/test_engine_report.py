@@ -62,8 +62,8 @@ def test_the_level_that_is_nearest_stands_beside_it(tmp_path: Path) -> None:
     rows = {str(row[""]): row for row in comparison.rows()}
     assert rows["output_tokens_per_s"]["server's part"] == "-10.0%"
     assert rows["ttft_ms mean"]["server's part"] == "+50.0%"
-    to_json = comparison.to_json()
-    assert (to_json["release"], to_json["level"], to_json["not_the_same"]) == ("1.2.0", "8", [])
+    data = comparison.to_json()
+    assert (data["release"], data["level"], data["not_the_same"]) == ("1.2.0", "8", [])
     text = "\n".join(load_tables.beside_engine(comparison))
     assert text.startswith("\nconcurrency 8, and the engine in the process of trtllm-bench of TensorRT-LLM 1.2.0\n")
     assert list(load_tables.beside_engine(None)) == []

@@ -168,17 +168,17 @@ def test_a_server_repeats_most_prompts_and_a_model_one(tmp_path: Path, echoes: i
         moved(request(0, [(10, f" {text}" if at < echoes else " no")], prompt=text), 100 * at)
         for at, text in enumerate(texts)
     ]
-    path = Run(records, prompts={text: text for text in texts}).findings(tmp_path, "prompt_echo")
-    assert [each["severity"] for each in path] == ([] if severity is None else [severity])
-    assert all(f"{echoes} of 3 responses start with their prompt" in each["message"] for each in path)
+    findings = Run(records, prompts={text: text for text in texts}).findings(tmp_path, "prompt_echo")
+    assert [each["severity"] for each in findings] == ([] if severity is None else [severity])
+    assert all(f"{echoes} of 3 responses start with their prompt" in each["message"] for each in findings)
 
 
 def test_other_first_words_make_another_prompt(tmp_path: Path) -> None:
     """The same row of a workload is sent repeatedly, each time with another prefix."""
 
     def opened(*openings: str) -> Run:
-        items = [moved(answer(0, opening=each) if each else answer(0), 100 * at) for at, each in enumerate(openings)]
-        return Run(items)
+        records = [moved(answer(0, opening=each) if each else answer(0), 100 * at) for at, each in enumerate(openings)]
+        return Run(records)
 
     assert opened("some new", "or other", "").findings(tmp_path, "repeated_prompts") == []
     (finding,) = opened("some new", "or other", "", "", "").findings(tmp_path, "repeated_prompts")

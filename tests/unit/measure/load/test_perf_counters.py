@@ -37,9 +37,9 @@ AFTER = (
 def test_growth_of_tritons_counters_is_time_per_request() -> None:
     grown = counters.growth(counters.parse(BEFORE), counters.parse(AFTER))
     assert set(grown) == {"ensemble", "tensorrt_llm"}, "idle models are left out"
-    triton_summary = counters.triton_summary({"models": grown})
-    assert isinstance(triton_summary["tensorrt_llm"]["requests"], int), "told without a point"
-    assert triton_summary["tensorrt_llm"] == {"requests": 4, "queue_ms": 1.0, "compute_infer_ms": 20.0}
+    summary = counters.triton_summary({"models": grown})
+    assert isinstance(summary["tensorrt_llm"]["requests"], int), "told without a point"
+    assert summary["tensorrt_llm"] == {"requests": 4, "queue_ms": 1.0, "compute_infer_ms": 20.0}
 
 
 def test_an_endpoint_that_is_none_or_hangs_has_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,8 +151,8 @@ def test_gauges_are_looked_at_while_the_block_runs(monkeypatch: pytest.MonkeyPat
         while len(found) < 3 and time.monotonic() < deadline:
             time.sleep(0.005)
     assert len(found) >= 3
-    gauges_summary = counters.gauges_summary([GaugeSample(*sample) for sample in found])  # type: ignore[arg-type]
-    assert gauges_summary == {
+    summary = counters.gauges_summary([GaugeSample(*sample) for sample in found])  # type: ignore[arg-type]
+    assert summary == {
         "in_flight": 6.0,
         "in_flight_max": 6.0,
         "waiting": 2.0,
@@ -241,8 +241,8 @@ def test_what_triton_says_of_a_level_is_of_all_its_repeats() -> None:
         grown(0, engine={"requests": 10.0, "queue_us": 20_000.0, "compute_infer_us": 100_000.0}),
         grown(1, engine={"requests": 30.0, "queue_us": 0.0, "compute_infer_us": 300_000.0}),
     ]
-    value = [looks(0, (4.0, 0.0, 0.25)), looks(1, (2.0, 3.0, 0.5), (None, None, 0.75))]
-    use = counters.triton_use(counted, value, [3.5, None])
+    records = [looks(0, (4.0, 0.0, 0.25)), looks(1, (2.0, 3.0, 0.5), (None, None, 0.75))]
+    use = counters.triton_use(counted, records, [3.5, None])
     assert use is not None
     assert use.models == {"engine": {"requests": 40, "queue_ms": 0.5, "compute_infer_ms": 10.0}}
     assert (use.in_flight, use.in_flight_max, use.in_flight_by_client) == (3.0, 4.0, 3.5)

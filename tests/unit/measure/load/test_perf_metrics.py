@@ -522,24 +522,24 @@ def test_triton_and_gpus_stand_beside_their_level(tmp_path: Path) -> None:
 
 def test_accepted_drafts_are_a_share_of_all_that_were_drafted(tmp_path: Path) -> None:
     place = {"concurrency": 1, "request_rate": None}
-    items = [
+    records = [
         {"type": "speculation", **place, "repeat": repeat, "drafted_tokens": drafted, "accepted_tokens": accepted}
         for repeat, (drafted, accepted) in enumerate(((30, 20), (10, 0)))
     ]
-    (level,) = analyze(write(tmp_path / "e", request(0, [(1, " a")]), *items), Words())["levels"]
+    (level,) = analyze(write(tmp_path / "e", request(0, [(1, " a")]), *records), Words())["levels"]
     assert level["acceptance"] == 0.5
     (level,) = analyze(write(tmp_path / "f", request(0, [(1, " a")])), Words())["levels"]
     assert "acceptance" not in level
-    (level,) = analyze(write(tmp_path / "g", request(0, [(1, " a")]), {**items[0], "drafted_tokens": 0}), Words())[
+    (level,) = analyze(write(tmp_path / "g", request(0, [(1, " a")]), {**records[0], "drafted_tokens": 0}), Words())[
         "levels"
     ]
     assert "acceptance" not in level
 
 
 def test_triton_tells_of_each_answer_what_was_accepted(tmp_path: Path) -> None:
-    items = [
+    records = [
         {**request(start, [(start + 1, " a")]), "drafted_tokens": drafted, "accepted_tokens": accepted}
         for start, drafted, accepted in ((0, 30, 20), (100, 10, 0))
     ]
-    (level,) = analyze(write(tmp_path / "e", *items), Words())["levels"]
+    (level,) = analyze(write(tmp_path / "e", *records), Words())["levels"]
     assert level["acceptance"] == 0.5

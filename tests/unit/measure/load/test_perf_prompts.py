@@ -108,15 +108,15 @@ def test_what_a_chat_request_has_beside_its_messages(tmp_path: Path) -> None:
     others = {"model": "m", "stream": True, "mine": 1, "n": 1, "top_p": None}
     row = {"messages": ASKS, **request, **others, "stop": ["x"], "max_completion_tokens": 5}
     path.write_text(json.dumps(row) + "\n" + json.dumps({"input": "a", "temperature": "warm", "tools": "hammer"}))
-    items: list[object] = []
+    variables: list[object] = []
 
     def render(messages: object, **more: object) -> str:
-        items.append(more)
+        variables.append(more)
         return str(messages)
 
     prompt, plain = read_prompts(path, render)
     assert (prompt.request, prompt.stop_words, prompt.max_tokens) == (request, ("x",), 5)
-    assert items == [{"tools": [TOOL], "variables": {"enable_thinking": False}}]
+    assert variables == [{"tools": [TOOL], "variables": {"enable_thinking": False}}]
     assert plain == Prompt("2", "a")
     assert prompts_digest([prompt]) != prompts_digest([replace(prompt, request={})])
 

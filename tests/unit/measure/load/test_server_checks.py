@@ -98,15 +98,15 @@ def of_llmapi(folder: Path, text: str | None, **declared: Json) -> list[SettingC
     (version.parent / "config.pbtxt").write_text('name: "tensorrt_llm" backend: "python"')
     if text is not None:
         (version / "model.yaml").write_text(text)
-    done = asyncio.run(read_back(Served(), declared, engine=None, repository=folder))  # type: ignore[arg-type]
-    return [check for check in done if check.asked_by == "the matrix"]
+    checks = asyncio.run(read_back(Served(), declared, engine=None, repository=folder))  # type: ignore[arg-type]
+    return [check for check in checks if check.asked_by == "the matrix"]
 
 
 def test_what_llmapi_was_told_is_read_back_under_the_names_of_engines(tmp_path: Path) -> None:
     text = "max_batch_size: 8\nmax_seq_len: 192\nkv_cache_config: {enable_block_reuse: true}\n"
     declared: dict[str, Json] = {"max_batch_size": 4, "max_seq_len": 192, "max_input_len": 128, "tp": 1}
-    value = of_llmapi(tmp_path, text, **declared, enable_kv_cache_reuse=False, decoupled=True, max_num_tokens=None)
-    assert value == [
+    checks = of_llmapi(tmp_path, text, **declared, enable_kv_cache_reuse=False, decoupled=True, max_num_tokens=None)
+    assert checks == [
         SettingCheck("max_batch_size", 4, "the matrix", 8, "model.yaml"),
         SettingCheck("max_seq_len", 192, "the matrix", 192, "model.yaml"),
         SettingCheck("enable_kv_cache_reuse", False, "the matrix", True, "model.yaml"),

@@ -85,10 +85,10 @@ def means(rows: Any) -> Any:
 
 def test_welch_agrees_with_a_worked_example() -> None:
     # Logarithms 1, 2, 3 against 2, 4, 6: difference 2, variances 1/3 and 4/3, 2.94 degrees of freedom, t of 2.
-    value = unpaired_change([math.e**x for x in (1, 2, 3)], [math.e**x for x in (2, 4, 6)])
-    assert value is not None
+    interval = unpaired_change([math.e**x for x in (1, 2, 3)], [math.e**x for x in (2, 4, 6)])
+    assert interval is not None
     half = 4.303 * math.sqrt(5 / 3)
-    assert value == (pytest.approx(math.expm1(2 - half)), pytest.approx(math.expm1(2 + half)))
+    assert interval == (pytest.approx(math.expm1(2 - half)), pytest.approx(math.expm1(2 + half)))
 
 
 def test_pairs_take_out_what_both_have() -> None:
@@ -135,9 +135,9 @@ def test_requests_hold_the_truth_about_as_often_as_they_say() -> None:
     held = 0
     for _ in range(100):
         base, new = generator.gamma(4, 10, (2, 60, 1))
-        value = resampled_change(base.tolist(), new.tolist(), means, paired=False)
-        assert value is not None
-        held += value[0] <= 0 <= value[1]
+        interval = resampled_change(base.tolist(), new.tolist(), means, paired=False)
+        assert interval is not None
+        held += interval[0] <= 0 <= interval[1]
     assert 88 <= held <= 99
 
 

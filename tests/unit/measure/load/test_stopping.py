@@ -21,8 +21,8 @@ from trtllm_pipeline.measure.load.result import HighestRate
 from trtllm_pipeline.measure.load.stats import relative_half_width, share_interval
 from trtllm_pipeline.measure.load.stopping import (
     LEAST_REPEATS,
+    LoadProgress,
     Probe,
-    Progress,
     RateSearch,
     Rounds,
     StopRule,
@@ -77,24 +77,24 @@ def test_rounds_go_on_until_every_level_is_narrow_or_the_repeats_or_the_seconds_
     assert [level.repeat for level in rounds.levels] == [n for n in range(LEAST_REPEATS) for _ in "ab"]
     narrow = [{"output_tps": 100 + number / 10} for number in range(5)]
     wide = [{"output_tps": value} for value in (50.0, 100.0, 80.0, 120.0, 70.0)]
-    more = rounds.next(Progress((narrow, wide)))
+    more = rounds.next(LoadProgress((narrow, wide)))
     assert [(level.concurrency, level.repeat) for level in more] == [(1, 5), (4, 5)]
-    assert rounds.next(Progress((narrow, wide))) == [], "six repeats are the most"
-    assert Rounds(load, PROMPTS, StopRule(precisions={"output_tps": 0.03})).next(Progress((narrow, narrow))) == []
+    assert rounds.next(LoadProgress((narrow, wide))) == [], "six repeats are the most"
+    assert Rounds(load, PROMPTS, StopRule(precisions={"output_tps": 0.03})).next(LoadProgress((narrow, narrow))) == []
     now_s = 0.0
     monkeypatch.setattr("trtllm_pipeline.measure.load.stopping.time.monotonic", lambda: now_s)
     short = Rounds(load, PROMPTS, StopRule(precisions={"output_tps": 0.03}, budget_s=10))
     now_s = 9.0
-    assert short.next(Progress((wide,)))
+    assert short.next(LoadProgress((wide,)))
     now_s = 10.0
-    assert short.next(Progress((wide,))) == []
+    assert short.next(LoadProgress((wide,))) == []
 
 
 def test_there_are_never_more_repeats_than_the_most() -> None:
     rule = StopRule(precisions={"output_tps": 0.03}, max_repeats=2)
     rounds = Rounds(Load(concurrency=(1,), requests=8), PROMPTS, rule)
     assert [level.repeat for level in rounds.levels] == [0, 1]
-    assert rounds.next(Progress(([{"output_tps": 1.0}, {"output_tps": 9.0}],))) == []
+    assert rounds.next(LoadProgress(([{"output_tps": 1.0}, {"output_tps": 9.0}],))) == []
 
 
 def test_nothing_waits_for_a_metric_that_no_repeat_has() -> None:
@@ -128,12 +128,12 @@ def test_precisions_are_percents_or_shares() -> None:
 def sojourns(draw: random.Random, rate: float, count: int, *, served: float = 10.0, warm: int = 200) -> list[float]:
     """Seconds from arrival to end of requests to one server that takes 1/`served` s on average: the queue M/M/1."""
     now = free = 0.0
-    items = []
+    times = []
     for _ in range(warm + count):
         now += draw.expovariate(rate)
         free = max(now, free) + draw.expovariate(served)
-        items.append(free - now)
-    return items[warm:]
+        times.append(free - now)
+    return times[warm:]
 
 
 def found_rate(
@@ -206,32 +206,32 @@ def test_a_search_that_finds_no_end_gives_up() -> None:
 
 def test_rounds_search_after_their_levels_and_begin_at_what_a_closed_loop_managed() -> None:
     rounds = Rounds(Load(concurrency=(4,), requests=8), PROMPTS, StopRule(), 0.95)
-    (level,) = rounds.next(Progress((), (), 10.0))
+    (level,) = rounds.next(LoadProgress((), (), 10.0))
     assert (level.request_rate, level.repeat, level.probes) == (7.0, 0, True)
     unsure = Probe(7.0, ((True,) * 19 + (False,),))
-    (again,) = rounds.next(Progress((), (unsure,), 10.0))
+    (again,) = rounds.next(LoadProgress((), (unsure,), 10.0))
     assert (again.request_rate, again.repeat) == (7.0, 1)
-    (higher,) = rounds.next(Progress((), (Probe(7.0, ((True,) * 200,)),), 10.0))
+    (higher,) = rounds.next(LoadProgress((), (Probe(7.0, ((True,) * 200,)),), 10.0))
     assert higher.request_rate == 14.0
 
 
 def test_a_rate_that_is_tried_lasts_until_a_queue_would_be_long() -> None:
-    (level,) = Rounds(Load(interval_s=2.0), PROMPTS, StopRule(), 0.95).next(Progress((), (), 10.0))
+    (level,) = Rounds(Load(interval_s=2.0), PROMPTS, StopRule(), 0.95).next(LoadProgress((), (), 10.0))
     assert len(level.measured) == LEAST_SEARCHED
-    (level,) = Rounds(Load(interval_s=200.0), PROMPTS, StopRule(), 0.95).next(Progress((), (), 10.0))
+    (level,) = Rounds(Load(interval_s=200.0), PROMPTS, StopRule(), 0.95).next(LoadProgress((), (), 10.0))
     assert len(level.measured) == 1400
 
 
 def test_a_rate_that_is_not_known_says_why() -> None:
-    value = HighestRate(0.95, {"ttft": 300.0}, None, None, None, {"5": {}}, "16 requests at a rate, 300 are needed")
-    assert str(value) == (
+    highest = HighestRate(0.95, {"ttft": 300.0}, None, None, None, {"5": {}}, "16 requests at a rate, 300 are needed")
+    assert str(highest) == (
         "unknown rate at which 95% of requests meet ttft 300 ms: 16 requests at a rate, 300 are needed"
     )
-    assert HighestRate.read(json.loads(json.dumps(asdict(value)))) == value
+    assert HighestRate.read(json.loads(json.dumps(asdict(highest)))) == highest
 
 
 def test_a_rate_that_was_asked_for_is_not_mixed_up_with_one_that_is_tried() -> None:
-    (level,) = Rounds(Load(request_rate=(1.0,), requests=8), PROMPTS, StopRule(), 0.95).next(Progress())
+    (level,) = Rounds(Load(request_rate=(1.0,), requests=8), PROMPTS, StopRule(), 0.95).next(LoadProgress())
     assert level.request_rate == pytest.approx(1.001)
 
 

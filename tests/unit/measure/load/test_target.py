@@ -58,8 +58,8 @@ def test_of_triton_questions_with_an_image_keep_it_alone_and_others_get_one() ->
 
 def test_triton_is_sent_the_question_and_the_image_apart() -> None:
     target = Target("grpc", service_at("host", "grpc", "ensemble"), "ensemble", 30.0, 4)
-    images = with_images(Prompt("1", "What is it?"), ImagesAsked.parse("1@8x8").make(0))
-    request = target.generation(images, 0)
+    prompt = with_images(Prompt("1", "What is it?"), ImagesAsked.parse("1@8x8").make(0))
+    request = target.generation(prompt, 0)
     assert request.text == "What is it?"
     assert str(request.options["image_url_input"]).startswith("data:image/jpeg;base64,")
     assert "image_url_input" not in target.generation(Prompt("2", "Hello"), 0).options

@@ -391,9 +391,9 @@ def test_what_a_rate_did_not_send_any_more_counts_also_where_it_is_all(
 ) -> None:
     rate = {"concurrency": None, "request_rate": 5.0}
     warm = answer(0, phase="warmup", prompt="w", **rate)
-    items = [moved(answer(0, **rate), 100 * at) for at in range(1, 1 + sent)]
+    records = [moved(answer(0, **rate), 100 * at) for at in range(1, 1 + sent)]
     unsent = {"type": "unsent", **rate, "repeat": 0, "requests": 3}
-    path = write(tmp_path / "e", {"type": "probed", **rate, "repeat": 0}, warm, *items, unsent)
+    path = write(tmp_path / "e", {"type": "probed", **rate, "repeat": 0}, warm, *records, unsent)
     (probe,) = SoFar(path, Words(), Objectives({"ttft": 100.0})).look().probes  # type: ignore[arg-type]
     assert (probe.rate, probe.rounds) == (5.0, rounds)
 
@@ -414,17 +414,17 @@ def test_each_look_reads_what_is_new_and_tells_what_one_look_at_the_end_would(tm
     path = write(tmp_path / "e", *records[:5])
     looking = SoFar(path, tokenizer, objectives)  # type: ignore[arg-type]
     looking.look()
-    value = tokenizer.texts
+    encoded = tokenizer.texts
     for record in records[5:]:
         with path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         if record["type"] == "request":
-            look = looking.look()
-    assert tokenizer.texts - value == 3 * (1 + 3), "each time the new answer, two prompts and an empty text"
-    assert look == SoFar(path, Words(), objectives).look()  # type: ignore[arg-type]
-    assert [len(repeats) for repeats in look.repeats] == [6]
-    assert [probe.rounds for probe in look.probes] == [((True,), (True,))]
-    assert look.most_rps is not None
+            progress = looking.look()
+    assert tokenizer.texts - encoded == 3 * (1 + 3), "each time the new answer, two prompts and an empty text"
+    assert progress == SoFar(path, Words(), objectives).look()  # type: ignore[arg-type]
+    assert [len(repeats) for repeats in progress.repeats] == [6]
+    assert [probe.rounds for probe in progress.probes] == [((True,), (True,))]
+    assert progress.most_rps is not None
 
 
 @pytest.mark.parametrize(
@@ -453,9 +453,9 @@ def test_the_warm_up_is_no_part_of_how_often_a_rate_was_tried(
 ) -> None:
     rate = {"concurrency": None, "request_rate": 100.0}
     warm = [moved(answer(0, phase="warmup", prompt="w", **rate), 100 * at) for at in range(4)]
-    items = [moved(answer(0, **rate), 100 * at) for at in range(4, 4 + requests)]
+    records = [moved(answer(0, **rate), 100 * at) for at in range(4, 4 + requests)]
     probed = {"type": "probed", **rate, "repeat": 0}
-    result = found(analyze(write(tmp_path / "e", probed, *warm, *items), Words()))
+    result = found(analyze(write(tmp_path / "e", probed, *warm, *records), Words()))
     assert result.get("rate_search") == expected
 
 

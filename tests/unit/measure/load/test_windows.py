@@ -24,15 +24,15 @@ def level(concurrency: int, requests: int = 192, warmup: int | None = None) -> L
 
 
 def windows(requests: list[TimedRequest], concurrency: int | None) -> dict[str, Window | None]:
-    value = spans(requests, concurrency)
-    return {name: None if span is None else span.window(requests) for name, span in value.items()}
+    result = spans(requests, concurrency)
+    return {name: None if span is None else span.window(requests) for name, span in result.items()}
 
 
 def steady_and_whole(engine: Engine, planned: Level, tokens: Callable[[int], int]) -> tuple[float, float]:
     """Output tokens per second; the headline is steady."""
-    done = windows(engine.run(planned, tokens), planned.concurrency)
-    steady, whole = done["steady"], done["whole"]
-    assert headline([done])[0] == "steady"
+    result = windows(engine.run(planned, tokens), planned.concurrency)
+    steady, whole = result["steady"], result["whole"]
+    assert headline([result])[0] == "steady"
     assert steady is not None
     assert whole is not None
     return steady.output_tokens_per_s, whole.output_tokens_per_s
@@ -54,9 +54,9 @@ def test_answers_of_one_length_come_in_waves(
 ) -> None:
     engine = Engine()
     planned = level(concurrency, requests, warmup)
-    done = windows(engine.run(planned, lambda _: 128, streamed=streamed), concurrency)
-    steady, right = done["steady"], engine.tokens_per_s(concurrency, 128)
-    assert headline([done])[0] == "steady"
+    result = windows(engine.run(planned, lambda _: 128, streamed=streamed), concurrency)
+    steady, right = result["steady"], engine.tokens_per_s(concurrency, 128)
+    assert headline([result])[0] == "steady"
     assert steady is not None
     assert steady.output_tokens_per_s == pytest.approx(right, rel=0.01)
     assert steady.requests_per_s == pytest.approx(right / 128, rel=0.01)
@@ -113,14 +113,14 @@ def one_after_another(count: int, *, gap_ms: float = 0.0, slot: int = 0) -> list
 
 def test_a_window_that_is_cut_short_gives_no_headline() -> None:
     requests = one_after_another(3)
-    value = windows(requests, 1)
-    assert value["steady"] == Window(0.2, 2, 20, 2, 10.0, 100.0, 10.0, waves=2.0)
-    assert headline([value]) == (
+    result = windows(requests, 1)
+    assert result["steady"] == Window(0.2, 2, 20, 2, 10.0, 100.0, 10.0, waves=2.0)
+    assert headline([result]) == (
         "whole",
         "the steady window of 0.2 s holds 2.0 waves of requests, fewer than 3: ramp-up and drain are included",
     )
     assert headline([windows(one_after_another(4), 1)])[0] == "steady"
-    assert headline([windows(one_after_another(4), 1), value])[0] == "whole", "every repeat needs one"
+    assert headline([windows(one_after_another(4), 1), result])[0] == "whole", "every repeat needs one"
     assert headline([windows(one_after_another(9), 2)]) == (
         "whole",
         "no steady window: the requests in flight never reached the target",
@@ -167,14 +167,14 @@ def test_at_full_concurrency() -> None:
 def test_an_open_loop_counts_when_as_many_are_in_flight_as_later(seconds: float, expected: str) -> None:
     """10 requests a second, a second each with 100 tokens: 1,000 tokens a second from the second second on."""
     starts = [100.0 * number for number in range(round(10 * seconds) + 1)]
-    value = windows([timed(0, at, [at + 10 * each for each in range(1, 101)]) for at in starts], None)
-    steady, whole = value["steady"], value["whole"]
+    result = windows([timed(0, at, [at + 10 * each for each in range(1, 101)]) for at in starts], None)
+    steady, whole = result["steady"], result["whole"]
     assert steady is not None
     assert whole is not None
     assert steady.output_tokens_per_s == pytest.approx(1000, rel=0.01)
     assert whole.output_tokens_per_s < 950
     assert steady.waves == pytest.approx(seconds - 1)
-    assert headline([value])[0] == expected
+    assert headline([result])[0] == expected
 
 
 def test_three_waves_are_the_least() -> None:

@@ -60,7 +60,7 @@ def test_any_text_can_be_cut(tokenizer: Tokenizer, text: str) -> None:
 
 
 def test_lengths_are_normal_within_what_the_server_takes(tokenizer: Tokenizer) -> None:
-    value = Workload(
+    workload = Workload(
         input_tokens=50,
         input_tokens_stddev=15,
         output_tokens=20,
@@ -69,7 +69,7 @@ def test_lengths_are_normal_within_what_the_server_takes(tokenizer: Tokenizer) -
         prompts=300,
         seed=3,
     )
-    prompts = made(tokenizer, value)
+    prompts = made(tokenizer, workload)
     inputs, outputs = lengths(tokenizer, prompts), [prompt.max_tokens or 0 for prompt in prompts]
     assert inputs == [prompt.input_tokens for prompt in prompts]
     assert max(inputs) <= 64
@@ -124,8 +124,8 @@ def test_lengths_that_are_none_are_named(tmp_path: Path, row: str, words: str) -
 
 
 def test_shared_beginnings(tokenizer: Tokenizer) -> None:
-    value = Workload(input_tokens=80, shared_prefix_tokens=40, shared_prefixes=2, prompts=6)
-    prompts = made(tokenizer, value)
+    workload = Workload(input_tokens=80, shared_prefix_tokens=40, shared_prefixes=2, prompts=6)
+    prompts = made(tokenizer, workload)
     assert lengths(tokenizer, prompts) == [80] * 6
     begins = [prompt.text[: prompt.shared] for prompt in prompts]
     assert begins[0] == begins[2] == begins[4] != begins[1] == begins[3] == begins[5]
@@ -213,8 +213,8 @@ def test_rows_of_sharegpt(tmp_path: Path, array: bool) -> None:
     ],
 )
 def test_rows_like_those_of_sharegpt_with_other_names(tmp_path: Path, who: str, what: str, user: str, key: str) -> None:
-    value = [{who: "system", what: "Be brief."}, {who: user, what: "Why?"}, {who: "bing", what: "So."}]
-    (prompt,) = read_prompts(data(tmp_path, {key: value, "max_tokens": 3}), render)
+    messages = [{who: "system", what: "Be brief."}, {who: user, what: "Why?"}, {who: "bing", what: "So."}]
+    (prompt,) = read_prompts(data(tmp_path, {key: messages, "max_tokens": 3}), render)
     assert (prompt.text, prompt.references) == ("[system: Be brief.][user: Why?]", ("So.",))
     assert prompt.max_tokens == 3
 
@@ -347,9 +347,9 @@ def test_every_synthetic_prompt_gets_another_beginning(tokenizer: Tokenizer) -> 
     """Also those that would start with a number, a table or a path of the corpus."""
     openings = Openings(tokenizer, 0)
     for level in Load(concurrency=(1, 16, 64), requests=96).levels(made(tokenizer, Workload(input_tokens=64))):
-        value = openings.of(level)
-        assert "" not in value
-        assert len({*value}) == len(level.planned)
+        drawn = openings.of(level)
+        assert "" not in drawn
+        assert len({*drawn}) == len(level.planned)
 
 
 def test_openings_are_those_of_the_seed(tokenizer: Tokenizer) -> None:
@@ -361,15 +361,15 @@ def test_openings_are_those_of_the_seed(tokenizer: Tokenizer) -> None:
 def test_a_level_that_lasts_a_time_has_openings_for_all_that_may_be_answered(tokenizer: Tokenizer) -> None:
     prompts = made(tokenizer, Workload(input_tokens=20, prompts=4))
     (level,) = Load(concurrency=(2,), requests=4, interval_s=1.5).levels(prompts)
-    value = Openings(tokenizer, 0).of(level)
-    assert len({*value}) == len(value) == 300 + len(level.warmup)
+    drawn = Openings(tokenizer, 0).of(level)
+    assert len({*drawn}) == len(drawn) == 300 + len(level.warmup)
 
 
 def test_where_no_words_are_left_a_prompt_is_sent_again(tokenizer: Tokenizer) -> None:
     prompts = made(tokenizer, Workload(input_tokens=2, prompts=2))
     (level,) = Load(concurrency=(1,), requests=900, warmup_requests=0).levels(prompts)
-    items = [opening for opening in Openings(tokenizer, 0).of(level) if opening]
-    assert 0 < len(items) == len({*items}) < 900
+    drawn = [opening for opening in Openings(tokenizer, 0).of(level) if opening]
+    assert 0 < len(drawn) == len({*drawn}) < 900
 
 
 def test_made_up_prompts_begin_at_different_places(tokenizer: Tokenizer) -> None:

@@ -27,17 +27,17 @@ def test_first_difference(a: Any, b: Any, index: int | None) -> None:
 def test_drift_of_a_few_answers() -> None:
     reference = [row(str(number), " Paris", 1.0, [5, 6]) for number in range(10)]
     other = [*reference[:6], *(row(str(number), " Parma", 0.0, [5, 7]) for number in range(6, 10))]
-    value = compare(reference, other)
-    assert (value.pairs, value.unpaired, value.agreement) == (10, 0, 0.6)
-    assert value.interval[0] < 0.6 < value.interval[1]
-    assert (value.first_divergence_chars["n"], value.first_divergence_chars["p50"]) == (4, 4)
-    assert value.first_divergence_tokens is not None
-    assert value.first_divergence_tokens["p50"] == 1
-    drift = value.scores["exact"]
+    drift_found = compare(reference, other)
+    assert (drift_found.pairs, drift_found.unpaired, drift_found.agreement) == (10, 0, 0.6)
+    assert drift_found.interval[0] < 0.6 < drift_found.interval[1]
+    assert (drift_found.first_divergence_chars["n"], drift_found.first_divergence_chars["p50"]) == (4, 4)
+    assert drift_found.first_divergence_tokens is not None
+    assert drift_found.first_divergence_tokens["p50"] == 1
+    drift = drift_found.scores["exact"]
     assert (drift.questions, drift.reference, drift.score, drift.difference) == (10, 1.0, 0.6, -0.4)
     assert (drift.better, drift.worse) == (0, 4)
     assert -0.75 < drift.interval[0] < -0.4 < drift.interval[1] < 0
-    assert json.loads(json.dumps(value.to_json()))["scores"]["exact"]["interval"] == list(drift.interval)
+    assert json.loads(json.dumps(drift_found.to_json()))["scores"]["exact"]["interval"] == list(drift.interval)
 
 
 def test_pairs_tell_more_than_two_means() -> None:
@@ -51,11 +51,11 @@ def test_pairs_tell_more_than_two_means() -> None:
 
 def test_the_same_answers_still_leave_doubt() -> None:
     rows = [row(str(number), "x", 1.0) for number in range(28)]
-    value = compare(rows, rows)
-    assert (value.agreement, value.scores["exact"].difference) == (1, 0)
-    assert value.first_divergence_chars["n"] == 0
-    assert value.first_divergence_tokens is None, "these answers have no tokens"
-    low, high = value.scores["exact"].interval
+    drift_found = compare(rows, rows)
+    assert (drift_found.agreement, drift_found.scores["exact"].difference) == (1, 0)
+    assert drift_found.first_divergence_chars["n"] == 0
+    assert drift_found.first_divergence_tokens is None, "these answers have no tokens"
+    low, high = drift_found.scores["exact"].interval
     assert low == -high
     assert 0.1 < high < 0.15
 
@@ -67,9 +67,9 @@ def test_answers_of_load_runs_pair_by_their_place() -> None:
             for (level, time), answer in zip(((1, 0), (4, 0), (4, 1)), answers, strict=False)
         ]
 
-    done = compare(run("a", "b", "c"), run("a", "b", "d"))
-    assert (done.pairs, done.agreement) == (3, 0.666667)
-    assert done.scores["exact"].questions == 1, "answers to one question are no independent evidence"
+    drift_found = compare(run("a", "b", "c"), run("a", "b", "d"))
+    assert (drift_found.pairs, drift_found.agreement) == (3, 0.666667)
+    assert drift_found.scores["exact"].questions == 1, "answers to one question are no independent evidence"
     assert compare(run("a", "b", "c"), run("a")).unpaired == 2
 
 

@@ -203,5 +203,5 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_question_lacks(metric: str, of: Question, wrong: str | None) -> None:
-    value = SCORE_METRICS[metric].lacks(of)
-    assert (value and value[0]) == wrong
+    fault = SCORE_METRICS[metric].lacks(of)
+    assert (fault and fault[0]) == wrong
