@@ -66,7 +66,9 @@ def test_a_search_goes_on_with_what_the_workspace_has(tmp_path: Path) -> None:
     killed.communicate()
 
     first, said = found("--budget", "1", cwd=tmp_path)
-    assert f"search 1/1: {looked['next']['cell']}: initial cell: center of the matrix" in said, "what was killed is chosen again"
+    assert f"search 1/1: {looked['next']['cell']}: initial cell: center of the matrix" in said, (
+        "what was killed is chosen again"
+    )
     assert [each["cell"] for each in first["tried"]] == [looked["next"]["cell"]]
     assert first["stopped"] == "budget of 1 cell spent"
     assert first["next"]["cell"] not in {each["cell"] for each in first["tried"]}

@@ -180,9 +180,7 @@ def test_without_a_word_of_what_is_needed_only_what_was_left_is_removed(
         aged(path, 8)
     words = ["store", "prune", "-w", str(store.workspace)]
     assert main([*words, "--dry-run"]) == 0
-    assert (
-        "would be removed: 3 attempts of killed runs, 1 partial transfer with 6.0 MB" in capsys.readouterr().out
-    )
+    assert "would be removed: 3 attempts of killed runs, 1 partial transfer with 6.0 MB" in capsys.readouterr().out
     assert attempt.folder.is_dir()
     claim = store.claim(Fingerprint("1" * 32))
     assert claim is not None
