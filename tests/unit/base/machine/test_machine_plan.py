@@ -154,7 +154,7 @@ def test_a_model_that_is_quantized_already_is_refused_before_it_is_fetched(
         plan = planner.plan_of(Request(matrix, assume=LINE), store)
         assert not plan.stage_runs
         assert "are already quantized (FP8 by its hf_quant_config.json)" in str(plan.cells[0].reason)
-        assert "use precision as_is" in str(plan.cells[0].reason)
+        assert "Use precision as_is" in str(plan.cells[0].reason)
     assert asked == [pinned], "what a commit says is remembered"
 
 
@@ -185,7 +185,7 @@ def test_a_plan_without_a_hub_stands_on_what_the_recipe_lists(
     source = download.params.source
     assert isinstance(source, dict)
     assert source["hugging_face"] == "Qwen/Qwen2-7B-Instruct"
-    assert "no hub can be reached; models are planned as in their recipes" in caplog.text
+    assert "no hub can be reached, models are planned as in their recipes" in caplog.text
     caplog.clear()
     planner.plan_of(Request(matrix, assume=LINE), store, guess=True)
     assert "no hub can be reached" in caplog.text, "a guess is not remembered"
@@ -229,7 +229,7 @@ def test_nothing_can_run_on_an_assumed_machine(
     matrix: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "resolve", lambda *_args, **_options: pytest.fail("no hub is asked"))
-    with pytest.raises(UsageError, match="--assume describes a machine to plan for; nothing can run on it"):
+    with pytest.raises(UsageError, match="--assume is for planning only, nothing can run on such a machine"):
         flow.bring_up_to_date(Request(matrix, assume=LINE), Store(tmp_path / "w"), observer=None)  # type: ignore[arg-type]
     words = ["run", "--matrix", str(matrix), "--workspace", str(tmp_path / "w"), "--assume", LINE]
     assert app.main(words) == 2
