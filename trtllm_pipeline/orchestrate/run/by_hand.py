@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -73,6 +74,7 @@ def replay(job: Job, attempt: Path, inputs: Mapping[str, Path], show: Callable[[
     """
     if unknown := [name for name in inputs if name not in job.inputs]:
         raise UsageError(f"--input {unknown[0]}: the job has no such input", hint=f"one of {', '.join(job.inputs)}")
+    _check_program(job)
     replaced = {job.inputs[name]: folder for name, folder in job.viewed.items()}
     replaced |= {job.inputs[name]: str(given.absolute()) for name, given in inputs.items()}
     replaced |= {job.out: str(attempt / OUT), job.attempt: str(attempt)}
@@ -103,6 +105,22 @@ def replay(job: Job, attempt: Path, inputs: Mapping[str, Path], show: Callable[[
                 failure.log = None  # its output went to stderr
                 raise failure
     return Path(job.out)
+
+
+def _check_program(job: Job) -> None:
+    """Raise UsageError for a job of another release, whose program is not in this one."""
+    if job.program is None:
+        return
+    module = job.program.partition(":")[0]
+    try:
+        known = find_spec(module) is not None
+    except ModuleNotFoundError:  # its package
+        known = False
+    if not known:
+        raise UsageError(
+            f"{job.id}: this release has no program {job.program}, so another release wrote the job",
+            hint="run the stage again: pipeline stage replay works with jobs of the same release",
+        )
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from tests.helpers.jobs import job
 from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, Make, make_toolchain
 from trtllm_pipeline.base.domain import Exclusive, Resources, Scope
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.machine import model as machines
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.orchestrate.run import by_hand
@@ -230,3 +231,10 @@ def test_ranks_are_read_from_what_a_stage_is_given(tmp_path: Path) -> None:
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     found = [ranks_of(tmp_path / name) for name in ("checkpoint", "engine", "weights", "none")]
     assert [*found, ranks_of(None)] == [4, 2, None, None, None]
+
+
+@pytest.mark.parametrize("program", ["trtllm_pipeline.stages.convert:run", "trtllm_pipeline.tensorrt.no_such:run"])
+def test_a_job_of_another_release_is_refused(tmp_path: Path, program: str) -> None:
+    written = replace(job(tmp_path, "convert"), program=program)
+    with pytest.raises(UsageError, match="another release wrote the job"):
+        by_hand.replay(written, tmp_path / "attempt", {}, lambda _command: None)
