@@ -243,7 +243,7 @@ def test_triton_s_llm_api_model_takes_no_images() -> None:
 
 def test_a_quantized_model_has_no_other_precision(tmp_path: Path) -> None:
     (planned,) = plan(tmp_path, ["gpt-oss-20b"], "fp8", "1.2.0", 100, PYTORCH).cells
-    assert "quantized already (mxfp4): use precision as_is" in str(planned.reason)
+    assert "already quantized (mxfp4): use precision as_is" in str(planned.reason)
 
 
 def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:

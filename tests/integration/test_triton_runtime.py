@@ -181,7 +181,7 @@ def test_limits_and_settings_are_checked_before_anything_runs(runtime: Runtime) 
 
 
 def test_a_token_outside_the_vocabulary_is_refused_by_the_library(runtime: Runtime) -> None:
-    with pytest.raises(ServerError, match="refused"):
+    with pytest.raises(ServerError, match="rejected"):
         runtime.generate([99999], 1)
 
 

@@ -108,7 +108,7 @@ def test_without_yes_nothing_is_removed_where_no_one_can_be_asked(
     before = len(store.index.all_artifacts())
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert main(["store", "rm", "build", "-w", str(store.workspace)]) == 2
-    assert "--yes removes without asking" in capsys.readouterr().err
+    assert "skip the prompt with --yes" in capsys.readouterr().err
     for answer, code in ((False, 130), (True, 0)):
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
 

@@ -337,7 +337,7 @@ def test_restart_refuses_what_is_not_signed_and_leaves_it_as_it_is(tmp_path: Pat
     policy: dict[str, Any] = {} if typed else {"require_signed": True, "trusted_keys": str(keys)}
     record(state=State.STOPPED, served_from=(str(engine),), **policy).write(folder)
     before = (folder / "server.json").read_bytes()
-    with pytest.raises(UsageError, match="nobody can have signed it"):
+    with pytest.raises(UsageError, match="so it cannot be signed"):
         control.restart(look(folder), **({"require_signed": True, "trusted_keys": keys} if typed else {}))
     assert (folder / "server.json").read_bytes() == before
 
@@ -455,7 +455,7 @@ def test_a_folder_that_cannot_be_served_is_told_with_what_can(tmp_path: Path, co
 @pytest.mark.parametrize("config", ["{}", "[]", "", '{"build_config": {"max_batch_size": 4}}'])
 def test_a_folder_without_an_engine_is_no_engine(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
-    with pytest.raises(UsageError, match="is no engine"):
+    with pytest.raises(UsageError, match="is not an engine"):
         of_folder(tmp_path, None, Machine(2, "cpu"))
 
 
