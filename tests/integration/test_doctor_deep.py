@@ -216,11 +216,11 @@ def test_the_pytorch_runtime_in_every_family_and_precision_that_it_has(tmp_path:
     ("words", "said"),
     [
         (("--family", "llama"), "--family and --precision require --deep"),
-        (("--deep", "--assume", "gpus=0"), "--deep examines this machine"),
-        (("--deep", "--family", "mamba"), "there is no 'mamba'"),
-        (("--deep", "--precision", "fp16,"), "there is no ''"),
+        (("--deep", "--assume", "gpus=0"), "--deep runs on this machine"),
+        (("--deep", "--family", "mamba"), "unknown name 'mamba'"),
+        (("--deep", "--precision", "fp16,"), "unknown name ''"),
         (("--deep", "--toolchain", "tensorrt_llm"), "TensorRT-LLM is not installed"),
-        (("--deep", "--toolchain", "vllm"), "there is no 'vllm'"),
+        (("--deep", "--toolchain", "vllm"), "unknown name 'vllm'"),
     ],
 )
 def test_what_cannot_be_examined_is_said(

@@ -56,7 +56,7 @@ def encode(model: Path, *texts: str) -> list[list[int]]:
     [
         *(("llama", precision) for precision in PRECISIONS),
         # An architecture adds names of tensors, which are the same for all precisions.
-        *((name, precision) for name in ("qwen2", "qwen3") for precision in ("bf16", "int4_awq")),
+        *((name, precision) for name in ("qwen2", "qwen3") for precision in ("bf16", "int4_wo")),
     ],
     indirect=["model"],
 )

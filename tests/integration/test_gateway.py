@@ -610,7 +610,7 @@ def test_a_path_behind_a_slash_and_the_top_are_answered(served: Running) -> None
     assert HTTP.get(f"{top}//v1/models").json() == HTTP.get(f"{top}/v1/models").json()
     body = {"model": "scripted", "prompt": "hello", "max_tokens": 9}
     assert HTTP.post(f"{top}//v1//completions", json=body).json()["choices"][0]["text"] == "hello"
-    assert "there are /v1/chat/completions, /v1/completions, /v1/models" in error(HTTP.get(top))["message"]
+    assert "the paths are /v1/chat/completions, /v1/completions, /v1/models" in error(HTTP.get(top))["message"]
 
 
 def test_an_adapter_is_a_model_of_its_own_and_is_sent_again_where_the_server_has_forgotten_it(tmp_path: Path) -> None:
@@ -705,7 +705,7 @@ def test_a_draft_model_is_asked_for_where_the_engine_says_how_many_tokens(tmp_pa
         assert "is not asked" not in said
     else:
         assert {drafted for drafted, _ in told} == {None}
-        assert "the draft model of scripted is not asked: how many tokens to draft stands in the config.json" in said
+        assert "the draft model of scripted is not used: the number of draft tokens is in the config.json" in said
 
 
 def test_an_openai_server_is_told_which_adapter_a_request_is_for(tmp_path: Path) -> None:

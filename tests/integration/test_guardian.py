@@ -476,7 +476,7 @@ def test_starting_through_the_guardian_costs_little(
 
 def test_the_guardian_imports_nothing_of_ours() -> None:
     code = "import sys; sys.path.append(sys.argv[1]); import guardian; print(*sys.modules)"
-    command = [sys.executable, "-I", "-S", "-c", code, str(ROOT / "trtllm_pipeline" / "processes")]
+    command = [sys.executable, "-I", "-S", "-c", code, str(ROOT / "trtllm_pipeline" / "base" / "processes")]
     modules = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not [name for name in modules if name.startswith("trtllm_pipeline")]
     assert len(modules) < 100, textwrap.fill(" ".join(modules))

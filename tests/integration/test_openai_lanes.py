@@ -86,7 +86,7 @@ def test_vllm_and_sglang_stand_in_one_table(servers: Servers) -> None:
     for row in rows.values():
         assert row["status"] == "done", servers.said
         checks = {check["name"]: check["detail"] for check in row["smoke"]["checks"]}
-        assert "refused" in checks["limits"]
+        assert "rejected" in checks["limits"]
         assert row["perf"][0]["requests"] == 3
         assert row["accuracy_total"] == 28
     assert {row["status"] for row in servers.run(["vllm", "sglang"]).values()} == {"up_to_date"}

@@ -333,7 +333,7 @@ def test_an_interrupt_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "pipeline resume" in err
     assert "Traceback" not in err
-    wait_until_gone(tmp_path, 2.0)
+    wait_until_gone(tmp_path)
     assert "1 done" in pipeline("resume", cwd=tmp_path)
 
 

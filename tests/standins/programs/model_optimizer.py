@@ -1,4 +1,4 @@
-"""A Python that has Model Optimizer, as far as quantizing goes: `python .../model_optimizer/__main__.py JOB`.
+"""A Python that has Model Optimizer, as far as quantizing goes: `python .../modelopt/__main__.py JOB`.
 
 Takes the job file that our worker takes, and refuses what Model Optimizer and transformers refuse; what is in its words
 was met with Model Optimizer 0.47 and transformers 5.14.
@@ -25,7 +25,7 @@ _TEXT_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "generation_con
 def run(work: Work, argv: Sequence[str]) -> int:
     """Quantize."""
     program, path = argv
-    if Path(program).parts[-2:] != ("model_optimizer", "__main__.py"):
+    if Path(program).parts[-2:] != ("modelopt", "__main__.py"):
         raise refusal(f"this Python is there for the quantization worker, not for {program}")
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     asked, folder, out = job["params"], Path(job["inputs"]["model"]), Path(job["out"])

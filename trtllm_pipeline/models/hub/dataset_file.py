@@ -100,7 +100,7 @@ def choose(names: Iterable[str], repo: str, folder: str | None = None) -> str:
     if len(folders) > 1:
         listed = ", ".join(folders[:8]) + (", ..." if len(folders) > 8 else "")
         raise DownloadError(
-            f"{what} has rows in {len(folders)} folders: {listed}", hint=f"name one: hub:{repo}/{folders[0]}"
+            f"{what} has rows in {len(folders)} directories: {listed}", hint=f"name one: hub:{repo}/{folders[0]}"
         )
 
     def order(name: str) -> tuple[int, int, str]:
