@@ -154,7 +154,9 @@ def test_what_is_said_of_a_server_is_held_against_it(service: Service, tmp_path:
         each["check"]: each["message"] for each in json.loads(done.stdout)["findings"] if each["severity"] == "invalid"
     }
     assert wrong.keys() == {"settings", "roofline"}
-    assert "max_seq_len is 96 according to the engine's config.json, 64 according to the command line" in wrong["settings"]
+    assert (
+        "max_seq_len is 96 according to the engine's config.json, 64 according to the command line" in wrong["settings"]
+    )
     assert (
         "ensemble: accumulate_tokens is false according to the server, true according to the command line"
         in wrong["settings"]

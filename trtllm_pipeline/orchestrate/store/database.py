@@ -305,6 +305,8 @@ class Database(ABC):
                 lost = self._create(db, known)
         except sqlite3.Error as error:
             raise self._explained(error) from error
+        with new.open("rb") as file:
+            os.fsync(file.fileno())  # otherwise a power cut could leave an empty file under the name
         for part in _PARTS:
             old, kept = Path(f"{self.path}{part}"), Path(f"{self.path}.damaged{part}")
             if keep_old:
