@@ -154,7 +154,7 @@ def code_digest() -> str:
     """Digest of this package's files, 16 hexadecimal digits. It is in no key: most changes of code change no result."""
     from hashlib import blake2b
 
-    package, digest = Path(__file__).resolve().parents[1], blake2b(digest_size=8)
+    package, digest = PACKAGE, blake2b(digest_size=8)
     for folder, folders, files in os.walk(package):
         folders[:] = sorted(each for each in folders if each != "__pycache__")
         for path in (Path(folder, name) for name in sorted(files)):
