@@ -165,7 +165,7 @@ def test_a_server_that_runs_already_is_left_alone_and_the_report_says_so(servers
     (row,) = servers.run(["openai"], {"openai": {"url": running}}).values()
     assert row["status"] == "done", servers.said
     assert "not started by us" in servers.said
-    assert any("not started by us" in finding for finding in row["findings"])
+    assert any("started externally" in finding for finding in row["findings"])
     assert servers.run(["openai"], {"openai": {"url": running}})["openai"]["status"] == "up_to_date"
 
 
