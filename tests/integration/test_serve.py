@@ -339,7 +339,7 @@ def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
 
 def test_ctrl_c_while_it_starts_ends_it(host: Host) -> None:
     process = host.start("serve", "start", PLAIN, "--name", "one")
-    assert eventually(lambda: any("hosting.keeper" in each for each in host.left()), 20)
+    assert eventually(lambda: any("kept.keeper" in each for each in host.left()), 20)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
