@@ -102,11 +102,11 @@ class Rounds:
         for pid in processes(folder):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace") if pid in table else ""
             for part, sign in (
-                ("keeper", "hosting.keeper"),
-                ("launch", "pipeline.worker"),
+                ("keeper", "serve.kept.keeper"),
+                ("launch", "tensorrt.worker"),
                 ("stub", "python_backend_stub"),
                 ("tritonserver", "tritonserver\0--model"),
-                ("gateway", "pipeline.gateway"),
+                ("gateway", "serve.gateway"),
             ):
                 if sign in words and pid in table:
                     named[part].append(pid)
