@@ -233,8 +233,8 @@ def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, 
     first.wait()
     second = subprocess.Popen([*pipeline, "resume", *where], stderr=subprocess.PIPE, text=True)
     try:
-        assert second.stderr is not None
-        assert second.stderr.readline(), "it has started"
+        pending = "squeue", "-h", "--states=PENDING", "-o", "%j"
+        assert eventually(lambda: "look" in tell(*pending), 120.0), "it has started, and wants to know the nodes"
     finally:
         tell("scontrol", "update", "partitionname=work", "state=UP")
     assert second.communicate(timeout=200)[1] is not None
