@@ -57,7 +57,7 @@ def compare(
         options.option("--tokenizer", "PATH", "Tokenizer for event files whose server did not count tokens."),
     ] = None,
     workspace: options.Workspace = options.WORKSPACE,
-    format: options.TableFormat = "table",
+    format: options.ComparisonFormat = "table",
     output: options.Output = None,
 ) -> None:
     """Compare a run with a baseline, or the cells of one run with each other.
@@ -78,7 +78,7 @@ def compare(
       pipeline compare latest vllm.jsonl --cells '*/fp8/*' --format markdown
     """
     from trtllm_pipeline.orchestrate import load_measured, selected
-    from trtllm_pipeline.show.report import compare_writers, gate
+    from trtllm_pipeline.show.report import gate, report_formats
 
     if (by is None) == (baseline is None):
         raise UsageError(
@@ -104,10 +104,8 @@ def compare(
         beyond_noise=beyond_noise,
         allow=allowed,
     )
-    if format == "table":
-        text = rendered(compare_writers.to_table(judged))
-    else:
-        text = clean(compare_writers.text_of(judged, format))
+    shown = report_formats.compared(judged, format)
+    text = clean(shown) if isinstance(shown, str) else rendered(shown)
     if output is None:
         emit_rendered(text)
     else:

@@ -8,11 +8,11 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import typer
@@ -20,6 +20,7 @@ import typer
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.orchestrate import DEFAULT_WORKSPACE, Request, Store, is_workspace
 from trtllm_pipeline.show.cli import completion
+from trtllm_pipeline.show.report.report_formats import AFTER_RUN, COMPARED, FORMATS
 
 WORKSPACE = DEFAULT_WORKSPACE
 N = TypeVar("N", int, float)
@@ -295,7 +296,20 @@ Verbose = Annotated[bool, switch("-v --verbose", "Show all rows, notes and defin
 _FORMAT = option("--format", None, "Output format.")
 TextOrJson = Annotated[Literal["text", "json"], _FORMAT]
 TableOrCsv = Annotated[Literal["table", "json", "csv"], _FORMAT]
-TableFormat = Annotated[Literal["table", "json", "csv", "markdown"], _FORMAT]
+
+
+def _formats(names: Iterable[str]) -> Any:
+    """--format with some of the report formats."""
+    text = ", ".join(f"{name} ({FORMATS[name].help})" for name in names)
+    return Annotated[Literal[tuple(names)], option("--format", None, f"Output format: {text}.")]
+
+
+if TYPE_CHECKING:
+    ReportFormat = str
+    RunFormat = str
+    ComparisonFormat = str
+else:
+    ReportFormat, RunFormat, ComparisonFormat = map(_formats, (FORMATS, AFTER_RUN, COMPARED))
 
 
 SERVER_PANEL: Final = "The server"

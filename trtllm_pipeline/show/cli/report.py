@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from io import StringIO
-from typing import Annotated, Literal
+from typing import Annotated
 
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.show.cli import options
@@ -14,14 +14,7 @@ from trtllm_pipeline.show.cli.output import emit, note, write_output
 def report(
     run: options.Run = None,
     workspace: options.Workspace = options.WORKSPACE,
-    format: Annotated[
-        Literal["table", "json", "csv", "markdown", "html", "junit", "openmetrics"],
-        options.option(
-            "--format",
-            None,
-            "Format of the report. junit has a test case per stage run.",
-        ),
-    ] = "table",
+    format: options.ReportFormat = "table",
     output: Annotated[
         str | None,
         options.option(

@@ -39,7 +39,7 @@ def run(
         options.option("--name", "NAME", "Name of the run for later commands, e.g. nightly-1234."),
     ] = None,
     progress: options.Progress = "auto",
-    format: options.TableFormat = "table",
+    format: options.RunFormat = "table",
     *,
     pulling: options.Pulling,
     verbose: options.Verbose = False,
@@ -56,7 +56,7 @@ def run(
     """
     from trtllm_pipeline.orchestrate import check_name
     from trtllm_pipeline.show.progress import observer
-    from trtllm_pipeline.show.report.writers import print_report
+    from trtllm_pipeline.show.report.report_formats import Report, write
 
     if resume:
         options.known_store(workspace)
@@ -81,9 +81,9 @@ def run(
         store.index.forget_pins()
     progress_observer = observer(sys.stderr, mode=progress)
     result = flow.run(request, store, progress_observer, command=tuple(sys.argv), keep_going=not fail_fast, name=called)
-    print_report(
-        result.rows,
-        format,
+    report = Report(
+        rows=result.rows,
+        stream=sys.stdout,
         run_id=result.run_id,
         matrix=str(request.matrix),
         workspace=store.workspace,
@@ -91,6 +91,7 @@ def run(
         verbose=verbose,
         forecast=result.forecast,
     )
+    write(report, format)
     if result.untried:
         note(f"--fail-fast: {count(result.untried, 'cell')} not retried despite settings.retry")
     if result.outcome.interrupted:

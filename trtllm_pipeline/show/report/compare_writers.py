@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import (
     Block,
@@ -42,11 +42,9 @@ _MAX_REASONS: Final = 3
 _UNITS: Final = {"output_tps": "tokens/s", "input_tps": "tokens/s", "rps": "requests/s", "engine_bytes": "bytes"}
 
 
-def text_of(judged: Judgement, form: Literal["json", "csv", "markdown"]) -> str:
-    """A comparison and its gate in one of the formats for programs."""
-    if form == "json":
-        return json.dumps(judged.to_json(), indent=2, ensure_ascii=False) + "\n"
-    return to_csv(judged.comparison) if form == "csv" else to_markdown(judged)
+def to_json(judged: Judgement) -> str:
+    """Everything that is known of a comparison and its gate."""
+    return json.dumps(judged.to_json(), indent=2, ensure_ascii=False) + "\n"
 
 
 def to_table(judged: Judgement) -> Group:
@@ -230,12 +228,12 @@ def sentence(delta: Delta) -> str:
     return text
 
 
-def to_csv(comparison: Comparison) -> str:
+def to_csv(judged: Judgement) -> str:
     """One line for each metric of each pair."""
     place_names = ("cell", "base_cell", "level", "metric", "unit")
     names = (*place_names, "base", "new", "change", "low", "high", "method", "verdict")
     rows = []
-    for pair in comparison.pairs:
+    for pair in judged.comparison.pairs:
         for delta in pair.deltas:
             values = [delta.base, delta.new, delta.change, *(delta.interval or (None, None))]
             place = [pair.cell, pair.base, pair.level, delta.metric, unit(delta.metric)]

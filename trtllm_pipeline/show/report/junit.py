@@ -15,6 +15,7 @@ from xml.etree import ElementTree as Xml
 from trtllm_pipeline.base import Json, clean
 from trtllm_pipeline.measure import BY_NAME, FIELDS, UNKNOWN, Conditions, common
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, Ending, Record, StageRecord
+from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.show.report.writers import moment
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -26,6 +27,11 @@ _SKIPPED: Final = {
     Ending.INTERRUPTED: "interrupted",
     Ending.RUNNING: "still running",
 }
+
+
+def write(report: Report) -> None:
+    """Write a run as JUnit XML."""
+    report.stream.write(clean(to_junit(report.rows, report.record(), report.matrix)))
 
 
 def to_junit(rows: Sequence[CellResult], record: Record, matrix: str = "") -> str:

@@ -12,6 +12,7 @@ from typing import Final
 
 from trtllm_pipeline.measure import DEFINITIONS, LATENCIES, LevelResult, TritonUse
 from trtllm_pipeline.orchestrate import METRICS, CellResult
+from trtllm_pipeline.show.report.report_formats import Report
 
 _PREFIX: Final = "pipeline_cell"
 _FORMULAS: Final = {**DEFINITIONS, **{metric.name: metric.formula for metric in METRICS}}
@@ -32,6 +33,11 @@ _OF_TRITON: Final = {
 """Triton gauge -> our gauge name."""
 _Labels = Mapping[str, object]
 _Sample = tuple[_Labels, float | None]
+
+
+def write(report: Report) -> None:
+    """Write the gauges of a run."""
+    report.stream.write(to_openmetrics(report.rows, report.run_id))
 
 
 def to_openmetrics(rows: Sequence[CellResult], run: str = "") -> str:

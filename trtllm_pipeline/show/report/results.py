@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TextIO
 
-from trtllm_pipeline.base import CellId, PipelineError, UsageError, clean
+from trtllm_pipeline.base import CellId, PipelineError, UsageError
 from trtllm_pipeline.orchestrate import (
     CellResult,
     Ending,
@@ -21,7 +22,7 @@ from trtllm_pipeline.orchestrate import (
     report_file,
     rows_of,
 )
-from trtllm_pipeline.show.report.writers import print_report
+from trtllm_pipeline.show.report.report_formats import Report, write
 
 if TYPE_CHECKING:
     from trtllm_pipeline.show.report.comparison import Comparison
@@ -76,42 +77,21 @@ def write_results(
     limits: Mapping[str, float | str],
     verbose: bool = False,
 ) -> None:
-    """Write them as "table", "json", "csv", "markdown", "html", "junit" or "openmetrics"."""
-    if form == "junit":
-        from trtllm_pipeline.show.report.junit import to_junit
-
-        stream.write(clean(to_junit(results.rows, _record(results.runs, store), results.matrix)))
-    elif form == "openmetrics":
-        from trtllm_pipeline.show.report.openmetrics import to_openmetrics
-
-        stream.write(to_openmetrics(results.rows, results.runs.newest.name))
-    elif form == "html":
-        from trtllm_pipeline.show.report.html.page import to_html
-
-        record = _record(results.runs, store)
-        page = to_html(
-            results.rows,
-            record,
-            results.matrix,
-            finished=results.finished,
-            limits=limits,
-            forecast=results.forecast,
-            workspace=store.workspace,
-            comparison=compared_with_previous(results, store),
-        )
-        stream.write(clean(page))
-    else:
-        print_report(
-            results.rows,
-            form,
-            run_id=results.runs.newest.name,
-            matrix=results.matrix,
-            finished=results.finished,
-            stream=stream,
-            workspace=store.workspace,
-            verbose=verbose,
-            forecast=results.forecast,
-        )
+    """Write the results in one of `report_formats.FORMATS`."""
+    report = Report(
+        rows=results.rows,
+        stream=stream,
+        run_id=results.runs.newest.name,
+        matrix=results.matrix,
+        finished=results.finished,
+        workspace=store.workspace,
+        forecast=results.forecast,
+        verbose=verbose,
+        limits=limits,
+        record=partial(_record, results.runs, store),
+        previous=partial(compared_with_previous, results, store),
+    )
+    write(report, form)
 
 
 def compared_with_previous(results: Results, store: Store) -> Comparison | None:

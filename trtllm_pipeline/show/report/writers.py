@@ -1,11 +1,10 @@
-"""Results as a terminal table, CSV and Markdown. To add a format, add one function and one case in `print_report`."""
+"""Results as a terminal table, JSON, CSV and Markdown."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -49,6 +48,7 @@ from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.report.columns import Column, columns
 from trtllm_pipeline.show.report.interference import interference
+from trtllm_pipeline.show.report.report_formats import Report
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -495,37 +495,36 @@ def definitions_of(shown: Sequence[Column]) -> list[tuple[str, str]]:
 # Printing
 
 
-def print_report(
-    rows: Sequence[CellResult],
-    form: str = "table",
-    *,
-    run_id: str = "",
-    matrix: str = "",
-    finished: bool = True,
-    stream: TextIO | None = None,
-    workspace: Path | None = None,
-    reported: Collection[str] = (),
-    verbose: bool = False,
-    forecast: ForecastCheck | None = None,
-) -> None:
-    """Write a report to `stream` (stdout). `form` is "table", "json", "csv" or "markdown".
-
-    A table does not repeat the reasons in `reported`. `verbose` adds definitions and all details of the measurements.
-    """
-    stream = sys.stdout if stream is None else stream
-    if form == "json":
-        stream.writelines(
-            f"{line}\n" for line in report_file.report_json(rows, run_id, matrix, finished=finished, forecast=forecast)
-        )
-        return
-    if form != "table":
-        text = to_csv(rows) if form == "csv" else to_markdown(rows, run_id, matrix, forecast)
-        stream.write(terminal.clean(text))
-        return
-    width = _width_of(stream)
-    _print(
-        to_table(rows, width, workspace=workspace, reported=reported, verbose=verbose, forecast=forecast), stream, width
+def write_table(report: Report) -> None:
+    """Write the table of `pipeline report` and `pipeline run`, in color on a terminal."""
+    width = _width_of(report.stream)
+    shown = to_table(
+        report.rows,
+        width,
+        workspace=report.workspace,
+        reported=report.reported,
+        verbose=report.verbose,
+        forecast=report.forecast,
     )
+    _print(shown, report.stream, width)
+
+
+def write_json(report: Report) -> None:
+    """Write the content of report.json."""
+    lines = report_file.report_json(
+        report.rows, report.run_id, report.matrix, finished=report.finished, forecast=report.forecast
+    )
+    report.stream.writelines(f"{line}\n" for line in lines)
+
+
+def write_csv(report: Report) -> None:
+    """Write one line for each cell and level."""
+    report.stream.write(terminal.clean(to_csv(report.rows)))
+
+
+def write_markdown(report: Report) -> None:
+    """Write tables for a pull request."""
+    report.stream.write(terminal.clean(to_markdown(report.rows, report.run_id, report.matrix, report.forecast)))
 
 
 def _print(shown: Group, stream: TextIO, width: int) -> None:

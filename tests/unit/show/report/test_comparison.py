@@ -478,7 +478,7 @@ def test_every_format_says_what_broke() -> None:
     assert "| `fp16 @1` | +30.0% ✘ |" in markdown
     assert "TTFT p50: 100 → 130 ms, +30.0% (" in markdown
     assert "only in the baseline" in markdown
-    lines = list(csv.DictReader(io.StringIO(writers.to_csv(result))))
+    lines = list(csv.DictReader(io.StringIO(writers.to_csv(Judgement(result, ())))))
     (line,) = [each for each in lines if (each["cell"], each["metric"]) == ("m/fp16/bs4", "ttft_p50")]
     assert (line["base"], line["new"], line["unit"], line["verdict"]) == ("100.0", "130.0", "ms", "worse")
     assert "**Gate: passed**" in writers.to_markdown(Judgement(result, ()))

@@ -19,7 +19,8 @@ from trtllm_pipeline.orchestrate.results.report_file import read_report, report_
 from trtllm_pipeline.orchestrate.run.forecast import forecast
 from trtllm_pipeline.orchestrate.store.index import Peak
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.show.report.writers import print_report, to_markdown
+from trtllm_pipeline.show.report.report_formats import Report
+from trtllm_pipeline.show.report.writers import to_markdown, write_table
 
 PLAN = fabricated.plan(cell(), cell(precision="int8_wo"))
 SEEN = forecast(PLAN, None)
@@ -77,8 +78,8 @@ def test_a_report_has_it_in_every_format_and_reads_it_back(tmp_path: Path) -> No
     )
     assert read_report(tmp_path / "report.json")[1]["forecast"] == CHECK
     short, full = io.StringIO(), io.StringIO()
-    print_report(rows, stream=short, forecast=CHECK)
-    print_report(rows, stream=full, forecast=CHECK, verbose=True)
+    write_table(Report(rows=rows, stream=short, forecast=CHECK))
+    write_table(Report(rows=rows, stream=full, forecast=CHECK, verbose=True))
     assert CHECK.line() in " ".join(short.getvalue().split())
     assert CHECK.lines()[0] not in short.getvalue()
     assert all(line in " ".join(full.getvalue().split()) for line in CHECK.lines())

@@ -20,7 +20,8 @@ from trtllm_pipeline.orchestrate.results.report_file import read_report, report_
 from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
 from trtllm_pipeline.show.progress.views import LOOKS, grid
 from trtllm_pipeline.show.report.columns import columns
-from trtllm_pipeline.show.report.writers import flat, notes_of, print_report, to_csv, to_markdown
+from trtllm_pipeline.show.report.report_formats import Report
+from trtllm_pipeline.show.report.writers import flat, notes_of, to_csv, to_markdown, write_table
 
 
 def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> LevelResult:
@@ -79,7 +80,7 @@ ROWS = (row("fp16"), row("int8_wo"), failed("int4_wo"), failed("int4_wo", 8))
 def table(rows: tuple[CellResult, ...], width: int, monkeypatch: pytest.MonkeyPatch, *, verbose: bool = False) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
-    print_report(rows, "table", stream=stream, workspace=Path("/ws"), verbose=verbose)
+    write_table(Report(rows=rows, stream=stream, workspace=Path("/ws"), verbose=verbose))
     return stream.getvalue()
 
 
@@ -129,7 +130,7 @@ def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch
 def test_reasons_that_were_told_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()
-    print_report(ROWS, stream=stream, workspace=Path("/ws"), reported={str(failed("int4_wo").reason)})
+    write_table(Report(rows=ROWS, stream=stream, workspace=Path("/ws"), reported={str(failed("int4_wo").reason)}))
     text = stream.getvalue()
     assert "build failed (out of memory), 2 cells: int4_wo/bs4, int4_wo/bs8\n\n" in text
     assert "somebody" not in text

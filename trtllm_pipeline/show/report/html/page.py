@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base import CellId, Scope, as_html, count, duration, fingerprint, shared_parts, without
+from trtllm_pipeline.base import CellId, Scope, as_html, clean, count, duration, fingerprint, shared_parts, without
 from trtllm_pipeline.measure import FIELDS, TRITON_GAUGES, Drift, LevelResult, MetricDefinition, TritonUse, load_words
 from trtllm_pipeline.orchestrate import (
     METRICS,
@@ -42,6 +42,7 @@ from trtllm_pipeline.orchestrate import (
 from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
+from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.show.report.writers import (
     CONDITIONS_IN_FULL,
     conditions_of,
@@ -77,6 +78,21 @@ _COUNTED: Final = {
     Ending.FAILED: "failed",
 }
 """Columns of the table of stages."""
+
+
+def write(report: Report) -> None:
+    """Write the page of a run."""
+    page = to_html(
+        report.rows,
+        report.record(),
+        report.matrix,
+        finished=report.finished,
+        limits=report.limits,
+        forecast=report.forecast,
+        workspace=report.workspace,
+        comparison=report.previous(),
+    )
+    report.stream.write(clean(page))
 
 
 def to_html(
