@@ -202,6 +202,50 @@ def test_calls(name: str, text: str) -> None:
     assert answer(name, text) == Found("", "", (BERLIN, NOW))
 
 
+@pytest.mark.parametrize("prompt", ["", "<think>\n"])
+@pytest.mark.parametrize("name", ["hermes", "glm", "deepseek", "plain"])
+def test_reasoning_is_read_as_vllm_reads_it(name: str, prompt: str) -> None:
+    for text, reasoning, content in (
+        ("<think>\nIs it?\n</think>\n\nYes.", "Is it?", "Yes."),
+        ("<think>\nIs it", "Is it", ""),
+        ("<think>\n\n</think>\n\nYes.", "", "Yes."),
+    ):
+        assert answer(name, text, prompt, tools=()) == Found(content, reasoning)
+
+
+VLLM = json.loads((Path(__file__).parents[3] / "data" / "vllm_tool_calls.json").read_text(encoding="utf-8"))
+"""Responses written for this test, and the content and calls that vLLM's parser of the same family reads in them."""
+
+
+@pytest.mark.parametrize("case", VLLM["cases"], ids=[each["dialect"] for each in VLLM["cases"]])
+def test_a_response_has_the_content_and_calls_that_vllm_reads_in_it(case: dict[str, Any]) -> None:
+    read_here = answer(case["dialect"], case["text"], tools=VLLM["tools"])
+    assert read_here.content.strip() == case["content"]
+    assert [list(call) for call in read_here.calls] == case["calls"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "end"),
+    [
+        (name, text[: text.rindex(end)], end)
+        for name, end in (
+            ("hermes", "</tool_call>"),
+            ("qwen3-coder", "</tool_call>"),
+            ("phi", "<|/tool_call|>"),
+            ("deepseek", "```<｜tool▁call▁end｜>"),
+            ("deepseek-v3.1", "<｜tool▁call▁end｜>"),
+            ("deepseek-v3.1", "<｜tool▁calls▁end｜>"),
+        )
+        for text in CALLS[name][:1]
+    ],
+)
+def test_a_response_that_is_cut_off_inside_the_end_of_a_call_has_no_part_of_it_as_content(
+    name: str, text: str, end: str
+) -> None:
+    for length in range(len(end)):
+        assert answer(name, text + end[:length]) == Found("", "", (BERLIN, NOW))
+
+
 @pytest.mark.parametrize(("name", "text"), EVERY)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())

@@ -45,7 +45,7 @@ class DeepSeek(Dialect):
             yield from reader.space()
             if not (yield from reader.take(_CALL)):
                 break
-        yield from reader.take(_CALLS_END)
+        yield from reader.close(_CALLS_END)
 
     def _call(self, reader: Reader) -> Steps[None]:
         """Either form: V3.1 writes the name before the separator, and no fence."""
@@ -56,9 +56,9 @@ class DeepSeek(Dialect):
             raise BrokenError
         yield from reader.call(name, lambda emit: _arguments(reader, emit))
         yield from reader.space()
-        yield from reader.take(_FENCE)
+        yield from reader.close(_FENCE)
         yield from reader.space()
-        yield from reader.take(_CALL_END)
+        yield from reader.close(_CALL_END)
 
 
 class DeepSeekV31(DeepSeek):

@@ -146,6 +146,8 @@ class Dialect:
             inside = yield from reader.take(*self.reasoning)
         if inside is not None:
             yield from reader.space()
+            if (yield from reader.take(inside)):  # some models repeat the marker with which the prompt ends
+                yield from reader.space()
             reader.settle()
             yield from reader.pass_on(self.reasoning[inside], *self.ends, kind=Reasoning)
             yield from reader.space()

@@ -55,7 +55,7 @@ class JsonCalls(Dialect):
         yield from reader.calls_in_json()
         if self.closings:
             yield from reader.space()
-            yield from reader.take(*self.closings)
+            yield from reader.close(*self.closings)
 
 
 class Hermes(JsonCalls):

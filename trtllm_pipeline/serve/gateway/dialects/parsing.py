@@ -226,6 +226,13 @@ class Reader:
         self._position += len(marker or "")
         return marker
 
+    def close(self, *texts: str) -> Steps[None]:
+        """Read whichever of `texts` comes next, or the start of one at which the answer was cut off."""
+        if (yield from self.take(*texts)) is None and self.ended:
+            rest = self._text[self._position :]
+            if any(text.startswith(rest) for text in texts):
+                self._position = len(self._text)
+
     def need(self, *texts: str) -> Steps[str]:
         """Read one of `texts`. Raises BrokenError if none comes next."""
         marker = yield from self.take(*texts)

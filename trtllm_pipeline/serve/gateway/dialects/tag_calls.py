@@ -97,7 +97,7 @@ class QwenCoder(TagCalls):
             raise BrokenError
         yield from reader.call(name, lambda emit: self.arguments(reader, name, emit))
         yield from reader.space()
-        yield from reader.take("</tool_call>")
+        yield from reader.close("</tool_call>")
 
 
 class Glm(TagCalls):
