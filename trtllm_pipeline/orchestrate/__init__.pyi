@@ -86,6 +86,7 @@ from .results.measured import Side as Side
 from .results.measured import load_measured as load_measured
 from .results.measured import selected as selected
 from .results.measured import with_files as with_files
+from .results.pareto import pareto_front as pareto_front
 from .results.plan_difference import PlanDifference as PlanDifference
 from .results.plan_difference import compare_plans as compare_plans
 from .results.record import Ending as Ending
@@ -101,6 +102,7 @@ from .results.rows import rows as rows
 from .results.rows import rows_of as rows_of
 from .results.run_list import runs_json as runs_json
 from .results.run_list import to_text as to_text
+from .results.same_work import together_at_levels as together_at_levels
 from .run import by_hand as by_hand
 from .run.by_hand import replay as replay
 from .run.executor import Job as Job

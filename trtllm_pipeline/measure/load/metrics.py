@@ -22,6 +22,7 @@ from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED, NONE, Object
 from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest, read_run
 from trtllm_pipeline.measure.load.result import (
     DEFINITIONS,
+    RANKING,
     Goodput,
     HighestRate,
     LevelDetails,
@@ -33,7 +34,15 @@ from trtllm_pipeline.measure.load.result import (
     RepeatResult,
     Schedule,
 )
-from trtllm_pipeline.measure.load.stats import Summary, relative_half_width, summary
+from trtllm_pipeline.measure.load.stats import (
+    BATCHES,
+    Interval,
+    Summary,
+    batch_interval,
+    percentile_interval,
+    relative_half_width,
+    summary,
+)
 from trtllm_pipeline.measure.load.stopping import LoadProgress, Probe, RateSearch
 from trtllm_pipeline.measure.load.windows import Window
 
@@ -221,8 +230,8 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
             level.triton, level.gauges, [_in_flight(level, repeat) for repeat in level.repeats]
         ),
         repeats=_at_headline(repeats),
+        intervals={} if refused else _intervals(level, name),
     )
-    met = [(each, result.value(each.metric)) for each in objectives.of_level]
     not_judged = f"not judged, since the measurement is not valid: {', '.join(refused)}" if refused else None
     details = LevelDetails(
         window_reason=f"not valid: {', '.join(refused)}" if refused else reason,
@@ -243,7 +252,8 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         cached_input_tokens=sum(cached) if cached else None,
         schedule=None if level.request_rate is None else _schedule(level),
         objectives=tuple(
-            ObjectiveResult(each.metric, each.limit, value, not_judged or each.missed_by(value)) for each, value in met
+            ObjectiveResult(each.metric, each.limit, result.bound(each.metric), not_judged or result.missed(each))
+            for each in objectives.of_level
         ),
         triton=[{"repeat": each["repeat"], "of": counters.triton_summary(each)} for each in level.triton],
         gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
@@ -319,8 +329,8 @@ def _latencies(good: Sequence[TimedRequest]) -> dict[str, Summary]:
     return {
         "ttft_ms": summary(request.ttft_ms for request in good),
         "tpot_ms": summary(tpot for request in good if (tpot := request.tpot_ms) is not None),
-        "itl_ms": summary(value for request in good for value in request.itl_ms()),
-        "icl_ms": summary(value for request in good for value in request.gaps_ms()),
+        "itl_ms": summary((value for request in good for value in request.itl_ms()), requests=len(good)),
+        "icl_ms": summary((value for request in good for value in request.gaps_ms()), requests=len(good)),
         "e2e_ms": summary(request.e2e_ms for request in good),
     }
 
@@ -344,15 +354,43 @@ def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
 
 
 def _goodput(level: LevelRun, window: str, limits_ms: Mapping[str, float]) -> Goodput:
-    rates = []
+    rates, token_rates = [], []
     for requests in level.repeats.values():
         span = windows.spans(requests, level.concurrency)[window]
-        good = [(request.times_ns[-1], 1) for request in requests if request.met(limits_ms)]
-        rates += [] if span is None or not span.duration_ns else [span.rate(good)]
+        if span is None or not span.duration_ns:
+            continue
+        good = [request for request in requests if request.met(limits_ms)]
+        rates.append(span.rate((request.times_ns[-1], 1) for request in good))
+        token_rates.append(span.rate(each for request in good for each in windows.written(request)))
     met = sum(request.met(limits_ms) for request in level.measured)
     scheduled = len(level.measured) + level.unsent
     share = round(met / scheduled, 6) if scheduled else None
-    return Goodput(dict(limits_ms), share, round(median(rates), 3) if rates else None)
+    per_s = (round(median(each), 3) if each else None for each in (rates, token_rates))
+    return Goodput(dict(limits_ms), share, *per_s)
+
+
+def _intervals(level: LevelRun, window: str) -> dict[str, Interval]:
+    """Intervals by the requests: see `intervals` of DEFINITIONS."""
+    spans = [(windows.spans(requests, level.concurrency)[window], requests) for requests in level.repeats.values()]
+    tokens: list[float] = []
+    ends: list[float] = []
+    for span, requests in spans:
+        if span is None or span.duration_ns <= 0:
+            return {}
+        good = [request for request in requests if request.answered]
+        tokens += span.batches((each for request in good for each in windows.written(request)), BATCHES)
+        ends += span.batches(((request.times_ns[-1], 1) for request in good), BATCHES)
+    samples = {
+        "ttft": [request.ttft_ms for request in level.answered],
+        "tpot": [tpot for request in level.answered if (tpot := request.tpot_ms) is not None],
+        "e2e": [request.e2e_ms for request in level.answered],
+    }
+    found: dict[str, Interval | None] = {"output_tps": batch_interval(tokens), "rps": batch_interval(ends)}
+    for name, values in samples.items():
+        found |= {f"{name}_p{share}": percentile_interval(values, share / 100) for share in (50, 99)}
+    if (tpot_ms := found["tpot_p50"]) is not None and tpot_ms[0]:
+        found["user_tps"] = (1e3 / tpot_ms[1], 1e3 / tpot_ms[0])
+    return {name: (round(of[0], 3), round(of[1], 3)) for name in RANKING if (of := found.get(name)) is not None}
 
 
 def _schedule(level: LevelRun) -> Schedule:

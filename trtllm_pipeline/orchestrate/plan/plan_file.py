@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -70,6 +70,8 @@ class OutlineCell:
     reason: str | None
     stage_runs: tuple[StageRunId, ...]
     changes: tuple[SettingChange, ...] = ()
+    about: Mapping[str, Json] = field(default_factory=dict)
+    """For reports: `gpu_hour`, the setting of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,17 @@ def axes(cell: Cell) -> dict[str, Json]:
     }
 
 
+def about(cell: Cell) -> dict[str, Json]:
+    """What reports need of a cell's settings."""
+    return {"gpu_hour": cell.settings["cost"]["gpu_hour"]}
+
+
 def outline(plan: Plan) -> Outline:
     """The outline of a plan."""
     return Outline(
         tuple(
-            OutlineCell(cell.id, axes(cell), cell.reason, plan.by_cell[cell.id], cell.changes) for cell in plan.cells
+            OutlineCell(cell.id, axes(cell), cell.reason, plan.by_cell[cell.id], cell.changes, about(cell))
+            for cell in plan.cells
         ),
         {
             run.id: OutlineRun(
@@ -157,6 +165,7 @@ def plan_lines(
             "reason": cell.reason,
             "stage_runs": list(plan.by_cell[cell.id]),
             "changes": [asdict(change) for change in cell.changes],
+            "about": about(cell),
         }
 
     def run_entry(run: StageRun) -> Json:
@@ -225,7 +234,14 @@ def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
         return [numbers[run] for run in runs]
 
     cells: Iterator[Json] = (
-        [cell.id, dict(cell.axes), cell.reason, numbered(cell.stage_runs), list(map(asdict, cell.changes))]
+        [
+            cell.id,
+            dict(cell.axes),
+            cell.reason,
+            numbered(cell.stage_runs),
+            list(map(asdict, cell.changes)),
+            dict(cell.about),
+        ]
         for cell in shape.cells
     )
     runs: Iterator[Json] = (
@@ -244,8 +260,8 @@ def _read_outline(path: Path, plan_bytes: int) -> Outline:
     ids = [run[0] for run in data["stage_runs"]]
     users: list[list[CellId]] = [[] for _ in ids]
     cells = []
-    for cell, values, reason, runs, changes in data["cells"]:
-        cells.append(OutlineCell(cell, values, reason, tuple([ids[run] for run in runs]), _changes(changes)))
+    for cell, values, reason, runs, changes, more in data["cells"]:
+        cells.append(OutlineCell(cell, values, reason, tuple([ids[run] for run in runs]), _changes(changes), more))
         for run in runs:
             users[run].append(cell)
     return Outline(
@@ -286,6 +302,7 @@ def read_plan(path: Path) -> Outline:
                     cell["reason"],
                     tuple(cell["stage_runs"]),
                     _changes(cell.get("changes", ())),  # older plans have none
+                    dict(cell.get("about", {})),
                 )
                 for cell in data["cells"]
             ),

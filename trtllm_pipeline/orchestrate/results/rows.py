@@ -44,6 +44,7 @@ from trtllm_pipeline.measure import (
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun, outline
 from trtllm_pipeline.orchestrate.plan.stage_status import StageState, stage_states
+from trtllm_pipeline.orchestrate.results.prices import per_million_tokens, price_of
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
@@ -120,6 +121,8 @@ class CellResult:
     """Difference of its answers to those of the unquantized cell, see `references`."""
     smoke: Mapping[str, Json] | None = None
     """Notes of the smoke test."""
+    gpu_hour: float | None = None
+    """Price of one of its GPUs, or of its host, for an hour."""
     findings: tuple[str, ...] = ()
     """Validity findings of the measurement, each "SEVERITY: MESSAGE"."""
     conditions: Conditions = field(default_factory=Conditions)
@@ -134,6 +137,21 @@ class CellResult:
             return f"{self.failed_stage} failed: {self.reason or 'unknown reason'}"
         words = self.status.value.replace("_", " ")
         return self.reason or (f"not finished: {words}" if self.levels else words)
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that its engine spans, at least 1."""
+        tp, pp = (value if isinstance(value := self.axes.get(name), int) else 1 for name in ("tp", "pp"))
+        return tp * pp
+
+    def per_gpu(self, level: LevelResult) -> float | None:
+        """Output tokens/s per GPU, or per host."""
+        return None if level.output_tokens_per_s is None else level.output_tokens_per_s / self.gpus
+
+    def cost(self, level: LevelResult) -> float | None:
+        """Price of a million output tokens at a level. None without a price or a rate."""
+        rate = level.output_tokens_per_s
+        return per_million_tokens(self.gpu_hour, self.gpus, rate) if self.gpu_hour is not None and rate else None
 
     @property
     def warnings(self) -> list[str]:
@@ -161,7 +179,14 @@ class CellResult:
         """The row in report.json, see docs/reference/formats.md."""
         written: dict[str, Json] = {
             "status": self.status.value,
-            "perf": [level.to_json() for level in self.levels],
+            "perf": [
+                {
+                    **level.to_json(),
+                    "output_tokens_per_s_per_gpu": self.per_gpu(level),
+                    "dollars_per_million": self.cost(level),
+                }
+                for level in self.levels
+            ],
             "highest_rate": None if self.highest_rate is None else asdict(self.highest_rate),
             "accuracy_drift": None if self.accuracy_drift is None else self.accuracy_drift.to_json(),
             "conditions": self.conditions.to_json(),
@@ -312,6 +337,7 @@ def _row(
     if failed in {"accuracy", "score"} and why.log is not None:
         scores_in = why.log.parent / "out"  # show a score that is too low
     accuracy = AccuracyResult.read((read_object(scores_in / ACCURACY_FILE) if scores_in else None) or {})
+    conditions = replace(perf.conditions, made_on={} if levels else _made_on(made))
     questions: dict[str, Json] = {"digest": accuracy.rows_digest, "max_tokens": accuracy.settings.get("max_tokens")}
     return CellResult(
         id=cell.id,
@@ -335,12 +361,9 @@ def _row(
         accuracy_asked=accuracy.asked,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
         smoke=_written(made.get("smoke"), "smoke.json"),
+        gpu_hour=price_of(cell.about.get("gpu_hour"), cell.axes, conditions),
         findings=perf.notes,
-        conditions=replace(
-            perf.conditions,
-            questions=None if accuracy.rows_digest is None else questions,
-            made_on={} if levels else _made_on(made),
-        ),
+        conditions=replace(conditions, questions=None if accuracy.rows_digest is None else questions),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.base import NOT_COMPARABLE, ComparisonError, Json, UsageError, count
-from trtllm_pipeline.measure import LEVEL_METRICS
+from trtllm_pipeline.measure import LEVEL_METRICS, stats
 from trtllm_pipeline.orchestrate import Side
 from trtllm_pipeline.show.report.comparison import (
     DEFAULT,
@@ -194,6 +194,8 @@ def _broken(condition: Condition, delta: Delta | None, *, beyond_noise: bool) ->
     """The reason why a condition is broken, or None."""
     if delta is None:
         return "missing: neither side has this metric"
+    if delta.base is None and delta.new is None and delta.metric.endswith("_p99"):
+        return f"missing: a p99 needs {stats.LEAST_P99} requests of each side"
     if delta.change is None:
         if delta.base is not None and delta.new is not None:
             return "missing: base is 0, so there is no relative change"

@@ -53,15 +53,15 @@ def level(
 
     def figures(factor: float) -> dict[str, Any]:
         latencies: Any = {
-            name: {"n": 40, "p50": ttft * factor, "p99": 2 * ttft * factor} for name in ("ttft_ms", "e2e_ms")
+            name: {"n": 400, "p50": ttft * factor, "p99": 2 * ttft * factor} for name in ("ttft_ms", "e2e_ms")
         }
         rates = {"output_tokens_per_s": tps / factor, "input_tokens_per_s": tps, "requests_per_s": tps / factor / 10}
-        latencies["tpot_ms"] = {"n": 40, "p50": 1e3 / tps * factor, "p99": 2e3 / tps * factor}
+        latencies["tpot_ms"] = {"n": 400, "p50": 1e3 / tps * factor, "p99": 2e3 / tps * factor}
         return {**rates, "latencies": latencies}
 
     return LevelResult(
         concurrency=concurrency,
-        requests=40,
+        requests=400,
         failures=0,
         duration_s=40.0,
         window="steady",
@@ -874,7 +874,7 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
     code, out, _ = pipeline("recommend", path, "--slo", "ttft_p99=300ms")
     assert code == 0
     assert "recommended: m/fp16, at concurrency 1" in out
-    assert "with fewer than 100, p99 is the maximum" in out
+    assert re.search(r"@1 +50 +48\.8 to 51\.3", out), "with its interval"
     assert " tok/s " in out, "of one device, or of none"
     wide = [CellResult(CellId("m/tp2"), {"model": "m", "tp": 2}, CellStatus.DONE, levels=(level(),))]
     (tmp_path / "wide.json").write_text("\n".join(report_json(wide, "run", "m.yaml")))
@@ -891,7 +891,8 @@ def test_recommend(pipeline: Pipeline, tmp_path: Path) -> None:
     code, out, _ = pipeline("recommend", path, "--slo", "ttft_p99=1ms", "--format", "json")
     assert code == 3
     data = json.loads(out)
-    assert data["recommended"] == [{"workload": {}, "cell": None}]
+    nearest = {"cell": "m/fp16", "level": "1", "misses": "ttft_p99 40 ms > 1 ms at concurrency 1, its best of 2 levels"}
+    assert data["recommended"] == [{"workload": {}, "cell": None, "tied": [], "why": None, "nearest": nearest}]
     assert data["candidates"][0]["reason"] == "ttft_p99 40 ms > 1 ms at concurrency 1, its best of 2 levels"
 
 
@@ -989,7 +990,7 @@ def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pyte
     ttft = found(result, "ttft_p50")
     assert (ttft.method, ttft.verdict) == ("paired_requests", ChangeVerdict.WORSE)
     assert ttft.interval[0] > 0.1
-    assert found(result, "ttft_p99").verdict is ChangeVerdict.UNKNOWN, (
+    assert found(result, "ttft_p99").verdict is ChangeVerdict.MISSING, (
         "30 requests say nothing of the slowest in a hundred"
     )
     assert found(result, "tpot_mean").verdict is ChangeVerdict.NOISE
