@@ -89,6 +89,9 @@ from .results.measured import with_files as with_files
 from .results.pareto import pareto_front as pareto_front
 from .results.plan_difference import PlanDifference as PlanDifference
 from .results.plan_difference import compare_plans as compare_plans
+from .results.prices import Prices as Prices
+from .results.prices import parse_prices as parse_prices
+from .results.prices import with_price as with_price
 from .results.record import Ending as Ending
 from .results.record import Record as Record
 from .results.record import StageRecord as StageRecord

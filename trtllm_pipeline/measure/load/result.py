@@ -647,13 +647,14 @@ def _objects(value: object) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Without a p99 of too few requests, which earlier releases wrote."""
-    summaries = {name: numbers_of(entry.get(name)) for name in names if entry.get(name)}
+def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
+    """A p99 of too few requests, which earlier releases wrote, is None."""
+    summaries: dict[str, dict[str, float | None]] = {}
     requests = numbers_of(entry.get("e2e_ms")).get("n", math.inf)
-    for of in summaries.values():
-        if min(of.get("n", math.inf), requests) < LEAST_P99:
-            of.pop("p99", None)
+    for name in names:
+        if known := numbers_of(entry.get(name)):
+            few = "p99" in entry[name] and min(known.get("n", math.inf), requests) < LEAST_P99
+            summaries[name] = {**known, **({"p99": None} if few else {})}
     return summaries
 
 

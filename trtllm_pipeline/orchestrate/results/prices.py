@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from trtllm_pipeline.base import Json, UsageError
 from trtllm_pipeline.measure import Conditions
 
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate.results.rows import CellResult
+
+C = TypeVar("C", bound="CellResult")
 Prices = float | Mapping[str, float]
 _EXAMPLE: Final = "such as --gpu-hour 2.50, or --gpu-hour H100=2.50,L40S=1.10"
 
@@ -41,6 +46,11 @@ def price_of(prices: Json | Prices, axes: Mapping[str, Json], conditions: Condit
         known = (price for kind, price in prices.items() if any(kind.casefold() in name for name in names))
         prices = next(known, None)
     return float(prices) if isinstance(prices, (int, float)) and not isinstance(prices, bool) else None
+
+
+def with_price(cell: C, prices: Prices | None) -> C:
+    """A cell at other prices. Without any, its own stays."""
+    return cell if prices is None else replace(cell, gpu_hour=price_of(prices, cell.axes, cell.conditions))
 
 
 def _names(axes: Mapping[str, Json], conditions: Conditions) -> Collection[str]:

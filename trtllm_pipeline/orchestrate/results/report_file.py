@@ -32,6 +32,11 @@ METRICS: Final = (
         "output tokens / s of the engine in the process of trtllm-bench, without a server: the prompts of the most requests "
         "in flight",
     ),
+    MetricDefinition(
+        "cost",
+        "$ per million tokens",
+        "price of a GPU, or of a host without one, for an hour * GPUs / (3600 * output tokens/s) * 1,000,000 output tokens",
+    ),
     MetricDefinition("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
     MetricDefinition(
         "seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"

@@ -62,18 +62,23 @@ OBJECTIVES: Final = {
     "latency": "lowest median end-to-end latency at a load that meets the objectives",
     "size": "smallest engine",
 }
-_LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\s*%|(\d+(?:\.\d+)?))\s*")
+_LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\s*(%|pts?)|(\d+(?:\.\d+)?))\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class LeastAccuracy:
-    """A minimum score: absolute, or (`share`) relative to the unquantized cell."""
+    """A minimum score: absolute, or below the unquantized cell by a `share` of its score or by `points`."""
 
     metric: str | None
     """None means the cell's first score."""
     score: float | None
     share: float | None
+    points: float | None = None
     typed: str = ""
+
+    def loss(self, reference: float) -> float | None:
+        """The loss that it allows, in units of the score. None if it allows none by itself."""
+        return self.points if self.share is None else reference * self.share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,15 +227,16 @@ def parse_slo(text: str) -> tuple[Objective, ...]:
 
 
 def parse_least(text: str) -> LeastAccuracy:
-    """`-1%`, `0.6`, `contains:-1%`. Raises UsageError."""
+    """`-1%`, `-1pt`, `0.6`, `contains:-1%`. Raises UsageError."""
     match = _LEAST.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"--min-accuracy: expected a score or a relative loss, got {text!r}",
-            hint="e.g. -1% (of the unquantized cell's score), 0.6, or contains:-1%",
+            f"--min-accuracy: expected a score or a loss, got {text!r}",
+            hint="e.g. -1% (of the unquantized cell's score), -1pt (points), 0.6, or contains:-1%",
         )
-    share = float(match[2]) / 100 if match[2] else None
-    return LeastAccuracy(match[1], float(match[3]) if match[3] else None, share, text)
+    loss = float(match[2]) / 100 if match[2] else None
+    share, points = (loss, None) if match[3] == "%" else (None, loss)
+    return LeastAccuracy(match[1], float(match[4]) if match[4] else None, share, points, text)
 
 
 def recommend(
@@ -408,13 +414,16 @@ def inaccurate(
         return apart
     verdict = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict
     below = f"below the {reference:.3f} of {base.axes.get('precision')}"
-    if least is None or least.share is None:
+    if least is None or (allowed := least.loss(reference)) is None:
         clearly = f"{metric} {score:.3f} is significantly (95%) {below}; --min-accuracy -100% accepts it"
         return clearly if verdict is ChangeVerdict.WORSE else None
-    if score >= reference * (1 - least.share):
+    if score >= reference - allowed:
         return None
     noise = " (within noise: use more questions)" if verdict is ChangeVerdict.NOISE else ""
-    return f"{metric} {score:.3f} is {1 - score / reference:.1%} {below}, {least.share:.1%} allowed{noise}"
+    by, most = f"{1 - score / reference:.1%}", f"{least.share or 0:.1%}"
+    if least.points is not None:
+        by, most = f"{(reference - score) * 100:.1f} points", f"{least.points * 100:g}"
+    return f"{metric} {score:.3f} is {by} {below}, {most} allowed{noise}"
 
 
 def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) -> str | None:

@@ -140,11 +140,20 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
     planned = row.conditions.level(known.concurrency, known.request_rate)
     rates = ("requests", "failures", "duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
     goodput = known.goodput
+    interval = known.interval("output_tps")
+    derived = {"user_tokens_per_s": known.value("user_tps")}
+    if level is not None:
+        derived |= {"output_tokens_per_s_per_gpu": row.per_gpu(known)}
+        derived |= {} if row.gpu_hour is None else {"dollars_per_million": row.cost(known)}
     return [
         {"concurrency": known.concurrency},
         {} if known.request_rate is None else {"request_rate": known.request_rate},
         {name: getattr(known, name) for name in rates},
-        {} if goodput is None else {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s},
+        {} if interval is None else {"output_tokens_per_s_low": interval[0], "output_tokens_per_s_high": interval[1]},
+        derived,
+        {}
+        if goodput is None
+        else {f"goodput_{name}": getattr(goodput, name) for name in ("share", "requests_per_s", "output_tokens_per_s")},
         {} if known.saturated_rps is None else {"saturated_rps": known.saturated_rps},
         {} if known.acceptance is None else {"acceptance": known.acceptance},
         {} if known.tokens_per_joule is None else {"tokens_per_joule": known.tokens_per_joule},

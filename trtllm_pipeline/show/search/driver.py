@@ -47,6 +47,7 @@ from trtllm_pipeline.orchestrate import (
     rows,
     to_run,
     with_files,
+    with_price,
 )
 from trtllm_pipeline.show.report.recommendation import Recommendation, advise
 from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advice
@@ -229,7 +230,7 @@ def _option(cell: Cell, plan: Plan, outlook: Forecast) -> Option:
 
 def ended(state: SearchState, store: Store | None, goals: Goals, budget: int, why: str) -> Search:
     """The result of a stopped search, with the reason `why`."""
-    side = Side(state.name, tuple(state.tried.values()))
+    side = Side(state.name, tuple(with_price(cell, goals.prices) for cell in state.tried.values()))
     advice = advise(side, (), goals.slos, goals.least, goals.objective, ())
     chosen = {}
     for path in [] if store is None else sorted(store.runs_dir.glob(f"*/{CHOICE_FILE}")):

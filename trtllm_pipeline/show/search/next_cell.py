@@ -15,7 +15,7 @@ from typing import Final
 
 from trtllm_pipeline.base import CellId, FailureClass, Json, about, number
 from trtllm_pipeline.measure import GROUPS, HIGHER_IS_BETTER, LevelResult, Objective, load_words
-from trtllm_pipeline.orchestrate import Measured, references
+from trtllm_pipeline.orchestrate import Measured, Prices, references
 from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, inaccurate
 from trtllm_pipeline.show.search import surrogate
 
@@ -51,6 +51,8 @@ class Goals:
     objective: Goal
     slos: tuple[Objective, ...] = ()
     least: LeastAccuracy | None = None
+    prices: Prices | None = None
+    """Prices of GPUs, for the recommendation."""
 
 
 @dataclass(frozen=True, slots=True)

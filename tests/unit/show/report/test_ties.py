@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 import random
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.helpers.fabricated_conditions import CONDITIONS
 from trtllm_pipeline.base.domain import CellId
+from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.terminal import console
-from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
+from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult, levels_of
 from trtllm_pipeline.orchestrate.results.measured import Measured, Side
 from trtllm_pipeline.orchestrate.results.pareto import pareto_front
+from trtllm_pipeline.orchestrate.results.prices import parse_prices, with_price
 from trtllm_pipeline.orchestrate.results.rows import CellStatus
 from trtllm_pipeline.show.report.recommendation import (
     Choice,
@@ -25,6 +30,7 @@ from trtllm_pipeline.show.report.recommendation import (
     recommend,
     to_table,
 )
+from trtllm_pipeline.show.report.writers import to_csv
 
 DRAWS = 100
 
@@ -173,3 +179,36 @@ def test_the_front_of_throughput_against_speed() -> None:
     ]
     failed = replace(cells[3], status=CellStatus.FAILED)
     assert pareto_front([*cells[:3], failed]) == [("b", "8"), ("a", "1")]
+
+
+def test_prices_of_a_host_of_all_gpus_and_of_types() -> None:
+    draw = random.Random(5)
+    h100 = replace(CONDITIONS, system={**(CONDITIONS.system or {}), "gpus": ["NVIDIA H100 80GB HBM3"]})
+    two = cell("m", level(draw, 1000, noise=0.0), tp=2, conditions=h100)
+    by_type = parse_prices("L40S=1.10, h100=2.50")
+    assert [with_price(two, each).gpu_hour for each in (parse_prices("3"), by_type, {"A100": 1.0})] == [3.0, 2.5, None]
+    priced = with_price(two, by_type)
+    assert priced.cost(two.levels[0]) == pytest.approx(2 * 2.5 / 3600 / 1000 * 1e6)
+    assert with_price(priced, None).gpu_hour == 2.5
+    assert re.search(r"\$/M tok.*\n.* 1\.39 ", shown(priced))
+    assert priced.to_json()["perf"][0]["dollars_per_million"] == pytest.approx(1.3889, rel=1e-3)  # type: ignore[index,call-overload]
+    for wrong in ("", "free", "-1", "H100=", "=2", "2,H100=3", "inf"):
+        with pytest.raises(UsageError, match="--gpu-hour"):
+            parse_prices(wrong)
+
+
+def test_p99_of_few_requests_is_nowhere_in_a_report() -> None:
+    """Earlier releases wrote it."""
+    few, many = (
+        {"concurrency": 4, "requests": n, "ttft_ms": {"n": n, "p50": 5.0, "p99": 9.0}, "e2e_ms": {"n": n, "p99": 9.0}}
+        for n in (40, 100)
+    )
+    old, kept = (levels_of([each])[0] for each in (few, many))
+    assert (old.latency("ttft_ms", "p99"), kept.latency("ttft_ms", "p99")) == (None, 9.0)
+    written = old.to_json()
+    assert (written["ttft_ms"], written["no_p99"]) == (
+        {"n": 40, "p50": 5.0, "p99": None},
+        "40 requests, a p99 needs 100",
+    )
+    (line,) = csv.DictReader(io.StringIO(to_csv((cell("a", old),))))
+    assert (line["ttft_p50_ms"], line["ttft_p99_ms"]) == ("5.0", ""), "the column stays"
