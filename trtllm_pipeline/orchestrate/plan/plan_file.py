@@ -35,6 +35,7 @@ from trtllm_pipeline.base import (
 from trtllm_pipeline.models import shown
 from trtllm_pipeline.orchestrate.memory.estimates import Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
@@ -71,7 +72,7 @@ class OutlineCell:
     stage_runs: tuple[StageRunId, ...]
     changes: tuple[SettingChange, ...] = ()
     about: Mapping[str, Json] = field(default_factory=dict)
-    """For reports: `gpu_hour`, the setting of that name."""
+    """For reports: the setting `gpu_hour`, and `numerics`, what its precision means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,9 @@ def axes(cell: Cell) -> dict[str, Json]:
 
 
 def about(cell: Cell) -> dict[str, Json]:
-    """What reports need of a cell's settings."""
-    return {"gpu_hour": cell.settings["cost"]["gpu_hour"]}
+    """What reports need of a cell."""
+    known = None if cell.reason is not None else asdict(toolchains.load(cell.toolchain).numerics(cell))
+    return {"gpu_hour": cell.settings["cost"]["gpu_hour"], "numerics": known}
 
 
 def outline(plan: Plan) -> Outline:

@@ -121,6 +121,8 @@ class CellResult:
     """Difference of its answers to those of the unquantized cell, see `references`."""
     smoke: Mapping[str, Json] | None = None
     """Notes of the smoke test."""
+    numerics: Mapping[str, str] | None = None
+    """What its precision means: `weights`, `activations`, `kv_cache`, and how it was `made`."""
     gpu_hour: float | None = None
     """Price of one of its GPUs, or of its host, for an hour."""
     findings: tuple[str, ...] = ()
@@ -361,10 +363,16 @@ def _row(
         accuracy_asked=accuracy.asked,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
         smoke=_written(made.get("smoke"), "smoke.json"),
+        numerics=_numerics(cell),
         gpu_hour=price_of(cell.about.get("gpu_hour"), cell.axes, conditions),
         findings=perf.notes,
         conditions=replace(conditions, questions=None if accuracy.rows_digest is None else questions),
     )
+
+
+def _numerics(cell: OutlineCell) -> dict[str, str] | None:
+    known = cell.about.get("numerics")
+    return {name: str(value) for name, value in known.items()} if isinstance(known, dict) else None
 
 
 def _to_set(setting: str, cell: CellId) -> str:

@@ -51,6 +51,7 @@ from trtllm_pipeline.orchestrate import (
     workloads,
 )
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, level_delta
+from trtllm_pipeline.show.report.writers import mixed
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -151,6 +152,7 @@ class Recommendation:
             "objective": self.goal,
             "slo": {slo.metric: slo.limit for slo in self.slos},
             "min_accuracy": None if self.min_accuracy is None else self.min_accuracy.typed,
+            "mixed_precisions": self.numerics,
             "recommended": [Choice.of(group).to_json() for group in self.groups],
             "candidates": [each.to_json() for each in self.candidates],
         }
@@ -218,7 +220,8 @@ def advise(
     chosen = selected(side, patterns).cells
     # Uses the whole run: the reference of a quantized cell's accuracy need not match the patterns.
     candidates = recommend(side, slos, least, goal, allow=allow, among={cell.id for cell in chosen})
-    return Recommendation(side.name, goal, slos, least, candidates, any(cell.gpus > 1 for cell in side.cells))
+    means = "; ".join(text for text, _ in mixed(chosen)) or None
+    return Recommendation(side.name, goal, slos, least, candidates, any(cell.gpus > 1 for cell in side.cells), means)
 
 
 def parse_slo(text: str) -> tuple[Objective, ...]:

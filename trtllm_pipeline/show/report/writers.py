@@ -114,6 +114,7 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
     return [
         {"cell": row.id},
         row.axes,
+        row.numerics or {},
         {"status": row.status.value},
         {name: getattr(row, name) for name in ("failed_stage", "failure", "reason", "log")},
         {f"{stage}_s": seconds for stage, seconds in row.seconds.items()},
@@ -266,7 +267,7 @@ def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[Tex
     """Details of the table: notes, conditions, definitions."""
     return [
         [TextLine(_note(*note), "yellow") for note in notes_of(rows)],
-        [TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
+        [TextLine(f"{name}: {text}", "dim") for name, text in (*conditions_of(rows), *numerics_of(rows))],
         [TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
     ]
 
@@ -441,7 +442,32 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
         for kind, text in zip(kinds, findings, strict=True):
             if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
                 first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
-    return [(first[kind], number) for kind, number in cells.most_common()]
+    return [*mixed(rows), *((first[kind], number) for kind, number in cells.most_common())]
+
+
+def mixed(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
+    """Precisions that do not mean the same in all cells, with their numbers of cells."""
+    cells: dict[str, Counter[str]] = {}
+    for row in rows:
+        if row.numerics is not None and row.unfit is None:
+            cells.setdefault(str(row.axes.get("precision")), Counter())[_numerics(row.numerics)] += 1
+    return [
+        (f"{name} is not the same in all cells: {'; or '.join(meanings)}", meanings.total())
+        for name, meanings in cells.items()
+        if len(meanings) > 1
+    ]
+
+
+def _numerics(of: Mapping[str, str]) -> str:
+    return f"weights {of['weights']}, activations {of['activations']}, KV cache {of['kv_cache']}, {of['made']}"
+
+
+def numerics_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+    """What each precision means, in words."""
+    known = {
+        (str(row.axes.get("precision")), _numerics(row.numerics)): None for row in rows if row.numerics is not None
+    }
+    return [(f"precision {name}", text) for name, text in known]
 
 
 _CONDITIONS: Final = (("system", system_words), ("load", workload_words))

@@ -280,7 +280,7 @@ def test_request_rates_and_goodput_are_shown() -> None:
 
 def test_markdown_escapes_and_defines() -> None:
     text = to_markdown(ROWS, "r1", "/home/me/m.yaml")
-    assert "| `fp16/bs4` | done | 30.4 | 251 | 2.00 | 0.50 | 0.75 | 270.0 | 1.25 |" in text
+    assert "| `fp16/bs4` | done | 30.4 | 251 | of 40 requests | 2.00 | 0.50 | 0.75 | 270.0 | 1.25 |" in text
     assert r"build: was killed \| by &lt;somebody>" in text
     assert "/home/me" not in text
     assert "- TTFT ms @1: time to first token: first content - sent; the median (p50) is shown" in text
