@@ -105,9 +105,7 @@ from .results.rows import rows as rows
 from .results.rows import rows_of as rows_of
 from .results.run_list import runs_json as runs_json
 from .results.run_list import to_text as to_text
-from .results.same_work import Work as Work
 from .results.same_work import together_at_levels as together_at_levels
-from .results.same_work import work_of as work_of
 from .run import by_hand as by_hand
 from .run.by_hand import replay as replay
 from .run.executor import Job as Job

@@ -162,6 +162,8 @@ class ServerLoad:
     stop: StopRule = field(default_factory=StopRule)
     find_rate: float | None = None
     """Look for the highest rate at which this share of requests meets the objectives."""
+    find_concurrency: float | None = None
+    """Look for the most requests in flight at which this share of requests meets the objectives."""
     expected: ExpectedServer = field(default_factory=ExpectedServer)
     input_data: Path | None = None
     turns: int = 1
@@ -190,12 +192,13 @@ class ServerLoad:
             raise UsageError(f"--temperature: expected a number from 0 on, got {self.target.temperature:g}")
         if self.workload is not None and self.tokenizer is None:
             raise UsageError("--isl needs --tokenizer to count tokens")
-        if self.find_rate is not None and not 0 < self.find_rate <= 1:
-            raise UsageError(f"--find-rate: expected a share above 0 and up to 1, got {self.find_rate:g}")
-        if self.find_rate is not None and not objectives.per_request:
-            raise UsageError(
-                "--find-rate needs --slo, such as ttft=300ms,tpot=40ms: the rate is the highest that keeps it"
-            )
+        for option, share in (("--find-rate", self.find_rate), ("--find-concurrency", self.find_concurrency)):
+            if share is not None and not 0 < share <= 1:
+                raise UsageError(f"{option}: expected a share above 0 and up to 1, got {share:g}")
+            if share is not None and not objectives.per_request:
+                raise UsageError(
+                    f"{option} needs --slo, such as ttft=300ms,tpot=40ms: the load is the highest that keeps it"
+                )
         if self.find_rate is not None and self.load.interval_s is None and self.load.requests < LEAST_SEARCHED:
             raise UsageError(
                 f"--find-rate needs --requests {LEAST_SEARCHED} or more: {self.load.requests} requests are over before a "
@@ -216,9 +219,9 @@ class ServerLoad:
         """
         left_out = LeftOut()
         prompts = self._prompts(tokenizer, left_out)
-        rounds = Rounds(self.load, prompts, self.stop, self.find_rate)
+        rounds = Rounds(self.load, prompts, self.stop, self.find_rate, self.find_concurrency)
         asyncio.run(_check_server(self.target))
-        allow_open_files(max((level.concurrency or 0 for level in rounds.levels), default=0))
+        allow_open_files(rounds.most_in_flight)
         try:
             record(
                 self.target,
@@ -285,6 +288,7 @@ class ServerLoad:
             "stop_words": list(target.stop_words),
             "stop_when": dict(self.stop.precisions),
             "find_rate": self.find_rate,
+            "find_concurrency": self.find_concurrency,
         }
 
 

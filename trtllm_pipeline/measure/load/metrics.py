@@ -24,6 +24,7 @@ from trtllm_pipeline.measure.load.result import (
     DEFINITIONS,
     RANKING,
     Goodput,
+    HighestConcurrency,
     HighestRate,
     LevelDetails,
     LevelResult,
@@ -43,7 +44,7 @@ from trtllm_pipeline.measure.load.stats import (
     relative_half_width,
     summary,
 )
-from trtllm_pipeline.measure.load.stopping import LoadProgress, Probe, RateSearch
+from trtllm_pipeline.measure.load.stopping import ConcurrencySearch, LoadProgress, Probe, RateSearch
 from trtllm_pipeline.measure.load.windows import Window
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
         ),
         tokens_counted_by=token_count["source"],
         highest_rate=_highest_rate(run, objectives),
+        highest_concurrency=_highest_concurrency(run, objectives),
         details=LoadDetails(
             protocol=header["protocol"],
             model=header["model"],
@@ -108,6 +110,7 @@ class SoFar:
         self._end = 0
         self._repeats: dict[tuple[int | None, float | None], list[RepeatResult]] = {}
         self._probes: dict[float, tuple[tuple[bool, ...], ...]] = {}
+        self._closed: dict[float, list[Probe]] = {}
 
     def look(self) -> LoadProgress:
         """Read the new records and return the progress. Levels must be complete."""
@@ -126,6 +129,8 @@ class SoFar:
             of_level += [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
         for probe in _probes(run, self._objectives):
             self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
+        for probe in _closed(run, self._objectives):
+            self._closed.setdefault(probe.rate, []).append(probe)
         metrics = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
         rates = (median(each.requests_per_s or 0.0 for each in metrics[key]) for key in metrics if key[0] is not None)
         return LoadProgress(
@@ -134,6 +139,7 @@ class SoFar:
                 for repeats in metrics.values()
             ],
             [Probe(rate, rounds) for rate, rounds in self._probes.items()],
+            list(map(_joined, self._closed.values())),
             max(rates, default=None) or None,
         )
 
@@ -145,9 +151,34 @@ def _at_headline(repeats: Sequence[RepeatResult]) -> tuple[RepeatResult, ...]:
 
 
 def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
-    """Results of a search's probes."""
+    """Results of the rates that a search tried."""
     rounds_of_level = ((level, _probe_rounds(level, objectives)) for level in run.probes)
-    return [Probe(level.request_rate or 0.0, rounds) for level, rounds in rounds_of_level if rounds]
+    return [Probe(level.request_rate, rounds) for level, rounds in rounds_of_level if rounds and level.request_rate]
+
+
+def _closed(run: LoadRun, objectives: Objectives) -> list[Probe]:
+    """Results of closed loops for a search: of the requested levels, and of those that it tried."""
+    levels = [level for level in (*run.levels, *run.probes) if level.concurrency is not None]
+    rounds_of_level = ((level, _probe_rounds(level, objectives)) for level in levels if objectives.per_request)
+    return [Probe(level.concurrency or 0, rounds, _completed_rps(level)) for level, rounds in rounds_of_level if rounds]
+
+
+def _completed_rps(level: LevelRun) -> float | None:
+    """Requests per second that completed: median of the repeats, in the steady windows if there are any."""
+    rates = []
+    for requests in level.repeats.values():
+        of = windows.spans(requests, level.concurrency)
+        span = of["steady"] or of["whole"]
+        ends = [(request.times_ns[-1], 1) for request in requests if request.answered]
+        rates += [] if span is None or span.duration_ns <= 0 else [span.rate(ends)]
+    return median(rates) if rates else None
+
+
+def _joined(probes: Sequence[Probe]) -> Probe:
+    """One probe from parts of a concurrency's rounds."""
+    rates = [probe.completed_rps for probe in probes if probe.completed_rps is not None]
+    rounds = tuple(one for probe in probes for one in probe.rounds)
+    return Probe(probes[0].rate, rounds, median(rates) if rates else None)
 
 
 def _probe_rounds(level: LevelRun, objectives: Objectives) -> tuple[tuple[bool, ...], ...]:
@@ -181,6 +212,25 @@ def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
         )
     search = RateSearch(wanted=wanted)
     return HighestRate(*share_and_limits, search.bounds(enough)[0], *search.interval(enough), tried)
+
+
+def _highest_concurrency(run: LoadRun, objectives: Objectives) -> HighestConcurrency | None:
+    wanted = run.records.header["settings"].get("find_concurrency")
+    probes = sorted(_closed(run, objectives), key=lambda probe: probe.rate)
+    if not isinstance(wanted, (int, float)) or not probes:
+        return None
+    search = ConcurrencySearch(wanted=wanted)
+    low, high = search.bounds(probes)
+    tried = {
+        f"{probe.rate:g}": {
+            "requests": len(probe.met),
+            "share": round(probe.share, 4),
+            "kept": probe.kept(wanted),
+            "requests_per_s": probe.completed_rps,
+        }
+        for probe in probes
+    }
+    return HighestConcurrency(float(wanted), dict(objectives.per_request), low, high, search.saturated(probes), tried)
 
 
 def _token_count(run: LoadRun) -> dict[str, Any]:

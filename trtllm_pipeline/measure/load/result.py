@@ -48,6 +48,9 @@ DEFINITIONS: Final = {
     "highest_rate": "highest request rate tried by the bisection at which the required share of requests met every "
     "objective. low and high: 95% interval of the rate at which that share is crossed, by logistic regression over nearby "
     "rates, widened by the differences between their rounds. Without a fit: that rate, and the lowest rate that failed",
+    "highest_concurrency": "most requests in flight tried by doubling and bisection at which the required share of requests met every "
+    "objective. saturated_at: the lowest concurrency of which twice as many in flight completed at most 5% more requests per second; "
+    "the search does not double beyond it",
     "tokens_per_joule": "output tokens of the whole window / energy of the server's GPUs in it, by power samples at 10 Hz. "
     "Only GPUs of its CUDA_VISIBLE_DEVICES if its process is known, without idle GPUs. Energy of CPUs, memory and fans is "
     "not included",
@@ -106,6 +109,7 @@ LOAD_METRICS: Final = (
     MetricDefinition("user_tps", "tokens/s", DEFINITIONS["user_tps"]),
     MetricDefinition("goodput", "0 to 1", DEFINITIONS["goodput"]),
     MetricDefinition("highest_rate", "requests/s", DEFINITIONS["highest_rate"]),
+    MetricDefinition("highest_concurrency", "requests in flight", DEFINITIONS["highest_concurrency"]),
     MetricDefinition("tokens_per_joule", "tokens/J", DEFINITIONS["tokens_per_joule"]),
     MetricDefinition("acceptance", "0 to 1", DEFINITIONS["acceptance"]),
     MetricDefinition("triton_use", "ms", DEFINITIONS["triton_use"]),
@@ -470,6 +474,41 @@ class HighestRate:
 
 
 @dataclass(frozen=True, slots=True)
+class HighestConcurrency:
+    """Result of a search for the most requests in flight that meet the objectives."""
+
+    wanted_share: float
+    objectives_ms: Mapping[str, float]
+    concurrency: int | None
+    """None if even the lowest concurrency tried was too high."""
+    missed_at: int | None
+    """The lowest concurrency that missed them. None if all that were tried met them."""
+    saturated_at: int | None
+    """The lowest concurrency at which the server was saturated."""
+    tried: Mapping[str, Mapping[str, Any]]
+    """Concurrency -> `requests`, `share` that met all objectives, if that is enough, and `requests_per_s`."""
+
+    def __str__(self) -> str:
+        """`48 requests in flight meet ttft 300 ms for 95% of requests (52 do not); saturated at 32`."""
+        of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
+        share = f"{self.wanted_share * 100:g}% of requests"
+        if self.concurrency is None:
+            return f"no concurrency tried meets {of} for {share}; the lowest was {self.missed_at}"
+        more = "no higher concurrency was tried" if self.missed_at is None else f"{self.missed_at} do not"
+        saturated = "" if self.saturated_at is None else f"; the server is saturated at {self.saturated_at}"
+        return f"{self.concurrency} requests in flight meet {of} for {share} ({more}){saturated}"
+
+    @staticmethod
+    def read(data: object) -> HighestConcurrency | None:
+        """Read from perf.json, or a cell of a report. None for invalid data."""
+        if not isinstance(data, dict) or (wanted := _number(data.get("wanted_share"))) is None:
+            return None
+        low, high, saturated = (count_of(data.get(name)) for name in ("concurrency", "missed_at", "saturated_at"))
+        tried = {name: each for name, each in _object(data.get("tried")).items() if isinstance(each, dict)}
+        return HighestConcurrency(wanted, numbers_of(data.get("objectives_ms")), low, high, saturated, tried)
+
+
+@dataclass(frozen=True, slots=True)
 class MeasurementFinding:
     """A finding of a validity gate, see `measure/load/validity.py`."""
 
@@ -522,6 +561,8 @@ class LoadResult:
     """Source of output token counts: "server", "encoded_again" or "events"."""
     highest_rate: HighestRate | None = None
     """None without a search."""
+    highest_concurrency: HighestConcurrency | None = None
+    """None without a search."""
     details: LoadDetails | None = None
 
     @property
@@ -547,6 +588,7 @@ class LoadResult:
             **{name: under[name] for name in ("measured_s", "system", "workload")},
             "levels": [level.perf_json() for level in self.levels],
             **({} if self.highest_rate is None else {"highest_rate": asdict(self.highest_rate)}),
+            **({} if self.highest_concurrency is None else {"highest_concurrency": asdict(self.highest_concurrency)}),
             "findings": [each.to_json() for each in self.findings],
             "token_count": dict(details.token_count),
             "client": {
@@ -567,6 +609,7 @@ class LoadResult:
             conditions=Conditions.read(data),
             tokens_counted_by=source if isinstance(source, str) else None,
             highest_rate=HighestRate.read(data.get("highest_rate")),
+            highest_concurrency=HighestConcurrency.read(data.get("highest_concurrency")),
         )
 
 

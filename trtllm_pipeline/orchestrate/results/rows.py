@@ -36,6 +36,7 @@ from trtllm_pipeline.measure import (
     BenchComparison,
     Conditions,
     EngineReport,
+    HighestConcurrency,
     HighestRate,
     LevelResult,
     LoadResult,
@@ -107,6 +108,8 @@ class CellResult:
     """Levels by increasing concurrency, then by increasing request rate."""
     highest_rate: HighestRate | None = None
     """Highest load that meets the objectives, if it was searched for."""
+    highest_concurrency: HighestConcurrency | None = None
+    """Most requests in flight that meet the objectives, if it was searched for."""
     trtllm_bench: Mapping[str, Json] | None = None
     """Report of trtllm-bench for the engine without a server, next to the level of the same load: `measure/load/engine_report.py`."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
@@ -190,6 +193,7 @@ class CellResult:
                 for level in self.levels
             ],
             "highest_rate": None if self.highest_rate is None else asdict(self.highest_rate),
+            "highest_concurrency": None if self.highest_concurrency is None else asdict(self.highest_concurrency),
             "accuracy_drift": None if self.accuracy_drift is None else self.accuracy_drift.to_json(),
             "conditions": self.conditions.to_json(),
         }
@@ -211,6 +215,7 @@ class CellResult:
             status=CellStatus(data["status"]),
             levels=levels_of(data["perf"]),
             highest_rate=HighestRate.read(data.get("highest_rate")),
+            highest_concurrency=HighestConcurrency.read(data.get("highest_concurrency")),
             accuracy_drift=drifted,
             findings=tuple(data["findings"]),
             conditions=Conditions.read(data.get("conditions")),
@@ -218,7 +223,7 @@ class CellResult:
 
 
 _PLAIN_FIELDS: Final = frozenset(CellResult.__dataclass_fields__) - {
-    *("status", "levels", "highest_rate", "accuracy_drift", "findings", "conditions", "changes")
+    *("status", "levels", "highest_rate", "highest_concurrency", "accuracy_drift", "findings", "conditions", "changes")
 }
 
 
@@ -357,6 +362,7 @@ def _row(
         engine_size_bytes=made[_ENGINE_STAGE].size_bytes if _ENGINE_STAGE in made else None,
         levels=levels,
         highest_rate=perf.highest_rate if perf.valid else None,
+        highest_concurrency=perf.highest_concurrency if perf.valid else None,
         trtllm_bench=_in_process(made.get("trtllm_bench"), perf),
         accuracy=accuracy.scores,
         accuracy_total=accuracy.total,

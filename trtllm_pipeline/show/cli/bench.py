@@ -115,6 +115,11 @@ FindRate = _load(
     "SHARE",
     "Look for the highest request rate at which this share of requests, such as 0.95, meets --slo; needs 300 --requests.",
 )
+FindConcurrency = _load(
+    "--find-concurrency",
+    "SHARE",
+    "Look for the most requests in flight at which this share of requests, such as 0.95, meets --slo, up to saturation.",
+)
 Processes = _load(
     "--processes", "N", "Load processes (default: as many as a level needs).", min=1, max=params.MOST_PROCESSES
 )
@@ -234,6 +239,7 @@ def load(
     max_repeats: Annotated[int, MaxRepeats] = 20,
     budget_s: Annotated[float | None, Budget] = None,
     find_rate: Annotated[float | None, FindRate] = None,
+    find_concurrency: Annotated[float | None, FindConcurrency] = None,
     processes: Annotated[int | None, Processes] = None,
     input_data: Annotated[str | None, InputData] = None,
     isl: Annotated[int | None, Isl] = None,
@@ -316,7 +322,9 @@ def load(
         ),
         load=Load(
             concurrency=options.counts(
-                "--concurrency", concurrency or (None if request_rate or find_rate else "1"), params.MOST_IN_FLIGHT
+                "--concurrency",
+                concurrency or (None if request_rate or find_rate or find_concurrency else "1"),
+                params.MOST_IN_FLIGHT,
             ),
             request_rate=rates,
             requests=requests,
@@ -336,6 +344,7 @@ def load(
             budget_s=budget_s,
         ),
         find_rate=find_rate,
+        find_concurrency=find_concurrency,
         expected=ExpectedServer(
             options.pairs("--declare", declare, "="),
             engine

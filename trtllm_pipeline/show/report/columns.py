@@ -76,6 +76,12 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
         Column(
             "SLO req/s", lambda row: _number(row.highest_rate.rate) if row.highest_rate else None, 2, "highest_rate"
         ),
+        Column(
+            "SLO in flight",
+            lambda row: _number(row.highest_concurrency.concurrency) if row.highest_concurrency else None,
+            2,
+            "highest_concurrency",
+        ),
         Column("trtllm-bench tok/s", lambda row: _number(row.trtllm_bench_tps), 3, "trtllm_bench"),
         Column(f"tok/J {high}", _at(-1, lambda level: level.tokens_per_joule), 3, "tokens_per_joule"),
         Column(f"GPU W {high}", _at(-1, lambda level: level.gpu_use.power_w if level.gpu_use else None), 7),

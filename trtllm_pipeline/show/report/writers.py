@@ -120,6 +120,7 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
         {f"{stage}_s": seconds for stage, seconds in row.seconds.items()},
         {"engine_size_bytes": row.engine_size_bytes, "accuracy_total": row.accuracy_total},
         {} if row.highest_rate is None else {"highest_rate": row.highest_rate.rate},
+        {} if row.highest_concurrency is None else {"highest_concurrency": row.highest_concurrency.concurrency},
         _of_bench(row.trtllm_bench),
         {f"accuracy_{name}": score for name, score in row.accuracy.items()},
         scores,

@@ -589,6 +589,16 @@ class PerfParams(Parameters):
             later=True,
         ),
     ] = None
+    find_concurrency: Annotated[
+        float | None,
+        Param(
+            "search for the most requests in flight at which this share of requests meets slo, such as 0.95, up to saturation",
+            gt=0,
+            le=1,
+            null="no search",
+            later=True,
+        ),
+    ] = None
     images: Annotated[
         str | None,
         Param("synthetic images for each request, COUNT@WIDTHxHEIGHT such as 1@512x512", null="none", key_with=ITSELF),
@@ -629,10 +639,12 @@ def too_many(interval_s: float, rate: float) -> str | None:
 
 def conflicts(perf: Any) -> Iterator[str]:
     """The inconsistencies of perf's parameters or settings."""
-    if not perf.concurrency and not perf.request_rate and perf.find_rate is None:
-        yield "needs a concurrency, a request_rate or find_rate"
-    if perf.find_rate is not None and not perf.slo:
-        yield "find_rate needs slo: the rate is the highest that keeps it"
+    searches = {name: getattr(perf, name) for name in ("find_rate", "find_concurrency")}
+    if not perf.concurrency and not perf.request_rate and not any(searches.values()):
+        yield "needs a concurrency, a request_rate, find_rate or find_concurrency"
+    for name, share in searches.items():
+        if share is not None and not perf.slo:
+            yield f"{name} needs slo: the load is the highest that keeps it"
     if perf.find_rate is not None and perf.measurement_interval_ms is None:
         from trtllm_pipeline.measure import LEAST_SEARCHED
 

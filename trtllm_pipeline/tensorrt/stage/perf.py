@@ -130,7 +130,7 @@ def _record(
     )
     record(
         target,
-        Rounds(load, prompts, stop, params.find_rate),
+        Rounds(load, prompts, stop, params.find_rate, params.find_concurrency),
         prompts,
         context.out / EVENTS,
         settings={**to_json(replace(params, max_tokens=max_tokens)), "rows_left_out": str(left_out)},

@@ -79,7 +79,7 @@ def cells(path: Path, sets: tuple[str, ...] = ()) -> tuple[Cell, ...]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"concurrency": []}, "needs a concurrency, a request_rate or find_rate"),
+        ({"concurrency": []}, "needs a concurrency, a request_rate, find_rate or find_concurrency"),
         ({"find_rate": 0.95}, "find_rate needs slo"),
         ({"find_rate": 0.95, "slo": {"ttft_ms": 300.0}}, "needs requests: 300 or more, .* 16 requests end before"),
         ({"top_p": 0.9}, "at temperature 0"),
@@ -152,5 +152,5 @@ def test_levels_and_objectives_that_cannot_be_are_named(name: str, wrong: object
 
 
 def test_a_measurement_needs_a_level() -> None:
-    with pytest.raises(ValueError, match="needs a concurrency, a request_rate or find_rate"):
+    with pytest.raises(ValueError, match="needs a concurrency, a request_rate, find_rate or find_concurrency"):
         PerfParams(max_tokens=4, concurrency=())

@@ -218,6 +218,7 @@ def _data(
                     for level in row.levels
                 ],
                 "highest_rate": None if row.highest_rate is None else str(row.highest_rate),
+                **({} if row.highest_concurrency is None else {"highest_concurrency": str(row.highest_concurrency)}),
                 "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
                 "accuracy_drift": row.accuracy_drift and _drift(row.accuracy_drift),
                 "measured": moment(row.conditions.measured_s),

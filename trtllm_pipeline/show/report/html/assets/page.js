@@ -673,6 +673,7 @@
     for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
     if (cell.numerics) pair(about, "numbers", `weights ${cell.numerics.weights}, activations ${cell.numerics.activations}, KV cache ${cell.numerics.kv_cache}, ${cell.numerics.made}`);
     pair(about, "highest rate", cell.highest_rate);
+    if (cell.highest_concurrency) pair(about, "highest concurrency", cell.highest_concurrency);
     for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} (${cell.accuracy_total} questions)`);
     if (cell.accuracy_asked) pair(about, "questions from", cell.accuracy_asked);
     body.push(about);
