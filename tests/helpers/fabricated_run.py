@@ -10,7 +10,7 @@ from trtllm_pipeline.base.domain import CellId, Fingerprint, Json, Scope, StageR
 from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
 from trtllm_pipeline.measure.score.drift import Drift, ScoreDrift
 from trtllm_pipeline.orchestrate.results.record import Ending, Record, StageAttempt, StageRecord
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
 from trtllm_pipeline.orchestrate.store.index import RunRow
 
 HOSTILE = "<script>window.hacked=1</script><img src=x onerror=window.hacked=2>"

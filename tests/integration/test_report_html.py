@@ -23,7 +23,7 @@ from trtllm_pipeline.measure.load.result import Goodput, GpuUse, HighestRate, Tr
 from trtllm_pipeline.orchestrate.results.comparable_loads import Workload
 from trtllm_pipeline.orchestrate.results.measured import Measured, Side
 from trtllm_pipeline.orchestrate.results.record import StageAttempt
-from trtllm_pipeline.orchestrate.results.rows import CellStatus, references
+from trtllm_pipeline.orchestrate.results.report_file import CellStatus, references
 from trtllm_pipeline.show.report.html.page import to_html
 from trtllm_pipeline.show.report.recommendation import Candidate, recommend
 

@@ -40,7 +40,7 @@ def load_recipe(path: Path) -> Recipe:
 
 def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, list[Fault]]:
     """A recipe's data as a model, and its faults. If the recipe is a file, its name must be the file's."""
-    from trtllm_pipeline.orchestrate.matrix.check import check  # pydantic models are not needed to list recipes
+    from trtllm_pipeline.orchestrate.matrix.document import check  # pydantic models are not needed to list recipes
     from trtllm_pipeline.orchestrate.matrix.models import Recipe
 
     recipe, faults = check(Recipe, document)

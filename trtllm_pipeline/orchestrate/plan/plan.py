@@ -8,7 +8,7 @@ uses plain objects and shared parts, no model classes.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
@@ -29,7 +29,7 @@ from trtllm_pipeline.base import (
     uncollected,
 )
 from trtllm_pipeline.models import ModelPart, files_of
-from trtllm_pipeline.orchestrate.memory.labels import label_of
+from trtllm_pipeline.orchestrate.memory.estimates import DISK, Corrections, Estimate, Need, expected, label_of, of_stage
 from trtllm_pipeline.tensorrt import DRAFTER, Stage, Toolchain
 
 _LAST_OF_DRAFTER: Final = "build"
@@ -443,3 +443,35 @@ def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:
             needed.update(run.needs)
         read.update(run.inputs.values())
     return missing
+
+
+def of_run(run: StageRun, machine: Machine, corrections: Corrections) -> list[Need]:
+    """The memory that a stage run needs."""
+    needs = expected(run.stage, run.first_cell, machine)
+    return of_stage(needs, run.stage, run.first_cell, machine, corrections, run.label)
+
+
+def of_plan(
+    plan: Plan,
+    runs: Iterable[StageRun],
+    corrections: Corrections,
+    free: int | None,
+    fetched: Mapping[StageRunId, int] | None = None,
+) -> list[Need]:
+    """Needs of these stage runs of a plan: memory of each, and disk of all together. `free` bytes of disk are available.
+
+    `fetched` are bytes of downloads that are already on the disk.
+    """
+    result: list[Need] = []
+    leaves = scratch = on_disk = measured = 0
+    for run in runs:
+        needs = expected(run.stage, run.first_cell, plan.machine)
+        result += of_stage(needs, run.stage, run.first_cell, plan.machine, corrections, run.label)
+        if needs is not None and needs.leaves + needs.scratch:
+            artifact = corrections.on(run.first_cell.gpu).of(run.label, DISK, needs.leaves, needs.error)
+            leaves, scratch = leaves + artifact.value, max(scratch, needs.scratch)
+            measured += bool(artifact.measured)
+            on_disk += min((fetched or {}).get(run.id, 0), artifact.value + needs.scratch)
+    if leaves + scratch:
+        result.append(Need("", "", DISK, Estimate(leaves + scratch - on_disk, 0.1, measured), free))
+    return result

@@ -44,8 +44,7 @@ from trtllm_pipeline.models import tokenizer_at
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline
 from trtllm_pipeline.orchestrate.plan.runs import find_run, read_run
 from trtllm_pipeline.orchestrate.results.report_file import NAME as REPORT
-from trtllm_pipeline.orchestrate.results.report_file import read_report
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus, rows_of
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, read_report, rows_of
 from trtllm_pipeline.orchestrate.store.store import Store
 
 EVENTS: Final = "events.jsonl"

@@ -9,10 +9,10 @@ from typing import Final
 
 from trtllm_pipeline.base import Block, Grid, Heading, Items, Json, StageRunId, TextLine, changes, count
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.plan.plan_file import commands_of
 from trtllm_pipeline.orchestrate.plan.planner import plan_of
-from trtllm_pipeline.orchestrate.plan.reasons import in_words
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.run.plan_commands import commands_of
+from trtllm_pipeline.orchestrate.plan.stage_status import in_words
 from trtllm_pipeline.orchestrate.store.store import Store
 
 Commands = Callable[[StageRun], Sequence[Sequence[str]]]

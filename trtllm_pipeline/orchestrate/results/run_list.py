@@ -9,8 +9,7 @@ from typing import Any
 
 from trtllm_pipeline.base import PipelineError, duration, plain_table
 from trtllm_pipeline.orchestrate.plan.runs import read_run
-from trtllm_pipeline.orchestrate.results.report_file import NAME, read_report
-from trtllm_pipeline.orchestrate.results.rows import CellStatus, rows_of
+from trtllm_pipeline.orchestrate.results.report_file import NAME, CellStatus, read_report, rows_of
 from trtllm_pipeline.orchestrate.store.store import Store
 
 

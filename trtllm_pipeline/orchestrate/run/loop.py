@@ -37,12 +37,12 @@ from trtllm_pipeline.base import (
 )
 from trtllm_pipeline.orchestrate.memory import estimates
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, to_run
+from trtllm_pipeline.orchestrate.plan.plan_file import command_lines
 from trtllm_pipeline.orchestrate.run import file_views
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
-from trtllm_pipeline.orchestrate.run.forecast import Durations, guess_s, section, tasks
-from trtllm_pipeline.orchestrate.run.order import favourable
-from trtllm_pipeline.orchestrate.run.plan_commands import command_lines
+from trtllm_pipeline.orchestrate.run.forecast import Durations, guess_s
+from trtllm_pipeline.orchestrate.run.order import favourable, section, tasks
 from trtllm_pipeline.orchestrate.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
 from trtllm_pipeline.orchestrate.store.index import Artifact, Peak, Published
 from trtllm_pipeline.orchestrate.store.manifest import Manifest, read

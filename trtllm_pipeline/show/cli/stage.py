@@ -155,10 +155,9 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
 
     Raises UsageError.
     """
-    from trtllm_pipeline.orchestrate import selection
+    from trtllm_pipeline.orchestrate import machine_and_cells
 
-    machine = selection.machine_of(request)
-    cells = selection.select_cells(request, selection.load(request), machine)
+    machine, cells = machine_and_cells(request)
     able = [cell for cell in cells if cell.reason is None]
     if len(able) > 1:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")

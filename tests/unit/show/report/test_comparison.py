@@ -21,8 +21,7 @@ from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
 from trtllm_pipeline.orchestrate.results import measured
 from trtllm_pipeline.orchestrate.results.comparable_loads import Workload, shortened, words
 from trtllm_pipeline.orchestrate.results.measured import Measured, Side, load_measured, together
-from trtllm_pipeline.orchestrate.results.report_file import report_json
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, report_json
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.show.report import compare_writers as writers
 from trtllm_pipeline.show.report.comparison import (
