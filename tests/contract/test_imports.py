@@ -119,7 +119,7 @@ def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
 def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
     Store(tmp_path)
     modules = imported("status", "--runs", "--workspace", str(tmp_path), "--format", "json")
-    assert "trtllm_pipeline.orchestrate.results.run_list" in modules
+    assert "trtllm_pipeline.show.report.run_list" in modules
     assert "pydantic" not in modules
 
 

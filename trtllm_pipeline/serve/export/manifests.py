@@ -11,9 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.orchestrate import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve.export import container_images
 from trtllm_pipeline.serve.export.deployment import Deployment, label
+from trtllm_pipeline.serve.gateway.gateway_config import CONFIG_FILE, SCHEMA, GatewayConfig, OfferedModel
 from trtllm_pipeline.tensorrt import EMBEDDED, companions, load
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from trtllm_pipeline.tensorrt import lora_request, number_of
 
 if TYPE_CHECKING:
     from trtllm_pipeline.measure import Option, Service
-    from trtllm_pipeline.orchestrate import GatewayParams, OfferedModel
+    from trtllm_pipeline.orchestrate import GatewayParams
+    from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 
 IDLE_S: Final = 4.0
 """Servers close a connection that has no request after some time, uvicorn's after 5 s."""

@@ -32,17 +32,18 @@ from trtllm_pipeline.measure import (
     is_unknown,
 )
 from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine
-from trtllm_pipeline.orchestrate import OF_TRITON
 from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import DialectError, Turn, dialect_for, special_markers
+from trtllm_pipeline.serve.gateway.gateway_config import OF_TRITON
 from trtllm_pipeline.serve.gateway.model_texts import PromptTokens
 from trtllm_pipeline.serve.gateway.parsed_request import Guide, ParsedRequest
 from trtllm_pipeline.tensorrt import draft_options, load_adapter, number_of
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import GatewayParams, OfferedModel
+    from trtllm_pipeline.orchestrate import GatewayParams
     from trtllm_pipeline.serve.gateway.dialects import AnswerParser, Dialect
+    from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
     from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 
 CONNECT_S: Final = 5.0

@@ -29,19 +29,9 @@ from trtllm_pipeline.base import (
     with_descendants,
     without_secrets,
 )
-from trtllm_pipeline.orchestrate import (
-    AUTO,
-    GATEWAY_FILE,
-    LOG,
-    GatewayConfig,
-    GatewayParams,
-    Job,
-    OfferedModel,
-    Store,
-    claims,
-    read_job,
-)
+from trtllm_pipeline.orchestrate import LOG, GatewayParams, Job, Store, claims, read_job
 from trtllm_pipeline.serve.gateway import require_packages
+from trtllm_pipeline.serve.gateway.gateway_config import AUTO, GATEWAY_FILE, GatewayConfig, OfferedModel
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
 from trtllm_pipeline.serve.kept.serve_target import ServeTarget, require_text, write_repository

@@ -41,7 +41,8 @@ from trtllm_pipeline.base import (
     terminal,
     write_json,
 )
-from trtllm_pipeline.orchestrate import GATEWAY_FILE, LOG, Job, claims, failure_of, read_job
+from trtllm_pipeline.orchestrate import LOG, Job, claims, failure_of, read_job
+from trtllm_pipeline.serve.gateway.gateway_config import GATEWAY_FILE
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.health import Health, gateway_health, server_health
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets

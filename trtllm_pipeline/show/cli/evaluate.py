@@ -70,7 +70,7 @@ def answers(
     """
     from trtllm_pipeline.measure import AccuracyResult, Target, score_url
     from trtllm_pipeline.models import data_file
-    from trtllm_pipeline.orchestrate import score_tables
+    from trtllm_pipeline.show.report import score_tables
 
     target = Target.at(
         url,
@@ -113,7 +113,7 @@ def drift(
       pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
     """
     from trtllm_pipeline.measure import DRIFT, MEAN_INTERVAL, drift
-    from trtllm_pipeline.orchestrate import score_tables
+    from trtllm_pipeline.show.report import score_tables
 
     comparison = drift.compare(drift.read(reference), drift.read(other))
     data = {"schema": 1, **comparison.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
@@ -165,7 +165,7 @@ def lm_eval(
       pipeline eval lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
     """
     from trtllm_pipeline.measure import AccuracyResult, lm_eval
-    from trtllm_pipeline.orchestrate import score_tables
+    from trtllm_pipeline.show.report import score_tables
 
     evaluation = lm_eval.Evaluation(
         url=url if "://" in url else f"http://{url}",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from trtllm_pipeline.base import UsageError
-from trtllm_pipeline.orchestrate import AUTO, GatewayConfig, GatewayParams, OfferedModel
-from trtllm_pipeline.serve import run
+from trtllm_pipeline.orchestrate import GatewayParams
+from trtllm_pipeline.serve import AUTO, GatewayConfig, OfferedModel, run
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit, note
 from trtllm_pipeline.tensorrt import to_json

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from trtllm_pipeline.base import UsageError, aligned, allow_open_files, terminal
-from trtllm_pipeline.orchestrate import OF_TRITON, GatewayParams
-from trtllm_pipeline.serve import UNRESPONSIVE_S, KeptServer, State, find, shown
+from trtllm_pipeline.orchestrate import GatewayParams
+from trtllm_pipeline.serve import OF_TRITON, UNRESPONSIVE_S, KeptServer, State, find, shown
 from trtllm_pipeline.serve import look as look_at
 from trtllm_pipeline.show.cli import completion, options, stage_options
 from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, write_output

@@ -85,7 +85,7 @@ def _took(folder: Path) -> Took | None:
 
 
 def _list_runs(workspace: str, format: str) -> None:
-    from trtllm_pipeline.orchestrate import runs_json, to_text
+    from trtllm_pipeline.show.report.run_list import runs_json, to_text
 
     listed = runs_json(options.known_store(workspace))
     emit_json(listed) if format == "json" else emit(to_text(listed))

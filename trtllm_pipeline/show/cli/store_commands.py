@@ -304,7 +304,7 @@ def du(
       pipeline store du
     """
     from trtllm_pipeline.base import on_terminal
-    from trtllm_pipeline.orchestrate import disk_use
+    from trtllm_pipeline.show.report.disk_use import disk_use
 
     usage = disk_use(options.known_store(workspace))
     emit_as(format, usage.to_json(), text=lambda _: on_terminal(usage.blocks()))

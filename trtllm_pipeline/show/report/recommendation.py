@@ -1,6 +1,6 @@
 """The recommended configuration: the cheapest that meets every objective, and the reasons against each other one.
 
-Only cells of the same workload are compared (`orchestrate/results/comparable_loads.py`). Pure functions of what `orchestrate/results/measured.py` loads.
+Only cells of the same workload are compared (`show/report/comparable_loads.py`). Pure functions of what `show/report/measured.py` loads.
 """
 
 from __future__ import annotations
@@ -33,18 +33,10 @@ from trtllm_pipeline.measure import (
     objectives,
     of_questions,
 )
-from trtllm_pipeline.orchestrate import (
-    UNQUANTIZED,
-    Measured,
-    Side,
-    Workload,
-    references,
-    selected,
-    shortened,
-    words,
-    workloads,
-)
+from trtllm_pipeline.orchestrate import UNQUANTIZED, references
+from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta
+from trtllm_pipeline.show.report.measured import Measured, Side, selected
 
 if TYPE_CHECKING:
     from rich.console import Group

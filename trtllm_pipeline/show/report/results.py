@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Final, TextIO
 from trtllm_pipeline.base import CellId, PipelineError, UsageError
 from trtllm_pipeline.orchestrate import (
     CellResult,
-    Ending,
     ForecastCheck,
     NewestCells,
-    Record,
-    StageRecord,
     Store,
     newest_cells,
-    read_record,
     report_file,
     rows_of,
 )
+from trtllm_pipeline.show.report.record import Ending, Record, StageRecord, read_record
 from trtllm_pipeline.show.report.report_formats import Report, write
 
 if TYPE_CHECKING:
@@ -99,8 +96,9 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
 
     Prefers a comparable run.
     """
-    from trtllm_pipeline.orchestrate import REQUEST_FILE, load_measured, read_request, run_folders, with_files
+    from trtllm_pipeline.orchestrate import REQUEST_FILE, read_request, run_folders
     from trtllm_pipeline.show.report.comparison import DEFAULT, compare
+    from trtllm_pipeline.show.report.measured import load_measured, with_files
 
     new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
     measured = {cell.perf for cell in new.cells}

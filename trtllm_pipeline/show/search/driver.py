@@ -33,11 +33,9 @@ from trtllm_pipeline.base import (
 from trtllm_pipeline.orchestrate import (
     CellStatus,
     Forecast,
-    Measured,
     Observer,
     Plan,
     Request,
-    Side,
     Store,
     axes,
     check_feasible,
@@ -46,8 +44,8 @@ from trtllm_pipeline.orchestrate import (
     part,
     rows,
     to_run,
-    with_files,
 )
+from trtllm_pipeline.show.report.measured import Measured, Side, with_files
 from trtllm_pipeline.show.report.recommendation import Recommendation, advise
 from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advice
 from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decide

@@ -15,7 +15,8 @@ from typing import Final
 
 from trtllm_pipeline.base import CellId, FailureClass, Json, about, number
 from trtllm_pipeline.measure import GROUPS, HIGHER_IS_BETTER, LevelResult, Objective, load_words
-from trtllm_pipeline.orchestrate import Measured, references
+from trtllm_pipeline.orchestrate import references
+from trtllm_pipeline.show.report.measured import Measured
 from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
 from trtllm_pipeline.show.search import surrogate
 

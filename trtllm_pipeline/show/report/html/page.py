@@ -26,22 +26,12 @@ from typing import Any, Final
 from trtllm_pipeline import __version__
 from trtllm_pipeline.base import CellId, Scope, as_html, clean, count, duration, fingerprint, shared_parts, without
 from trtllm_pipeline.measure import FIELDS, TRITON_GAUGES, Drift, LevelResult, MetricDefinition, TritonUse, load_words
-from trtllm_pipeline.orchestrate import (
-    METRICS,
-    CellResult,
-    CellStatus,
-    Ending,
-    ForecastCheck,
-    Record,
-    StageRecord,
-    label_of,
-    shortened,
-    words,
-    workloads,
-)
+from trtllm_pipeline.orchestrate import METRICS, CellResult, CellStatus, ForecastCheck
 from trtllm_pipeline.show.report.columns import columns
+from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
+from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.show.report.writers import (
     CONDITIONS_IN_FULL,

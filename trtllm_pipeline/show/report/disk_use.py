@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.base import Block, Grid, Json, folder_bytes, size
-from trtllm_pipeline.orchestrate.store.index import Artifact
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.orchestrate import Artifact, Store
 
 _OTHERS: Final = {
     "work": "attempts and partial transfers (store prune)",

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.base import PipelineError, duration, plain_table
-from trtllm_pipeline.orchestrate.plan.runs import read_run
-from trtllm_pipeline.orchestrate.results.report_file import NAME, CellStatus, read_report, rows_of
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.orchestrate import CellStatus, Store, read_run, report_file, rows_of
 
 
 def runs_json(store: Store) -> dict[str, Any]:
@@ -29,8 +27,11 @@ def runs_json(store: Store) -> dict[str, Any]:
 def _counts(store: Store, folder: Path) -> dict[str, int]:
     """Number of cells of a run by status. Empty if nothing is left of them."""
     try:
-        if (folder / NAME).is_file():
-            return {name: int(number) for name, number in read_report(folder / NAME)[1]["counts"].items()}
+        if (folder / report_file.NAME).is_file():
+            return {
+                name: int(number)
+                for name, number in report_file.read_report(folder / report_file.NAME)[1]["counts"].items()
+            }
         return dict(Counter(row.status.value for row in rows_of(read_run(folder), store)))
     except PipelineError:
         return {}

@@ -41,11 +41,7 @@ from trtllm_pipeline.measure import (
     load_words,
 )
 from trtllm_pipeline.models import tokenizer_at
-from trtllm_pipeline.orchestrate.plan.plan_file import Outline
-from trtllm_pipeline.orchestrate.plan.runs import find_run, read_run
-from trtllm_pipeline.orchestrate.results.report_file import NAME as REPORT
-from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, read_report, rows_of
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, Outline, Store, find_run, read_run, report_file, rows_of
 
 EVENTS: Final = "events.jsonl"
 
@@ -117,7 +113,7 @@ def load_measured(
 
 def selected(side: Side, patterns: Sequence[str]) -> Side:
     """`side` with the cells that match `patterns`. A cell without axes stays. Raises UsageError if none is left."""
-    from trtllm_pipeline.orchestrate.matrix.expand import select
+    from trtllm_pipeline.orchestrate import select
 
     if not patterns or not any(cell.axes for cell in side.cells):
         return side
@@ -127,7 +123,7 @@ def selected(side: Side, patterns: Sequence[str]) -> Side:
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
     path = Path(text)
     if os.path.isdir(path):
-        path /= next((name for name in (PERF_FILE, EVENTS, REPORT) if (path / name).exists()), EVENTS)
+        path /= next((name for name in (PERF_FILE, EVENTS, report_file.NAME) if (path / name).exists()), EVENTS)
     if os.path.lexists(path):
         return _file(path, tokenizer)
     if store is None:
@@ -136,8 +132,13 @@ def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
             hint="give a report.json, a perf.json, or --workspace DIR",
         )
     folder = find_run(store, text)
-    finished, shape = (folder / REPORT).is_file(), read_run(folder)
-    return with_files(folder.name, read_report(folder / REPORT)[0] if finished else rows_of(shape, store), shape, store)
+    finished, shape = (folder / report_file.NAME).is_file(), read_run(folder)
+    return with_files(
+        folder.name,
+        report_file.read_report(folder / report_file.NAME)[0] if finished else rows_of(shape, store),
+        shape,
+        store,
+    )
 
 
 def with_files(name: str, rows: Iterable[CellResult], shape: Outline, store: Store) -> Side:
@@ -178,7 +179,7 @@ def _file(path: Path, tokenizer: Path | None) -> Side:
         return _perf_side(path, _analyzed(path, tokenizer), tokenizer)
     data = read_json(path)
     if isinstance(data, dict) and "cells" in data:
-        rows, about = read_report(path)
+        rows, about = report_file.read_report(path)
         return Side(str(about.get("id") or path), _cells(rows, {}))
     if isinstance(data, dict) and "levels" in data:
         return _perf_side(path, _checked(path, data), tokenizer)
