@@ -6,7 +6,7 @@ There is no `from __future__ import annotations`, since field types are read at 
 from dataclasses import dataclass
 from typing import Annotated
 
-from trtllm_pipeline.tensorrt import MOST_IN_FLIGHT, MOST_TOKENS, Param
+from trtllm_pipeline.tensorrt import Param, params
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class GatewayParams:
         Param(
             "maximum output tokens of requests that set none",
             ge=1,
-            le=MOST_TOKENS,
+            le=params.MOST_TOKENS,
             null="as many as fit for chat, 16 for completions",
             runtime=True,
         ),
@@ -55,12 +55,15 @@ class GatewayParams:
     end_id: Annotated[int | None, Param("token that ends the output", ge=0, null="the server's", runtime=True)] = None
     pad_id: Annotated[int | None, Param("token that pads batches", ge=0, null="the server's", runtime=True)] = None
     max_concurrency: Annotated[
-        int, Param("maximum requests in progress per model", ge=1, le=MOST_IN_FLIGHT, runtime=True)
+        int, Param("maximum requests in progress per model", ge=1, le=params.MOST_IN_FLIGHT, runtime=True)
     ] = 128
     max_queue: Annotated[
         int,
         Param(
-            "maximum waiting requests per model; further ones are refused (429)", ge=0, le=MOST_IN_FLIGHT, runtime=True
+            "maximum waiting requests per model; further ones are refused (429)",
+            ge=0,
+            le=params.MOST_IN_FLIGHT,
+            runtime=True,
         ),
     ] = 256
     queue_timeout_s: Annotated[
@@ -71,7 +74,7 @@ class GatewayParams:
         Param(
             "maximum client connections; requests on further ones are refused (503)",
             ge=1,
-            le=MOST_IN_FLIGHT,
+            le=params.MOST_IN_FLIGHT,
             runtime=True,
         ),
     ] = 1024

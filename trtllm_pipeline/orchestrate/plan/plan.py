@@ -30,7 +30,7 @@ from trtllm_pipeline.base import (
 )
 from trtllm_pipeline.models import ModelPart, files_of
 from trtllm_pipeline.orchestrate.memory.estimates import DISK, Corrections, Estimate, Need, expected, label_of, of_stage
-from trtllm_pipeline.tensorrt import DRAFTER, Stage, Toolchain
+from trtllm_pipeline.tensorrt import Stage, catalog
 
 _LAST_OF_DRAFTER: Final = "build"
 
@@ -110,7 +110,7 @@ class Plan:
 @uncollected()
 def make_plan(
     cells: Sequence[Cell],
-    toolchains: Mapping[str, Toolchain],
+    toolchains: Mapping[str, catalog.Toolchain],
     machine: Machine,
     *,
     digest: Callable[[str, Cell], tuple[str, str]],
@@ -124,9 +124,9 @@ def make_plan(
     forms: dict[tuple[str, str | None], list[_Form]] = {}
     for name, gpu in dict.fromkeys((cell.toolchain, cell.gpu) for cell in cells if cell.reason is None):
         forms[name, gpu] = _forms(toolchains[name], toolchains[name].identity(machine.of(gpu)), until)
-    from trtllm_pipeline.tensorrt import key  # readers of a written plan need no keys
+    from trtllm_pipeline.tensorrt import params as stage_params  # readers of a written plan need no keys
 
-    graph = _Graph(machine, digest, key)
+    graph = _Graph(machine, digest, stage_params.key)
     runs = graph.runs
     by_cell: dict[CellId, tuple[StageRunId, ...]] = {}
     for cell in cells:
@@ -138,7 +138,7 @@ def make_plan(
                 of_engine = [form for form in forms[cell.toolchain, cell.gpu] if form.stage.name in needed]
                 graph.add(of_engine, drafter, of_drafter, cell.id)
                 if _LAST_OF_DRAFTER in of_drafter:
-                    of_cell[DRAFTER] = of_drafter[_LAST_OF_DRAFTER]
+                    of_cell[catalog.DRAFTER] = of_drafter[_LAST_OF_DRAFTER]
             graph.add(forms[cell.toolchain, cell.gpu], cell, of_cell, cell.id)
         # If a stage occurs twice, the cell's own run is the last.
         by_cell[cell.id] = tuple(dict.fromkeys((*of_drafter.values(), *of_cell.values())))
@@ -150,7 +150,7 @@ def make_plan(
     return Plan(tuple(cells), runs, by_cell, machine)
 
 
-def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
+def _stages_until(toolchain: catalog.Toolchain, until: str | None) -> tuple[Stage, ...]:
     """`until` and all stages that it needs, including services."""
     if until is None:
         return toolchain.stages
@@ -237,7 +237,7 @@ class _Form:
     """Forms by exact parameters, files and parts."""
 
 
-def _forms(toolchain: Toolchain, identity: Mapping[str, Json], until: str | None) -> list[_Form]:
+def _forms(toolchain: catalog.Toolchain, identity: Mapping[str, Json], until: str | None) -> list[_Form]:
     forms = []
     for stage in _stages_until(toolchain, until):
         parts: dict[str, Json] = {"schema": SCHEMA, "stage": stage.name, "version": stage.version}

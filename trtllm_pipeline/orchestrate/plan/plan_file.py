@@ -26,11 +26,11 @@ from trtllm_pipeline.base import (
     SettingChange,
     StageRunId,
     StateError,
-    decode_mapping,
     in_flow_order,
     json_lines,
     reading,
     uncollected,
+    user_files,
     write_lines,
 )
 from trtllm_pipeline.models import shown
@@ -150,7 +150,7 @@ def plan_lines(
     `commands` returns a stage run's command lines, `times` its milliseconds, `needs` its memory, `pulls` the bytes to pull.
     `run_id` is None if nothing was run. In the plan of a run, only stage runs that will run have the first three.
     """
-    from trtllm_pipeline.tensorrt import to_json  # not needed to read a plan
+    from trtllm_pipeline.tensorrt import params  # not needed to read a plan
 
     whole = run_id is None
 
@@ -177,7 +177,7 @@ def plan_lines(
             "cells": list(run.cells),
             "argv": [list(command) for command in commands(run)] if full else [],
             "program": run.stage.program,
-            "params": to_json(run.params),
+            "params": params.to_json(run.params),
             "environment": {},
             "resources": _resources(plan.resources(run)),
             **_expected(times(run) if full else None),
@@ -280,7 +280,7 @@ def read_plan(path: Path) -> Outline:
     with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
         return _read_outline(path.with_name(OUTLINE), path.stat().st_size)
     try:
-        data = decode_mapping(reading.read_bytes(path))
+        data = user_files.decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: plan of schema {data['schema']}, this release reads {SCHEMA}")
         return Outline(

@@ -34,12 +34,12 @@ def load(request: Request) -> LoadedMatrix:
 def machine_of(request: Request) -> Machine:
     """The machine of the request: an assumed one, or this one. Raises UsageError."""
     if request.assume is not None:
-        from trtllm_pipeline.base import parse
+        from trtllm_pipeline.base import assume
 
-        return parse(request.assume)
-    from trtllm_pipeline.base import this_machine
+        return assume.parse(request.assume)
+    from trtllm_pipeline.base import probe
 
-    return this_machine()
+    return probe.this_machine()
 
 
 def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:

@@ -21,12 +21,12 @@ from trtllm_pipeline.base import (
     StageStatus,
     StateError,
     UsageError,
-    decode_mapping,
     in_words,
     json_lines,
     read_object,
     reading,
     uncollected,
+    user_files,
 )
 from trtllm_pipeline.measure import (
     ACCURACY_FILE,
@@ -431,7 +431,7 @@ def report_json(
 
 @uncollected()
 def read_report(
-    path: Path, decode: Callable[[bytes], dict[str, Any]] = decode_mapping
+    path: Path, decode: Callable[[bytes], dict[str, Any]] = user_files.decode_mapping
 ) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
     """Rows and `run` of a report file, with its `forecast`. Raises StateError if the file is not a report.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base import Fingerprint, Json, Machine, Scope, StageRunId, duration, first_parts, size
-from trtllm_pipeline.models import kept_bytes
+from trtllm_pipeline.models import sources
 from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME, Corrections, Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_plan, of_run, to_run
 from trtllm_pipeline.orchestrate.plan.plan_file import action, commands_of, plan_lines
@@ -23,7 +23,8 @@ from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.order import capacities, section, simulate
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt import PARTIAL, DownloadParams
+from trtllm_pipeline.tensorrt import PARTIAL
+from trtllm_pipeline.tensorrt import params as stage_params
 
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.store.remote_store import ArtifactTransfer
@@ -229,10 +230,10 @@ def forecast(
 def _fetched(run: StageRun, store: Store) -> int:
     """Return the bytes of a download that are already on the disk."""
     params = run.params
-    if not isinstance(params, DownloadParams):
+    if not isinstance(params, stage_params.DownloadParams):
         return 0
     folder = None if params.folder is None else Path(params.folder)
-    return kept_bytes(params.source, store.work_dir / PARTIAL, folder)
+    return sources.kept_bytes(params.source, store.work_dir / PARTIAL, folder)
 
 
 def durations(plan: Plan, forecast: Forecast, *, every: bool = True) -> list[Need]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base import UsageError, read_mapping, write_json
+from trtllm_pipeline.base import UsageError, user_files, write_json
 from trtllm_pipeline.orchestrate import GatewayParams
-from trtllm_pipeline.tensorrt import load, to_json
+from trtllm_pipeline.tensorrt import params as stage_params
 
 SCHEMA: Final = 1
 GATEWAY_FILE: Final = "gateway.json"
@@ -105,13 +105,13 @@ class GatewayConfig:
             "host": self.host,
             "port": self.port,
             "api_keys_file": None if self.api_keys_file is None else str(self.api_keys_file.absolute()),
-            "params": to_json(self.params),
+            "params": stage_params.to_json(self.params),
         }
 
     @classmethod
     def read(cls, path: Path) -> GatewayConfig:
         """The configuration in a file. Relative paths start at its directory. Raises MatrixError or UsageError."""
-        given = read_mapping(path)
+        given = user_files.read_mapping(path)
         schema = given.pop("schema", None)
         if schema != SCHEMA:
             raise UsageError(f"{path}: schema is {schema!r}, this release reads {SCHEMA}")
@@ -128,7 +128,7 @@ class GatewayConfig:
         _known(cls, given, "the configuration")
         params = given.get("params") or {}
         _known(GatewayParams, params, "params")
-        checked = {**given, "params": load(GatewayParams, params)}
+        checked = {**given, "params": stage_params.load(GatewayParams, params)}
         checked["models"] = tuple(_model(each, folder) for each in given.get("models") or ())
         checked["api_keys_file"] = _path(given.get("api_keys_file"), folder)
         return cls(**checked)

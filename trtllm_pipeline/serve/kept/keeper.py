@@ -454,9 +454,9 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
     """Claims on this machine and on as many GPUs, with their names; see `claims.lease_machine`. Raises StateError."""
     known: list[str] = []
     if gpus:
-        from trtllm_pipeline.base import this_machine
+        from trtllm_pipeline.base import probe
 
-        known = [gpu.uuid for gpu in this_machine().gpus]
+        known = [gpu.uuid for gpu in probe.this_machine().gpus]
         if len(known) < gpus:
             raise StateError(
                 f"the server needs {count(gpus, 'GPU')}, this machine has {len(known)}", hint="pipeline doctor"

@@ -69,7 +69,7 @@ def answers(
           --input-data builtin:accuracy --format csv
     """
     from trtllm_pipeline.measure import AccuracyResult, Target, score_url
-    from trtllm_pipeline.models import data_file
+    from trtllm_pipeline.models import dataset_file
     from trtllm_pipeline.show.report import score_tables
 
     target = Target.at(
@@ -85,7 +85,7 @@ def answers(
     names = [name.strip() for name in metrics.split(",") if name.strip()]
     scores = score_url(
         target,
-        data_file(input_data, Path()),
+        dataset_file.data_file(input_data, Path()),
         names,
         concurrency=concurrency,
         tokenizer=tokenizer,

@@ -7,8 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base import PipelineError, duration, plain_table
-from trtllm_pipeline.orchestrate import CellStatus, Store, read_run, report_file, rows_of
+from trtllm_pipeline.base import PipelineError, duration, text_tables
+from trtllm_pipeline.orchestrate import CellStatus, Store, report_file
+from trtllm_pipeline.orchestrate import runs as run_folders
 
 
 def runs_json(store: Store) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def _counts(store: Store, folder: Path) -> dict[str, int]:
                 name: int(number)
                 for name, number in report_file.read_report(folder / report_file.NAME)[1]["counts"].items()
             }
-        return dict(Counter(row.status.value for row in rows_of(read_run(folder), store)))
+        return dict(Counter(row.status.value for row in report_file.rows_of(run_folders.read_run(folder), store)))
     except PipelineError:
         return {}
 
@@ -42,7 +43,7 @@ def to_text(data: dict[str, Any]) -> str:
     if not data["runs"]:
         return "no runs in this workspace yet"
     good = (CellStatus.DONE.value, CellStatus.UP_TO_DATE.value)
-    return plain_table(
+    return text_tables.plain_table(
         [
             {
                 "run": run["id"],
