@@ -20,7 +20,10 @@ from .files.tokenizer import read_tokenizer as read_tokenizer
 from .files.tokenizer import tokenizer_at as tokenizer_at
 from .hub import dataset_file as dataset_file
 from .hub import other_weights as other_weights
+from .hub import peek as peek
 from .hub import sources as sources
+from .hub import tensor_values as tensor_values
+from .hub import verify as verify
 from .hub.files import CONFIGURATION as CONFIGURATION
 from .hub.files import INDEX as INDEX
 from .hub.files import MODEL as MODEL
@@ -32,14 +35,6 @@ from .hub.hub_errors import UnavailableError as UnavailableError
 from .hub.hugging_face import COMMIT as COMMIT
 from .hub.hugging_face import endpoint as endpoint
 from .hub.hugging_face import errors_in_words as errors_in_words
-from .hub.peek import configuration as configuration
-from .hub.peek import quantized as quantized
-from .hub.tensor_values import DTYPES as DTYPES
-from .hub.tensor_values import read as read
-from .hub.tensor_values import to_bfloat16 as to_bfloat16
-from .hub.verify import TensorEntry as TensorEntry
-from .hub.verify import check_folder as check_folder
-from .hub.verify import tensors as tensors
 from .triton_repository import lint as lint
 from .triton_repository import model_config as model_config
 from .triton_repository import model_names as model_names

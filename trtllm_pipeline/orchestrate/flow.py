@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import write_lines
+from trtllm_pipeline.base import writing
 from trtllm_pipeline.orchestrate.plan.planner import (
     default_toolchain,
     load,
@@ -103,7 +103,7 @@ def _report(request: Request, done: Done, forecast: Forecast, folder: RunFolder)
     check = checked(plan, forecast, store.index.taken(folder.id), done.seconds, comparable=outcome.comparable)
     folder.forecast = None if check is None else check.to_json()
     table = rows(plan, store, outcome)
-    write_lines(folder.path / NAME, report_json(table, folder.id, str(request.matrix), forecast=check))
+    writing.write_lines(folder.path / NAME, report_json(table, folder.id, str(request.matrix), forecast=check))
     folder.exit_code = outcome.exit_code
     return Result(folder.id, plan, outcome, table, done.untried, check)
 

@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trtllm_pipeline.base import DownloadError, Json, cpu_count, gpus, sheet_bandwidth
+from trtllm_pipeline.base import DownloadError, Json, gpus, speeds
+from trtllm_pipeline.base import model as machines
 from trtllm_pipeline.models import (
     INDEX,
     SINGLE,
@@ -26,7 +27,7 @@ from trtllm_pipeline.models import (
     other_weights,
     read_index,
     speculation_of,
-    tensors,
+    verify,
 )
 
 CPU_MARGIN: Final = 4.0
@@ -155,7 +156,7 @@ def _stored(folder: Path, form: _Form) -> dict[str, other_weights.StoredTensor]:
             sizes |= other_weights.torch_tensors(folder, name)
         return sizes
     for shard in _shards(folder):
-        for name, tensor in tensors(folder, shard).tensors.items():
+        for name, tensor in verify.tensors(folder, shard).tensors.items():
             sizes[name] = other_weights.StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
     return sizes
 
@@ -198,7 +199,7 @@ def cpu_bandwidth(size: int) -> float:
     """
     import numpy as np
 
-    parts = cpu_count()
+    parts = machines.cpu_count()
     count = max(1024, min(size, _MOST_READ_BYTES) // 4 // parts)
     times = max(1, _LEAST_READ_BYTES // (4 * count))
     buffers = [np.ones(count, dtype=np.float32) for _ in range(parts)]
@@ -237,6 +238,6 @@ def gpu_bandwidth() -> tuple[float | None, str]:
     by_nvml = max((bits / 8 * mhz * 1e6 * 2 for bits, mhz, _ in devices if bits and mhz), default=None)
     if by_nvml is not None:
         return by_nvml, "NVML"
-    sheets = [(bandwidth, name) for _, _, name in devices if (bandwidth := sheet_bandwidth(name)) is not None]
+    sheets = [(bandwidth, name) for _, _, name in devices if (bandwidth := speeds.sheet_bandwidth(name)) is not None]
     bandwidth, name = max(sheets, default=(None, ""))
     return bandwidth, f"the data sheet of {name}"

@@ -163,7 +163,7 @@ class Pins:
         self, pinned: Mapping[str, Json], cell: Cell, file: str, *, whole: bool = False
     ) -> Mapping[str, Json] | None:
         """The configuration of a pinned model, or the part that `companions.unfit` reads. None if it cannot be read now."""
-        from trtllm_pipeline.models import configuration
+        from trtllm_pipeline.models import peek
 
         source, folder = pinned["source"], pinned.get("folder")
         assert isinstance(source, dict)
@@ -176,7 +176,7 @@ class Pins:
             return None
         try:
             place = None if folder is None else Path(str(folder))
-            content = configuration(source, file, folder=place, offline=bool(cell.settings["download"]["offline"]))
+            content = peek.configuration(source, file, folder=place, offline=bool(cell.settings["download"]["offline"]))
         except DownloadError as error:
             logger.warning("%s: cannot check now if its models fit: %s", cell.id, error.message)
             return None
@@ -261,7 +261,7 @@ class Pins:
 
     def _lacks_tokenizer(self, cell: Cell, recipe: Mapping[str, Json]) -> bool:
         """True if no stage can read the tokenizer of a model. False if it is unknown now."""
-        from trtllm_pipeline.models import configuration
+        from trtllm_pipeline.models import peek
 
         files, source, folder = recipe.get("files"), recipe["source"], recipe.get("folder")
         assert isinstance(source, dict)
@@ -272,7 +272,7 @@ class Pins:
         if known is None:
             place = None if folder is None else Path(str(folder))
             try:
-                tokenizer_settings = configuration(
+                tokenizer_settings = peek.configuration(
                     source, SETTINGS, folder=place, offline=bool(cell.settings["download"]["offline"])
                 )
             except DownloadError:
@@ -284,12 +284,12 @@ class Pins:
 
     def _weights_of(self, cell: Cell, recipe: Mapping[str, Json]) -> _Weights:
         """Quantization of the published weights, as far as known now."""
-        from trtllm_pipeline.models import quantized
+        from trtllm_pipeline.models import peek
 
         source, folder = recipe["source"], recipe.get("folder")
         assert isinstance(source, dict)
         if folder is not None:
-            return _Weights(quantized(source, folder=Path(str(folder)), offline=True))
+            return _Weights(peek.quantized(source, folder=Path(str(folder)), offline=True))
         about = canonical({"quantization_of": {name: value for name, value in source.items() if name != "code"}})
         known = None if self._index is None else self._index.pin(about)
         if known is None and not self._reached:
@@ -297,7 +297,7 @@ class Pins:
         if known is None:
             offline = bool(cell.settings["download"]["offline"])
             try:
-                weights = quantized(source, folder=None, offline=offline)
+                weights = peek.quantized(source, folder=None, offline=offline)
                 known = {} if weights is None else weights._asdict()
             except OfflineError:
                 return _UNKNOWN  # there was a warning, or the model needs no hub in this plan

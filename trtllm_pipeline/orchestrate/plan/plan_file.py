@@ -27,11 +27,10 @@ from trtllm_pipeline.base import (
     StageRunId,
     StateError,
     in_flow_order,
-    json_lines,
     reading,
     uncollected,
     user_files,
-    write_lines,
+    writing,
 )
 from trtllm_pipeline.models import shown
 from trtllm_pipeline.orchestrate.memory.estimates import Estimate, Need
@@ -187,7 +186,7 @@ def plan_lines(
             "reason": reasons.get(run.id),
         }
 
-    return json_lines(
+    return writing.json_lines(
         schema=SCHEMA,
         run=run_id,
         cells=map(cell_entry, plan.cells),
@@ -222,7 +221,7 @@ def _expected(estimate: Estimate | None) -> dict[str, Json]:
 def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
     """Write `lines` of a plan, and its outline next to it."""
     path.with_name(OUTLINE).unlink(missing_ok=True)  # after a kill, no outline is better than an old one
-    write_lines(path, lines)
+    writing.write_lines(path, lines)
     shape = outline(plan)
     numbers = {run: number for number, run in enumerate(shape.stage_runs)}
 
@@ -237,8 +236,8 @@ def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
         [run.id, run.stage, run.fingerprint, run.scope.value, numbered(run.inputs), numbered(run.after)]
         for run in shape.stage_runs.values()
     )
-    text = json_lines(schema=SCHEMA, plan_bytes=path.stat().st_size, cells=cells, stage_runs=runs)
-    write_lines(path.with_name(OUTLINE), text)
+    text = writing.json_lines(schema=SCHEMA, plan_bytes=path.stat().st_size, cells=cells, stage_runs=runs)
+    writing.write_lines(path.with_name(OUTLINE), text)
 
 
 def _read_outline(path: Path, plan_bytes: int) -> Outline:

@@ -22,11 +22,11 @@ from trtllm_pipeline.base import (
     StateError,
     UsageError,
     in_words,
-    json_lines,
     read_object,
     reading,
     uncollected,
     user_files,
+    writing,
 )
 from trtllm_pipeline.measure import (
     ACCURACY_FILE,
@@ -415,7 +415,7 @@ def report_json(
 ) -> Iterator[str]:
     """Lines of the report as JSON, see docs/reference/formats.md. `finished` is False until the run has written its own report."""
     counts = Counter(row.status.value for row in rows)
-    return json_lines(
+    return writing.json_lines(
         schema=SCHEMA,
         run={
             "id": run_id,

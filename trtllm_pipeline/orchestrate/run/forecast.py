@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base import Fingerprint, Json, Machine, Scope, StageRunId, duration, first_parts, size
+from trtllm_pipeline.base import Fingerprint, Json, Machine, Scope, StageRunId, duration, size, writing
 from trtllm_pipeline.models import sources
 from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME, Corrections, Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_plan, of_run, to_run
@@ -344,7 +344,7 @@ class ForecastCheck:
 def of_report(path: Path) -> ForecastCheck | None:
     """The forecast in the head of a run's report. Nothing else is read. None if there is none."""
     with suppress(KeyError, TypeError, ValueError):
-        return ForecastCheck.from_json((first_parts(path, 2) or {})["run"]["forecast"])
+        return ForecastCheck.from_json((writing.first_parts(path, 2) or {})["run"]["forecast"])
     return None
 
 

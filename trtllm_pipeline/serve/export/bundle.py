@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base import StateError, sha256_of_file, user_files, write_json
+from trtllm_pipeline.base import StateError, user_files, write_json
+from trtllm_pipeline.base import digest as digests
 from trtllm_pipeline.models import Engine, model_config
 from trtllm_pipeline.orchestrate import manifest, provenance
-from trtllm_pipeline.serve.export import card, start_script
+from trtllm_pipeline.serve.export import card
 from trtllm_pipeline.serve.export.deployment import BESIDE, Deployment
-from trtllm_pipeline.tensorrt import SERVE_FILE, catalog, companions
+from trtllm_pipeline.tensorrt import SERVE_FILE, catalog, companions, start_script
 
 SCHEMA: Final = 1
 FILE: Final = "bundle.json"
@@ -107,7 +108,7 @@ def write_sums(folder: Path) -> None:
     """Write the SHA-256 of every file below `directory` into SHA256SUMS, as `sha256sum -c` takes it."""
     names = [name for name in files(folder) if name != SUMS]
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # SHA-256 of one file takes one core
-        sums = threads.map(sha256_of_file, (folder / name for name in names))
+        sums = threads.map(digests.sha256_of_file, (folder / name for name in names))
         lines = [f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from trtllm_pipeline.base import UsageError, raw
+from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as, note
 from trtllm_pipeline.tensorrt import params
@@ -432,6 +432,6 @@ def _progress() -> Callable[[int, int], None]:
     """Shows on a terminal how far a load is."""
 
     def shown(done: int, total: int) -> None:
-        raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
+        terminal.raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
 
     return shown if sys.stderr.isatty() else lambda _done, _total: None

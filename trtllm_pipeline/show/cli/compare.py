@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base import UsageError, clean
+from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_rendered, explain_error, note, rendered, write_output
 
@@ -105,7 +105,7 @@ def compare(
         allow=allowed,
     )
     shown = report_formats.compared(judged, format)
-    text = clean(shown) if isinstance(shown, str) else rendered(shown)
+    text = terminal.clean(shown) if isinstance(shown, str) else rendered(shown)
     if output is None:
         emit_rendered(text)
     else:

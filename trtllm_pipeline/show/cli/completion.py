@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def matrices(incomplete: str) -> list[str]:
     """Matrix files and directories."""
-    from trtllm_pipeline.orchestrate import matrices_folder
+    from trtllm_pipeline.orchestrate import recipe_files
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     prefix = "" if str(folder) == "." and not incomplete.startswith("./") else f"{folder}/".replace("//", "/")
@@ -25,7 +25,7 @@ def matrices(incomplete: str) -> list[str]:
         here = [f"{prefix}{each.name}{'/' * each.is_dir()}" for each in sorted(folder.iterdir())]
     except OSError:
         here = []
-    shipped = [file.stem for file in sorted(matrices_folder().glob("*.yaml"))]
+    shipped = [file.stem for file in sorted(recipe_files.matrices_folder().glob("*.yaml"))]
     return [name for name in [*here, *shipped] if name.startswith(incomplete) and not name.startswith(".")]
 
 
@@ -38,9 +38,9 @@ def toolchains() -> list[str]:
 
 def recipes() -> list[str]:
     """Names of the user's and the project's recipes."""
-    from trtllm_pipeline.orchestrate import list_recipes
+    from trtllm_pipeline.orchestrate import recipe_files
 
-    return list(list_recipes(Path()))
+    return list(recipe_files.list_recipes(Path()))
 
 
 def runs(ctx: typer.Context) -> list[tuple[str, str]]:

@@ -162,12 +162,12 @@ def plan(
     if compare is None:
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
     from trtllm_pipeline.base import text_blocks
-    from trtllm_pipeline.orchestrate import PlanDifference, compare_plans
+    from trtllm_pipeline.orchestrate import plan_difference
 
     emit_as(
         format,
-        compare_plans(request, compare, store),
-        json=PlanDifference.to_json,
+        plan_difference.compare_plans(request, compare, store),
+        json=plan_difference.PlanDifference.to_json,
         text=lambda found: text_blocks.on_terminal(found.blocks()),
         markdown=lambda found: text_blocks.as_markdown(found.blocks()),
     )
@@ -193,12 +193,12 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
 @uncollected()
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
     """Print the plan of a request. Then raises PlanError if no cell is feasible."""
-    from trtllm_pipeline.orchestrate import plan_json
+    from trtllm_pipeline.orchestrate import forecast
     from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
 
     fits, outlook = flow.outlook(request, store, workspace)
     if format == "json":
-        for line in plan_json(fits, store, outlook):
+        for line in forecast.plan_json(fits, store, outlook):
             emit(line)
     elif format == "markdown":
         emit(plan_markdown(fits, outlook, f"Plan of {request.matrix.name}"))

@@ -197,11 +197,11 @@ def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
     """Parse a model source for the stage `name` and resolve its revision."""
     from trtllm_pipeline.models import MODEL
     from trtllm_pipeline.models import sources as model_sources
-    from trtllm_pipeline.orchestrate import sources_of
+    from trtllm_pipeline.orchestrate import recipe_files
 
     if model is None:
         raise UsageError(f"pipeline stage {name}: no model given", hint=f"pipeline stage {_EXAMPLES[name][0]}")
-    sources, form = sources_of(model, Path()), name if name in companions.NAMES else None
+    sources, form = recipe_files.sources_of(model, Path()), name if name in companions.NAMES else None
     source = model_sources.resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
     kind, *_ = source
     note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))

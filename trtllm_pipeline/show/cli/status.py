@@ -78,10 +78,10 @@ def status(
 
 
 def _took(folder: Path) -> Took | None:
-    from trtllm_pipeline.orchestrate import of_report
+    from trtllm_pipeline.orchestrate import forecast
     from trtllm_pipeline.show.progress.cell_status import Took
 
-    check = of_report(folder / report_file.NAME)
+    check = forecast.of_report(folder / report_file.NAME)
     return None if check is None else Took(check.line(), check.to_json())
 
 

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import PipelineError, PlanError, UsageError, about, write_json
+from trtllm_pipeline.base import PipelineError, PlanError, UsageError, write_json
 from trtllm_pipeline.measure import ANSWERS
-from trtllm_pipeline.orchestrate import PRECISIONS, CellResult, Request, Store, checked, flow, nearest, report_file
-from trtllm_pipeline.show.proof import budget, findings, installed, material, reference_answers
+from trtllm_pipeline.orchestrate import PRECISIONS, CellResult, Request, Store, flow, forecast, nearest, report_file
+from trtllm_pipeline.show.phrases import about
+from trtllm_pipeline.show.proof import budget, findings, material, reference_answers
 from trtllm_pipeline.show.proof.findings import DeepExamination, DeepFinding
 from trtllm_pipeline.tensorrt import catalog as toolchains
-from trtllm_pipeline.tensorrt import params
+from trtllm_pipeline.tensorrt import families as tiny_models
+from trtllm_pipeline.tensorrt import installed, params
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -34,7 +36,7 @@ def examine(
     observer: Observer,
     tell: Callable[[str], None],
     *,
-    families: Sequence[str] = material.FAMILIES[:1],
+    families: Sequence[str] = tiny_models.FAMILIES[:1],
     precisions: Sequence[str] | None = None,
     toolchain: str | None = None,
 ) -> DeepExamination:
@@ -46,7 +48,7 @@ def examine(
     """
     from trtllm_pipeline.base import probe
 
-    _check("--family", families, material.FAMILIES)
+    _check("--family", families, tiny_models.FAMILIES)
     if precisions is not None:
         _check("--precision", precisions, (*PRECISIONS, ALL))
     families = tuple(dict.fromkeys(families))
@@ -89,7 +91,9 @@ def examine(
             ]
         ),
         interrupted=outcome.interrupted,
-        forecast=checked(plan, replace(outlook, total_s=takes_s), taken, took_s, comparable=outcome.comparable),
+        forecast=forecast.checked(
+            plan, replace(outlook, total_s=takes_s), taken, took_s, comparable=outcome.comparable
+        ),
     )
     write_json(folder / RESULT, examination.to_json())
     return examination

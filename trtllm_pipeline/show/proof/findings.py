@@ -10,9 +10,8 @@ from typing import Final
 
 from trtllm_pipeline.base import Cell, FailureClass, Json, Machine, layout_name, probe, text_blocks
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck
-from trtllm_pipeline.show.proof.installed import InstalledComparison
 from trtllm_pipeline.show.proof.reference_answers import Agreement, tolerance_nats
-from trtllm_pipeline.tensorrt import catalog
+from trtllm_pipeline.tensorrt import catalog, installed
 
 SCHEMA: Final = 1
 _ONE_GPU: Final = "tp1pp1"
@@ -62,7 +61,7 @@ class DeepFinding:
     agreement: Agreement | None = None
     """Agreement with the float reference, for cells with answers."""
     tolerance_nats: float | None = None
-    comparison: InstalledComparison | None = None
+    comparison: installed.InstalledComparison | None = None
     """For programs and templates."""
 
     def to_json(self) -> dict[str, Json]:
@@ -217,7 +216,7 @@ def _judged(row: CellResult, agreement: Agreement | None, tolerance: float) -> t
     return FindingStatus.VERIFIED, words
 
 
-def of_comparison(comparison: InstalledComparison) -> DeepFinding:
+def of_comparison(comparison: installed.InstalledComparison) -> DeepFinding:
     """The row of a program or of the templates."""
     kind = "program" if comparison.name != "Triton templates" else "templates"
     if comparison.reason is not None:

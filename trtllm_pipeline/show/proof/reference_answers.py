@@ -19,9 +19,8 @@ import numpy as np
 from trtllm_pipeline.base import Json, user_files
 from trtllm_pipeline.measure import ANSWERS
 from trtllm_pipeline.models import read_tokenizer
-from trtllm_pipeline.show.proof import families
 from trtllm_pipeline.show.proof.material import MAX_TOKENS
-from trtllm_pipeline.tensorrt import Reference, catalog, random_model
+from trtllm_pipeline.tensorrt import Reference, catalog, families, random_model
 
 _TOLERANCES: Final = {
     **dict.fromkeys(("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq"), 0.05),

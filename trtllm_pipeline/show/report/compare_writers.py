@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import about, shared_parts, text_blocks, text_tables, without
+from trtllm_pipeline.base import shared_parts, text_blocks, text_tables
 from trtllm_pipeline.measure import UNKNOWN
+from trtllm_pipeline.show.phrases import about, without
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, Comparison, Delta, Pair, Payback
 from trtllm_pipeline.show.report.gate import Break, Judgement
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import Scope, StageRunId, StageStatus, UsageError, in_brackets, read_object
-from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, Store, failed_attempt, stage_states
+from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, Store, stage_status
 from trtllm_pipeline.orchestrate import runs as run_folders
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def stage_run_of(
         if service is None:
             raise UsageError(f"{chosen.id} has no server in this plan")
         return service, ""
-    states = stage_states(outline, store)
+    states = stage_status.stage_states(outline, store)
     failed = [run for run in runs if states[run.id].status is StageStatus.FAILED]
     running = [run for run in runs if states[run.id].status is StageStatus.RUNNING]
     if failed:
@@ -59,7 +59,7 @@ def failure_of(store: Store, run: OutlineRun) -> list[str]:
     attempt = store.index.attempts([run.fingerprint]).get(run.fingerprint)
     if attempt is None or attempt.outcome != "failed":
         return []
-    state = failed_attempt(attempt)
+    state = stage_status.failed_attempt(attempt)
     return [f"{run.stage} failed{in_brackets(state.failure)}: {state.message}", *state.details]
 
 

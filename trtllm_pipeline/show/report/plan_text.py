@@ -7,21 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from trtllm_pipeline.base import (
-    Json,
-    Scope,
-    StageRunId,
-    StateError,
-    UsageError,
-    about,
-    count,
-    never_works,
-    probe,
-    size,
-    text_blocks,
-)
+from trtllm_pipeline.base import Json, Scope, StageRunId, StateError, UsageError, count, probe, size, text_blocks
 from trtllm_pipeline.models import AS_IS, shown
-from trtllm_pipeline.orchestrate import TIME, Forecast, Need, Plan, StageRun, Store, durations, manifest, tightest
+from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest
+from trtllm_pipeline.show.phrases import about, never_works
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
@@ -137,11 +126,11 @@ def _takes(plan: Plan, outlook: Forecast) -> list[str]:
 _NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict")
 
 
-def _needs(needs: Iterable[Need]) -> Iterator[tuple[str, ...]]:
+def _needs(needs: Iterable[estimates.Need]) -> Iterator[tuple[str, ...]]:
     """One row per resource of `_NEEDS`."""
     for need in needs:
         estimate, has, left = need.estimate, need.has, need.headroom
-        in_words = _duration if need.resource == TIME else size
+        in_words = _duration if need.resource == estimates.TIME else size
         yield (
             need.stage or "all",
             need.resource,
@@ -158,10 +147,13 @@ def _duration(milliseconds: float) -> str:
     return about(milliseconds / 1000)
 
 
-def _tightest(plan: Plan, outlook: Forecast, *, verbose: bool = False) -> list[Need]:
+def _tightest(plan: Plan, outlook: Forecast, *, verbose: bool = False) -> list[estimates.Need]:
     """Memory, disk and time by stage: the run of each stage that needs most, or all runs."""
     order = {stage: number for number, stage in enumerate(_in_order(plan))}
-    needs = [*(outlook.needs if verbose else tightest(outlook.needs)), *durations(plan, outlook, every=verbose)]
+    needs = [
+        *(outlook.needs if verbose else estimates.tightest(outlook.needs)),
+        *forecast.durations(plan, outlook, every=verbose),
+    ]
     return sorted(needs, key=lambda need: order.get(need.stage, len(order)))
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal
 
-from trtllm_pipeline.base import Json, UsageError, shared_parts, text_blocks, text_tables, without
+from trtllm_pipeline.base import Json, UsageError, shared_parts, text_blocks, text_tables
 from trtllm_pipeline.measure import (
     LEVEL_METRICS,
     LevelResult,
@@ -23,6 +23,7 @@ from trtllm_pipeline.measure import (
     of_questions,
 )
 from trtllm_pipeline.orchestrate import report_file
+from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta
 from trtllm_pipeline.show.report.measured import Measured, Side, selected

@@ -21,10 +21,10 @@ from trtllm_pipeline.base import (
     Json,
     Scope,
     StateError,
-    clean,
     read_object,
     reading,
     shared_parts,
+    terminal,
 )
 from trtllm_pipeline.orchestrate import (
     LOG,
@@ -274,7 +274,7 @@ def _tail(path: Path, size: int) -> str:
         with reading.open_file(path) as file:
             length = file.seek(0, 2)
             file.seek(max(0, length - size))
-            text = clean(file.read().decode("utf-8", "replace"))
+            text = terminal.clean(file.read().decode("utf-8", "replace"))
     except OSError:
         return ""
     return text if length <= size else "…\n" + text.partition("\n")[2]

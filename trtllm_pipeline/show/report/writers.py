@@ -23,7 +23,6 @@ from trtllm_pipeline.base import (
     terminal,
     text_blocks,
     text_tables,
-    without,
 )
 from trtllm_pipeline.measure import (
     FIELDS,
@@ -42,6 +41,7 @@ from trtllm_pipeline.measure import (
 )
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
+from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.columns import Column, columns
 from trtllm_pipeline.show.report.interference import interference
 from trtllm_pipeline.show.report.report_formats import Report

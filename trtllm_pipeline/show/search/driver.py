@@ -24,7 +24,6 @@ from trtllm_pipeline.base import (
     read_object,
     shared_parts,
     text_blocks,
-    without,
     write_json,
 )
 from trtllm_pipeline.orchestrate import (
@@ -41,6 +40,7 @@ from trtllm_pipeline.orchestrate import (
     report_file,
     to_run,
 )
+from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.measured import Measured, Side, with_files
 from trtllm_pipeline.show.report.recommendation import Recommendation, advise
 from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advice

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.base import CellId, FailureClass, Json, about, text_tables
+from trtllm_pipeline.base import CellId, FailureClass, Json, text_tables
 from trtllm_pipeline.measure import GROUPS, HIGHER_IS_BETTER, LevelResult, Objective, load_words
 from trtllm_pipeline.orchestrate import report_file
+from trtllm_pipeline.show.phrases import about
 from trtllm_pipeline.show.report.measured import Measured
 from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
 from trtllm_pipeline.show.search import surrogate

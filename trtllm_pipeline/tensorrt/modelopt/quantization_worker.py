@@ -335,6 +335,6 @@ def _synchronize() -> None:
 def _device_name() -> str:
     import torch
 
-    from trtllm_pipeline.base import cpu_name
+    from trtllm_pipeline.base import model as machines
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else machines.cpu_name()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import FailureClass, Gpu, Machine, ServerError, digest_file, write_json
+from trtllm_pipeline.base import FailureClass, Machine, ServerError, digest_file, model, write_json
 from trtllm_pipeline.models import Engine, Fields, ModelFileError, model_files
 
 FILE: Final = "engine.json"
@@ -55,7 +55,7 @@ class Requirements:
     """By the name of the file in the engine's directory."""
 
 
-def write(engine: Path, gpu: Gpu) -> Requirements:
+def write(engine: Path, gpu: model.Gpu) -> Requirements:
     """Write engine.json into a directory that `trtllm-build` has filled on `gpu`. Returns its content.
 
     Reads every rank's files once. Raises ServerError if the engine is incomplete.

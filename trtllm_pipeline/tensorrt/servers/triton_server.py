@@ -28,7 +28,7 @@ from typing import Final
 from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import FailureClass, ServerError, guardian, triton_installation, version_of, without_secrets
 from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
-from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText
+from trtllm_pipeline.tensorrt.diagnosis.causes import LogText
 from trtllm_pipeline.tensorrt.diagnosis.killed import STUB, model_run_by
 from trtllm_pipeline.tensorrt.servers import links
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports, address_options, shared_memory_option

@@ -53,7 +53,7 @@ def _check_quantization(folder: Path, expected: str) -> None:
 
 
 def _generate(out: Path, architecture: str, seed: int) -> None:
-    from trtllm_pipeline.models import check_folder
+    from trtllm_pipeline.models import verify
 
     try:
         tiny = importlib.import_module("trtllm_pipeline.tensorrt.embedded.random_model")
@@ -63,4 +63,4 @@ def _generate(out: Path, architecture: str, seed: int) -> None:
             hint="pip install 'trtllm-pipeline[embedded]'",
         ) from error
     tiny.write_model(out, architecture, seed)
-    check_folder(out, f"generated {architecture}")
+    verify.check_folder(out, f"generated {architecture}")

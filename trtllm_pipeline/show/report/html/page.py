@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base import CellId, Scope, clean, count, duration, fingerprint, shared_parts, text_blocks, without
+from trtllm_pipeline.base import CellId, Scope, count, duration, fingerprint, shared_parts, terminal, text_blocks
 from trtllm_pipeline.measure import FIELDS, TRITON_GAUGES, Drift, LevelResult, MetricDefinition, TritonUse, load_words
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
+from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
@@ -82,7 +83,7 @@ def write(report: Report) -> None:
         workspace=report.workspace,
         comparison=report.previous(),
     )
-    report.stream.write(clean(page))
+    report.stream.write(terminal.clean(page))
 
 
 def to_html(
