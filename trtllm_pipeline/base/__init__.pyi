@@ -39,7 +39,6 @@ from .files import reading as reading
 from .files import tables as tables
 from .files import user_files as user_files
 from .files import writing as writing
-from .files.collecting import uncollected as uncollected
 from .files.digest import digest_file as digest_file
 from .files.writing import read_object as read_object
 from .files.writing import write_json as write_json
@@ -47,7 +46,6 @@ from .fingerprints import SCHEMA as SCHEMA
 from .fingerprints import Change as Change
 from .fingerprints import canonical as canonical
 from .fingerprints import changes as changes
-from .fingerprints import encoding as encoding
 from .fingerprints import fingerprint as fingerprint
 from .machine import assume as assume
 from .machine import gpus as gpus

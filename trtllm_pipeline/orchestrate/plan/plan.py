@@ -26,7 +26,6 @@ from trtllm_pipeline.base import (
     UsageError,
     canonical,
     fingerprint,
-    uncollected,
 )
 from trtllm_pipeline.models import ModelPart, files_of
 from trtllm_pipeline.orchestrate.memory.estimates import DISK, Corrections, Estimate, Need, expected, label_of, of_stage
@@ -107,7 +106,6 @@ class Plan:
         return need
 
 
-@uncollected()
 def make_plan(
     cells: Sequence[Cell],
     toolchains: Mapping[str, catalog.Toolchain],

@@ -28,7 +28,6 @@ from trtllm_pipeline.base import (
     StateError,
     in_flow_order,
     reading,
-    uncollected,
     user_files,
     writing,
 )
@@ -273,7 +272,6 @@ def _changes(written: Collection[Mapping[str, Any]]) -> tuple[SettingChange, ...
     return tuple([SettingChange(**{**change, "refused": tuple(change.get("refused", ()))}) for change in written])
 
 
-@uncollected()
 def read_plan(path: Path) -> Outline:
     """The outline of a plan file. Raises StateError if the file is not a plan."""
     with suppress(OSError, ValueError, KeyError, IndexError, TypeError):

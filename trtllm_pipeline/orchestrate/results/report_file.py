@@ -24,7 +24,6 @@ from trtllm_pipeline.base import (
     in_words,
     read_object,
     reading,
-    uncollected,
     user_files,
     writing,
 )
@@ -429,7 +428,6 @@ def report_json(
     )
 
 
-@uncollected()
 def read_report(
     path: Path, decode: Callable[[bytes], dict[str, Any]] = user_files.decode_mapping
 ) -> tuple[tuple[CellResult, ...], dict[str, Any]]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base import Fingerprint, Json, Machine, Scope, StageRunId, duration, size, writing
+from trtllm_pipeline.base import Fingerprint, Json, Machine, Scope, StageRunId, duration, read_object, size
 from trtllm_pipeline.models import sources
 from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME, Corrections, Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_plan, of_run, to_run
@@ -342,9 +342,9 @@ class ForecastCheck:
 
 
 def of_report(path: Path) -> ForecastCheck | None:
-    """The forecast in the head of a run's report. Nothing else is read. None if there is none."""
+    """The forecast in a run's report, or None."""
     with suppress(KeyError, TypeError, ValueError):
-        return ForecastCheck.from_json((writing.first_parts(path, 2) or {})["run"]["forecast"])
+        return ForecastCheck.from_json((read_object(path) or {})["run"]["forecast"])
     return None
 
 

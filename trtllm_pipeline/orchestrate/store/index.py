@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from trtllm_pipeline.base import Fingerprint, Json, StageError, StateError, digest, encoding, reading, writing
+from trtllm_pipeline.base import Fingerprint, Json, StageError, StateError, digest, reading, writing
 from trtllm_pipeline.orchestrate.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.orchestrate.store.manifest import Manifest
 from trtllm_pipeline.tensorrt import OUT
@@ -88,7 +88,7 @@ _TAIL_BYTES: Final = 64 << 10
 _FEW: Final = 1000
 """Maximum number of artifacts that are looked up one by one."""
 
-_encode: Final = encoding(json.JSONEncoder(separators=(",", ":")))
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 T = TypeVar("T")
 Row = tuple[Any, ...]

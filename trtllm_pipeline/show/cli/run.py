@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trtllm_pipeline.base import UsageError, count, terminal, uncollected
+from trtllm_pipeline.base import UsageError, count, terminal
 from trtllm_pipeline.orchestrate import Request, Store, check_feasible, flow, load
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_as, note
@@ -190,7 +190,6 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
     return 3 if not outcome.cells or any(each.proposal is None and not each.works for each in outcome.fits) else 0
 
 
-@uncollected()
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
     """Print the plan of a request. Then raises PlanError if no cell is feasible."""
     from trtllm_pipeline.orchestrate import forecast
