@@ -20,7 +20,6 @@ from trtllm_pipeline.base import (
     Exclusive,
     Exited,
     FailureClass,
-    GpuPeaks,
     Guardian,
     Json,
     Refused,
@@ -30,12 +29,13 @@ from trtllm_pipeline.base import (
     StageError,
     StageRunId,
     UsageError,
-    decode_mapping,
     hub_tokens,
     object_text,
     reading,
+    user_files,
     write_once,
 )
+from trtllm_pipeline.base import gpus as gpu_devices
 from trtllm_pipeline.orchestrate.run.scheduler import NodeCame, NodeGone
 from trtllm_pipeline.orchestrate.store.store import LOG
 from trtllm_pipeline.tensorrt import (
@@ -108,7 +108,7 @@ def _table(resources: Resources) -> dict[str, Json]:
 def read_job(path: Path) -> Job:
     """Return the job in a job file. Raises UsageError if it is not a job file."""
     try:
-        data = decode_mapping(reading.read_bytes(path))
+        data = user_files.decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
         data["commands"] = tuple(tuple(command) for command in data["commands"])
@@ -244,7 +244,7 @@ class Executor:
         self._poll = select.poll()
         self._poll.register(self._guardian, select.POLLIN)
         self._active: dict[StageRunId, _Active] = {}
-        self._gpus = GpuPeaks()
+        self._gpus = gpu_devices.GpuPeaks()
         self._counts: out_of_memory.Counts | None = None
 
     def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it

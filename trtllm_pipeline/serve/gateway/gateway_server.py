@@ -19,7 +19,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
 from trtllm_pipeline.base import UsageError, allow_open_files, write_json
-from trtllm_pipeline.orchestrate import GATEWAY_FILE, SCHEMA, GatewayConfig
+from trtllm_pipeline.serve.gateway.gateway_config import GATEWAY_FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.serve.gateway.http_protocol import GatewayProtocol
 from trtllm_pipeline.serve.gateway.openai_app import GatewayApp
 from trtllm_pipeline.tensorrt import reachable

@@ -41,7 +41,8 @@ from trtllm_pipeline.base import (
     terminal,
     write_json,
 )
-from trtllm_pipeline.orchestrate import GATEWAY_FILE, LOG, Job, claims, failure_of, read_job
+from trtllm_pipeline.orchestrate import LOG, Job, claims, failure_of, read_job
+from trtllm_pipeline.serve.gateway.gateway_config import GATEWAY_FILE
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.health import Health, gateway_health, server_health
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
@@ -453,9 +454,9 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
     """Claims on this machine and on as many GPUs, with their names; see `claims.lease_machine`. Raises StateError."""
     known: list[str] = []
     if gpus:
-        from trtllm_pipeline.base import this_machine
+        from trtllm_pipeline.base import probe
 
-        known = [gpu.uuid for gpu in this_machine().gpus]
+        known = [gpu.uuid for gpu in probe.this_machine().gpus]
         if len(known) < gpus:
             raise StateError(
                 f"the server needs {count(gpus, 'GPU')}, this machine has {len(known)}", hint="pipeline doctor"

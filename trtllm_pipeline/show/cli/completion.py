@@ -92,9 +92,10 @@ def stages(ctx: typer.Context) -> list[str]:
 
 
 def _cells_of(params: dict[str, Any]) -> list[str]:
-    from trtllm_pipeline.orchestrate import expand, find_matrix, load_matrix
+    from trtllm_pipeline.orchestrate import expand, load_matrix
+    from trtllm_pipeline.orchestrate import matrices as matrix_files
 
-    loaded = load_matrix(find_matrix(params["matrix"]), params.get("sets") or ())
+    loaded = load_matrix(matrix_files.find_matrix(params["matrix"]), params.get("sets") or ())
     return [str(cell.id) for cell in expand(loaded, default_toolchain=params.get("toolchain") or "auto")]
 
 
@@ -108,8 +109,8 @@ def _store(ctx: typer.Context) -> Store | None:
 
 
 def _outlines(ctx: typer.Context) -> Iterator[Outline]:
-    from trtllm_pipeline.orchestrate import find_run, read_run
+    from trtllm_pipeline.orchestrate import runs as run_folders
 
     store = _store(ctx)
     if store is not None:
-        yield read_run(find_run(store, ctx.params.get("run")))
+        yield run_folders.read_run(run_folders.find_run(store, ctx.params.get("run")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from trtllm_pipeline.base import aligned
+from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as
 
@@ -21,7 +21,7 @@ def list_(format: options.TextOrJson = "text") -> None:
     recipes = [load_recipe(path) for path in list_recipes(Path()).values()]
     keys = {"name", "summary", "family", "license"}
     data = {"schema": 1, "recipes": [recipe.model_dump(mode="json", include=keys) for recipe in recipes]}
-    emit_as(format, data, text=lambda _: aligned({recipe.name: recipe.summary for recipe in recipes}))
+    emit_as(format, data, text=lambda _: text_tables.aligned({recipe.name: recipe.summary for recipe in recipes}))
 
 
 def show(

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from trtllm_pipeline.base import UsageError, aligned, allow_open_files, terminal
-from trtllm_pipeline.orchestrate import OF_TRITON, GatewayParams
-from trtllm_pipeline.serve import UNRESPONSIVE_S, KeptServer, State, find, shown
+from trtllm_pipeline.base import UsageError, allow_open_files, terminal, text_tables
+from trtllm_pipeline.orchestrate import GatewayParams
+from trtllm_pipeline.serve import OF_TRITON, UNRESPONSIVE_S, KeptServer, State, find, shown
 from trtllm_pipeline.serve import look as look_at
 from trtllm_pipeline.show.cli import completion, options, stage_options
 from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, write_output
-from trtllm_pipeline.tensorrt import reachable, table
+from trtllm_pipeline.tensorrt import params as stage_params
+from trtllm_pipeline.tensorrt import reachable
 
 if TYPE_CHECKING:
     from trtllm_pipeline.serve import ServeTarget
@@ -170,7 +171,9 @@ def _start(
     policy = provenance.policy(trusted_keys, required=require_signed)
     target = target_of(ctx, what, matrix, sets, toolchain, workspace=workspace, model_folder=model_folder)
     provenance.require_folders(target.folders, policy)
-    if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
+    if problem := [
+        each for each in params if each not in {one.name for one in stage_params.table(target.launch.params)}
+    ]:
         raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
     limits = stage_options.read_class(GatewayParams, typed, target.gateway)
     if openai and getattr(target.params, "frontend", "triton") != "triton":
@@ -219,7 +222,7 @@ def target_of(
     model_folder: str | None = None,
 ) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
-    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.base import probe
     from trtllm_pipeline.serve import serve_target as target
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
@@ -227,7 +230,7 @@ def target_of(
         given = (("--matrix", matrix), ("--set", sets), ("--toolchain", options.typed(ctx, "toolchain", toolchain)))
         if only := [flag for flag, value in given if value]:
             raise UsageError(f"{only[0]} is for a cell, and {what} is a directory, which says itself what serves it")
-        return target.of_folder(Path(what), tokenizer, this_machine())
+        return target.of_folder(Path(what), tokenizer, probe.this_machine())
     store = options.known_store(workspace)
     return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
 
@@ -272,7 +275,9 @@ def _until_ready(server: KeptServer) -> KeptServer:
 
 
 def _show_started(server: KeptServer, form: str) -> None:
-    emit_as(form, shown.entry(server), text=lambda _: aligned({"name": server.name, **shown.endpoints(server)}))
+    emit_as(
+        form, shown.entry(server), text=lambda _: text_tables.aligned({"name": server.name, **shown.endpoints(server)})
+    )
     if form == "text" and server.state is State.READY:
         note(f"For instance:\n  {shown.example(server)}\npipeline serve stop {server.name} ends it")
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import PipelineError, PlanError, UsageError, about, write_json
 from trtllm_pipeline.measure import ANSWERS
-from trtllm_pipeline.orchestrate import PRECISIONS, CellResult, Request, Store, checked, flow, nearest, rows
+from trtllm_pipeline.orchestrate import PRECISIONS, CellResult, Request, Store, checked, flow, nearest, report_file
 from trtllm_pipeline.show.proof import budget, findings, installed, material, reference_answers
 from trtllm_pipeline.show.proof.findings import DeepExamination, DeepFinding
 from trtllm_pipeline.tensorrt import catalog as toolchains
-from trtllm_pipeline.tensorrt import table
+from trtllm_pipeline.tensorrt import params
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -44,7 +44,7 @@ def examine(
     first. Results of earlier examinations are reused. Raises UsageError for unknown names, PlanError if no toolchain can
     be used or no cell is feasible.
     """
-    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.base import probe
 
     _check("--family", families, material.FAMILIES)
     if precisions is not None:
@@ -52,7 +52,7 @@ def examine(
     families = tuple(dict.fromkeys(families))
     names = toolchains.names() if toolchain is None else (toolchain,)
     _check("--toolchain", names, toolchains.names())
-    machine = this_machine()
+    machine = probe.this_machine()
     missing = {name: lacks for name in names if (lacks := toolchains.load(name).missing(machine)) is not None}
     usable = [name for name in names if name not in missing]
     if not usable:
@@ -82,7 +82,7 @@ def examine(
         machine,
         findings.sorted_findings(
             [
-                *(_of_cell(row, plan, outcome, folder) for row in rows(plan, store, outcome)),
+                *(_of_cell(row, plan, outcome, folder) for row in report_file.rows(plan, store, outcome)),
                 *map(findings.of_left_out, left_out),
                 *(() if outcome.interrupted else _of_installation(machine, usable, families)),
                 *(findings.of_toolchain(name, lacks) for name, lacks in missing.items()),
@@ -98,7 +98,10 @@ def examine(
 def had(toolchain_names: Iterable[str]) -> list[str]:
     """The precisions of these toolchains on any machine."""
     fields = (
-        each for name in toolchain_names for stage in toolchains.load(name).stages for each in table(stage.params)
+        each
+        for name in toolchain_names
+        for stage in toolchains.load(name).stages
+        for each in params.table(stage.params)
     )
     known = {choice for each in fields if each.name == "precision" for choice in each.choices}
     return [precision for precision in PRECISIONS if precision in known]

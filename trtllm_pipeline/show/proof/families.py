@@ -23,7 +23,6 @@ from trtllm_pipeline.tensorrt import (
     Array,
     ModelConfig,
     Reference,
-    Weights,
     random_model,
     safetensors,
     tensors,
@@ -265,7 +264,7 @@ def reference(folder: Path) -> Reference:
     if family is None or family not in _OTHERS:
         return Reference.from_folder(folder)
     known = _OTHERS[family]
-    return Reference(known.config, _canonical(known, Weights(folder)))
+    return Reference(known.config, _canonical(known, safetensors.Weights(folder)))
 
 
 def _shapes(family: TinyFamily) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import Json, Machine, write_json, write_lines
-from trtllm_pipeline.models import data_file, read_tokenizer
+from trtllm_pipeline.models import dataset_file, read_tokenizer
 from trtllm_pipeline.show.proof.families import FAMILIES, reference, write_model
 from trtllm_pipeline.tensorrt import BACKEND
 from trtllm_pipeline.tensorrt import catalog as toolchains
@@ -71,7 +71,7 @@ def _write_model(folder: Path, family: str) -> None:
 def questions(model: Path) -> Iterator[dict[str, Json]]:
     """Rows of a question file: prompts with the greedy answers of the float reference."""
     tokenizer, floats = read_tokenizer(model), reference(model)
-    lines = data_file("builtin:prompts", model).read_text(encoding="utf-8").splitlines()
+    lines = dataset_file.data_file("builtin:prompts", model).read_text(encoding="utf-8").splitlines()
     # A token has at least one byte, so no prompt exceeds the engine's limit.
     short = [row for row in map(json.loads, lines) if len(row["input"].encode()) <= _ISL]
     for row in short[:_QUESTIONS]:

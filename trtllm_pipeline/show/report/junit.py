@@ -14,7 +14,8 @@ from xml.etree import ElementTree as Xml
 
 from trtllm_pipeline.base import Json, clean
 from trtllm_pipeline.measure import BY_NAME, FIELDS, UNKNOWN, Conditions, common
-from trtllm_pipeline.orchestrate import CellResult, CellStatus, Ending, Record, StageRecord
+from trtllm_pipeline.orchestrate import CellResult, CellStatus
+from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.show.report.writers import moment
 

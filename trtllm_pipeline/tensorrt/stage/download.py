@@ -16,13 +16,13 @@ PARTIAL: Final = "partial"
 
 def run(context: StageContext[DownloadParams]) -> None:
     """Fetch or generate the source into `context.out`."""
-    from trtllm_pipeline.models import MODEL, fetch, kind_of
+    from trtllm_pipeline.models import MODEL, sources
 
     params = context.params
-    if kind_of(params.source) == "generated":
+    if sources.kind_of(params.source) == "generated":
         _generate(context.out, params.source["generated"], params.source.get("seed", 0))
         return
-    fetch(
+    sources.fetch(
         params.source,
         context.out,
         progress=context.progress,

@@ -10,7 +10,8 @@ import pytest
 from starlette.responses import Response
 
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 from trtllm_pipeline.serve.gateway.gateway_server import _for_trusted_hosts
 
 

@@ -10,7 +10,7 @@ import pytest
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.base.text_blocks import as_markdown
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
 from trtllm_pipeline.show.proof import findings, installed
 from trtllm_pipeline.show.proof.findings import DeepExamination, FindingStatus
 from trtllm_pipeline.show.proof.installed import InstalledComparison

@@ -21,7 +21,7 @@ from trtllm_pipeline.models.files.tokenizer import read_tokenizer
 from trtllm_pipeline.orchestrate.matrix.expand import expand
 from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
 from trtllm_pipeline.show.proof import examination, families, material, reference_answers
 from trtllm_pipeline.show.proof.findings import FindingStatus
 from trtllm_pipeline.show.proof.reference_answers import Agreement, tolerance_nats
