@@ -45,6 +45,7 @@ from .stage.lora_tensors import convert as convert
 from .stage.params import MOST_IN_FLIGHT as MOST_IN_FLIGHT
 from .stage.params import MOST_TOKENS as MOST_TOKENS
 from .stage.params import DownloadParams as DownloadParams
+from .stage.params import LaunchEmbedded as LaunchEmbedded
 from .stage.params import Objectives as Objectives
 from .stage.params import Param as Param
 from .stage.params import ParamField as ParamField

@@ -47,7 +47,6 @@ METAVARS = {
     "--temperature": "bench load",
     "--tokenizer": "lm_eval also takes the name of one on a hub",
     **dict.fromkeys(("--budget-s", "--turn-delay-s"), "bench load"),
-    **dict.fromkeys(("--ready-timeout-s", "--stop-timeout-s"), "serve start"),
 }
 """Options whose value is called differently by some commands, with the reason."""
 DEFAULTS = {
