@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, is_dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -29,6 +29,24 @@ def derived(cls: type, *, leave: tuple[str, ...] = ()) -> Callable[[type[M]], ty
             __doc__=model.__doc__,
             __module__=model.__module__,
             **{each.name: key(each) for each in params.table(cls) if each.name not in but},
+        )
+
+    return add
+
+
+def with_sections(sections: Mapping[str, type], base: type[BaseModel]) -> Callable[[type[M]], type[M]]:
+    """Add a field to a model for each class of parameters. Its value is a model of the class, derived from `base`."""
+
+    def section(name: str, cls: type) -> type[BaseModel]:
+        keys = {each.name: key(each) for each in params.table(cls)}
+        title = name.title().replace("_", "")
+        return create_model(title, __base__=base, __doc__=cls.__doc__, __module__=base.__module__, **keys)
+
+    def add(model: type[M]) -> type[M]:
+        models = {name: section(name, cls) for name, cls in sections.items()}
+        fields: Any = {name: (each, each()) for name, each in models.items()}
+        return create_model(
+            model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
         )
 
     return add

@@ -74,13 +74,8 @@ def _command(
             "Address to listen on. Other machines can connect unless it is a loopback address (default: 127.0.0.1).",
         ),
     ] = None,
-    port: Annotated[
-        int | None, _of("--port", "PORT", "Port of the OpenAI endpoint (default: any free port).", min=0, max=65535)
-    ] = None,
-    api_keys: Annotated[
-        str | None,
-        _of("--api-keys", "FILE", "File with one API key per line. Requests need one of them (default: no keys)."),
-    ] = None,
+    port: options.GatewayPort = None,
+    api_keys: options.ApiKeys = None,
     format: options.TextOrJson = "text",
     **typed: Any,
 ) -> None:

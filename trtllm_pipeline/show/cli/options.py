@@ -204,6 +204,13 @@ Progress = Annotated[
     ),
 ]
 Output = Annotated[str | None, option("-o --output", "FILE", "Write to this file instead of stdout.")]
+GatewayPort = Annotated[
+    int | None, option("--port", "PORT", "Port of the OpenAI endpoint (default: any free port).", min=0, max=65535)
+]
+ApiKeys = Annotated[
+    str | None,
+    option("--api-keys", "FILE", "File with one API key per line. Requests need one of them (default: no keys)."),
+]
 Url = Annotated[str, option("-u --url", "URL", "Server address: HOST:PORT or http(s)://...")]
 Model = Annotated[str, option("--model", "NAME", "Model name.")]
 RequireSigned = Annotated[

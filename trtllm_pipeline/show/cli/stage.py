@@ -27,41 +27,22 @@ from trtllm_pipeline.tensorrt import params as stage_params
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate import Plan, Request, Store
 
-_EXAMPLES = {
-    "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
-    "adapter": ("adapter ORGANIZATION/NAME --output-dir adapter",),
-    "draft": ("draft ORGANIZATION/NAME --output-dir draft",),
-    "quantize": ("quantize --model model --precision fp8 --family qwen2 --output-dir checkpoint",),
-    "convert": ("convert --model model --precision int8_wo --output-dir checkpoint",),
-    "build": (
-        "build --checkpoint checkpoint --max-batch-size 4 --max-input-len 512 --max-seq-len 640 --output-dir engine",
-    ),
-    "visual": ("visual --model model --family qwen2_vl --output-dir visual",),
-    "check": ("check --engine engine --model model --output-dir checked",),
-    "repository": ("repository --engine engine --model model --max-batch-size 4 --output-dir repository",),
-    "launch": ("launch --repository repository", "launch --repository repository --format json > service.json"),
-    "smoke": ("smoke --service service.json --repository repository --engine engine --model model --output-dir smoke",),
-    "perf": ("perf --service service.json --repository repository --engine engine --model model --output-dir perf",),
-    "accuracy": ("accuracy --service service.json --engine engine --model model --output-dir accuracy",),
-    "score": ("score --perf perf --engine engine --model model --input-data questions.jsonl --output-dir scores",),
-}
-
 
 def __getattr__(name: str) -> Callable[..., int]:
-    stages = stage_options.of_name(name)
-    if not stages:
+    shown = toolchains.with_command().get(name)
+    if shown is None:
         raise AttributeError(name)
 
     def command(**values: Any) -> int:
         return _run(name, {each: value for each, value in values.items() if value not in (None, [])})
 
-    vars(command)["__signature__"] = stage_options.signature(name, stages)
+    vars(command)["__signature__"] = stage_options.signature(name, stage_options.of_name(name))
     matrix = "--matrix quickstart --cells 'smollm2*/int8_wo/*/bs4'"
-    lines = (*_EXAMPLES[name], f"{name} {matrix}")
+    lines = (*shown.examples, matrix)
     command.__doc__ = (
-        f"{stage_options.capital(stages[0].summary)}.\n\n"
+        f"{shown.sentence}\n\n"
         "With --matrix, runs for the selected cells in the workspace, after all earlier stages. Without --matrix, uses only "
-        "the given files.\n\nexamples:\n" + "\n".join(f"  pipeline stage {line}" for line in lines)
+        "the given files.\n\nexamples:\n" + "\n".join(f"  pipeline stage {name} {line}" for line in lines)
     )
     return command
 
@@ -81,7 +62,7 @@ def _run(name: str, typed: dict[str, Any]) -> int:
     )
     if name in FETCHING:
         options.empty_folder(typed["output_dir"])  # before a hub request
-        values |= _download(name, typed.get("model"), offline=values.get("offline", False))
+        values |= _download(stage, typed.get("model"), offline=values.get("offline", False))
     try:
         params = stage_params.load(stage.params, values)
     except ValueError as error:
@@ -193,15 +174,16 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
     return _by_hand(stage, typed, replace(of_matrix, **values))
 
 
-def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
-    """Parse a model source for the stage `name` and resolve its revision."""
+def _download(stage: Stage, model: str | None, *, offline: bool) -> dict[str, Any]:
+    """Parse a model source for a stage and resolve its revision."""
     from trtllm_pipeline.models import MODEL
     from trtllm_pipeline.models import sources as model_sources
     from trtllm_pipeline.orchestrate import recipe_files
 
     if model is None:
-        raise UsageError(f"pipeline stage {name}: no model given", hint=f"pipeline stage {_EXAMPLES[name][0]}")
-    sources, form = recipe_files.sources_of(model, Path()), name if name in companions.NAMES else None
+        command = f"pipeline stage {stage.name}"
+        raise UsageError(f"{command}: no model given", hint=f"{command} {stage.examples[0]}")
+    sources, form = recipe_files.sources_of(model, Path()), stage.name if stage.name in companions.NAMES else None
     source = model_sources.resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
     kind, *_ = source
     note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))

@@ -350,7 +350,7 @@ def _params(name: str, cell: Cell) -> DownloadParams:
     return load(DownloadParams, given, cell.settings["download"])
 
 
-def _fetching(name: str, summary: str) -> Stage:
+def _fetching(name: str, summary: str, *examples: str) -> Stage:
     return Stage(
         name=name,
         version=1,
@@ -367,8 +367,17 @@ def _fetching(name: str, summary: str) -> Stage:
         needs=lambda cell, _machine: Needs(leaves=weights_bytes(cell, name)),
         timeout_s=24 * 3600.0,
         retries=4,
+        examples=examples,
     )
 
 
-FETCH_ADAPTERS: Final = tuple(_fetching(name, "fetch a LoRA adapter and verify it") for name in ADAPTERS)
-FETCH_DRAFT: Final = _fetching(DRAFT, "fetch the draft model of speculative decoding and verify it")
+_FETCH_ADAPTER: Final = "fetch a LoRA adapter and verify it"
+FETCH_ADAPTERS: Final = (
+    _fetching(ADAPTER, _FETCH_ADAPTER, "ORGANIZATION/NAME --output-dir adapter"),
+    *(_fetching(name, _FETCH_ADAPTER) for name in ADAPTERS if name != ADAPTER),
+)
+FETCH_DRAFT: Final = _fetching(
+    DRAFT,
+    "fetch the draft model of speculative decoding and verify it",
+    "ORGANIZATION/NAME --output-dir draft",
+)

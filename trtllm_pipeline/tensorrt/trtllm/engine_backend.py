@@ -328,12 +328,13 @@ QUANTIZE: Final = Stage(
     takes=durations.quantizing,
     needs=needs.quantizing,
     timeout_s=6 * 3600.0,
+    examples=("--model model --precision fp8 --family qwen2 --output-dir checkpoint",),
 )
 
 CONVERT: Final = Stage(
     name="convert",
     version=1,
-    summary="turn a model into a checkpoint for its ranks, unquantized or with weights alone quantized",
+    summary="convert a model into a checkpoint, with quantized weights if the precision needs it",
     program="trtllm_pipeline.tensorrt.trtllm.checkpoint:run",
     commands=_convert,
     inputs={"model": "download", companions.DRAFT: companions.DRAFT},
@@ -350,6 +351,7 @@ CONVERT: Final = Stage(
     takes=durations.converting,
     needs=needs.converting,
     timeout_s=3 * 3600.0,
+    examples=("--model model --precision int8_wo --output-dir checkpoint",),
 )
 
 BUILD: Final = Stage(
@@ -368,12 +370,13 @@ BUILD: Final = Stage(
     takes=durations.building,
     needs=needs.building,
     timeout_s=6 * 3600.0,
+    examples=("--checkpoint checkpoint --max-batch-size 4 --max-input-len 512 --max-seq-len 640 --output-dir engine",),
 )
 
 BUILD_VISUAL: Final = Stage(
     name=VISUAL,
     version=1,
-    summary="build the engine of a model that turns images into features for the language engine",
+    summary="build the vision encoder engine, which turns images into features for the language engine",
     program="trtllm_pipeline.tensorrt.trtllm.engine:run_visual",
     commands=_visual,
     inputs={"model": "download"},
@@ -387,12 +390,13 @@ BUILD_VISUAL: Final = Stage(
     expected_s=120.0,
     needs=needs.building_visual,
     timeout_s=3 * 3600.0,
+    examples=("--model model --family qwen2_vl --output-dir visual",),
 )
 
 CHECK: Final = Stage(
     name="check",
     version=1,
-    summary="let an engine answer once, without a server",
+    summary="generate one response from an engine, without a server",
     program="trtllm_pipeline.tensorrt.trtllm.engine:run_check",
     commands=_check,
     inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
@@ -416,12 +420,13 @@ CHECK: Final = Stage(
     takes=durations.checking,
     needs=needs.checking,
     timeout_s=1800.0,
+    examples=("--engine engine --model model --output-dir checked",),
 )
 
 REPOSITORY: Final = Stage(
     name="repository",
     version=2,
-    summary="fill the release's five Triton models for an engine, and lint them",
+    summary="write a Triton model repository for an engine from the release's templates, and lint it",
     program="trtllm_pipeline.tensorrt.trtllm.frontends:run_engine",
     inputs={"engine": "build", "model": "download", **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)}},
     optional=frozenset({*ADAPTERS, DRAFTER, VISUAL}),
@@ -430,6 +435,7 @@ REPOSITORY: Final = Stage(
     read=_repository,
     identity=("tensorrt_llm", "templates"),
     expected_s=2.0,
+    examples=("--engine engine --model model --max-batch-size 4 --output-dir repository",),
 )
 
 

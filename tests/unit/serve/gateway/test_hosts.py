@@ -34,7 +34,7 @@ def status(name: str, *allowed: str, **config: Any) -> int:
     return sent[0]["status"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9000", "127.0.0.1:1", "[::1]", "[::1]:9000"])
+@pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:1", "[::1]", "[::1]:9000"])
 def test_names_of_this_machine_are_accepted(host: str) -> None:
     assert status(host) == 200
 
