@@ -3,6 +3,8 @@ from . import terminal as terminal
 from . import text_blocks as text_blocks
 from . import text_tables as text_tables
 from .domain import ALONE as ALONE
+from .domain import USUAL_KV_SHARE as USUAL_KV_SHARE
+from .domain import USUAL_NUM_TOKENS as USUAL_NUM_TOKENS
 from .domain import Cell as Cell
 from .domain import CellId as CellId
 from .domain import Exclusive as Exclusive
@@ -14,17 +16,15 @@ from .domain import Scope as Scope
 from .domain import SettingChange as SettingChange
 from .domain import StageRunId as StageRunId
 from .domain import StageStatus as StageStatus
-from .domain import USUAL_KV_SHARE as USUAL_KV_SHARE
-from .domain import USUAL_NUM_TOKENS as USUAL_NUM_TOKENS
 from .domain import in_order as in_order
 from .domain import in_words as in_words
 from .domain import layout_name as layout_name
+from .errors import NOT_COMPARABLE as NOT_COMPARABLE
 from .errors import ComparisonError as ComparisonError
 from .errors import DownloadError as DownloadError
 from .errors import FailureClass as FailureClass
 from .errors import Fault as Fault
 from .errors import MatrixError as MatrixError
-from .errors import NOT_COMPARABLE as NOT_COMPARABLE
 from .errors import PipelineError as PipelineError
 from .errors import PlanError as PlanError
 from .errors import RemoteError as RemoteError
@@ -42,8 +42,8 @@ from .files import writing as writing
 from .files.digest import digest_file as digest_file
 from .files.writing import read_object as read_object
 from .files.writing import write_json as write_json
-from .fingerprints import Change as Change
 from .fingerprints import SCHEMA as SCHEMA
+from .fingerprints import Change as Change
 from .fingerprints import canonical as canonical
 from .fingerprints import changes as changes
 from .fingerprints import fingerprint as fingerprint

@@ -9,8 +9,8 @@ from .matrix.document import parameter_faults as parameter_faults
 from .matrix.expand import expand as expand
 from .matrix.expand import select as select
 from .matrix.gateway_settings import GatewayParams as GatewayParams
-from .matrix.models import Axes as Axes
 from .matrix.models import PRECISIONS as PRECISIONS
+from .matrix.models import Axes as Axes
 from .matrix.models import Settings as Settings
 from .matrix.models import json_schema as json_schema
 from .matrix.validate import load_matrix as load_matrix

@@ -7,8 +7,8 @@ from .export.cell_export import next_steps as next_steps
 from .gateway import run as run
 from .gateway.dialects import dialect_for as dialect_for
 from .gateway.gateway_config import AUTO as AUTO
-from .gateway.gateway_config import GatewayConfig as GatewayConfig
 from .gateway.gateway_config import OF_TRITON as OF_TRITON
+from .gateway.gateway_config import GatewayConfig as GatewayConfig
 from .gateway.gateway_config import OfferedModel as OfferedModel
 from .gateway.keys import read_keys as read_keys
 from .kept import control as control
@@ -18,9 +18,9 @@ from .kept import systemd as systemd
 from .kept.prometheus_setup import write as write
 from .kept.serve_target import ServeTarget as ServeTarget
 from .kept.servers import GATEWAY_CONFIG as GATEWAY_CONFIG
+from .kept.servers import UNRESPONSIVE_S as UNRESPONSIVE_S
 from .kept.servers import KeptServer as KeptServer
 from .kept.servers import State as State
-from .kept.servers import UNRESPONSIVE_S as UNRESPONSIVE_S
 from .kept.servers import api_keys_file as api_keys_file
 from .kept.servers import find as find
 from .kept.servers import look as look
