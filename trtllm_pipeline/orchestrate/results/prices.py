@@ -15,7 +15,7 @@ from trtllm_pipeline.base import Json, UsageError
 from trtllm_pipeline.measure import Conditions
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.results.rows import CellResult
+    from trtllm_pipeline.orchestrate.results.report_file import CellResult
 
 C = TypeVar("C", bound="CellResult")
 Prices = float | Mapping[str, float]

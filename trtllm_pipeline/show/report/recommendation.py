@@ -1,6 +1,6 @@
 """The recommended configuration: the cheapest that meets every objective, and the reasons against each other one.
 
-Only cells of the same workload are compared (`orchestrate/results/comparable_loads.py`). Pure functions of what `orchestrate/results/measured.py` loads.
+Only cells of the same workload are compared (`show/report/comparable_loads.py`). Pure functions of what `show/report/measured.py` loads.
 """
 
 from __future__ import annotations
@@ -12,20 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from trtllm_pipeline.base import (
-    Block,
-    CellId,
-    Grid,
-    Json,
-    TextLine,
-    UsageError,
-    Value,
-    count,
-    number,
-    on_terminal,
-    shared_parts,
-    without,
-)
+from trtllm_pipeline.base import CellId, Json, UsageError, count, shared_parts, text_blocks, text_tables
 from trtllm_pipeline.measure import (
     LEVEL_METRICS,
     LevelResult,
@@ -37,20 +24,13 @@ from trtllm_pipeline.measure import (
     of_questions,
     stats,
 )
-from trtllm_pipeline.orchestrate import (
-    UNQUANTIZED,
-    Measured,
-    Side,
-    Workload,
-    pareto_front,
-    references,
-    selected,
-    shortened,
-    together_at_levels,
-    words,
-    workloads,
-)
+from trtllm_pipeline.orchestrate import report_file
+from trtllm_pipeline.show.phrases import without
+from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, level_delta
+from trtllm_pipeline.show.report.measured import Measured, Side, selected
+from trtllm_pipeline.show.report.pareto import pareto_front
+from trtllm_pipeline.show.report.same_work import together_at_levels
 from trtllm_pipeline.show.report.writers import mixed
 
 if TYPE_CHECKING:
@@ -258,7 +238,10 @@ def recommend(
     separate workloads. `among` limits the candidates.
     """
     by_id = {cell.id: cell for cell in side.cells}
-    base = {cell: by_id[other] for cell, other in references({cell.id: cell.axes for cell in side.cells}).items()}
+    base = {
+        cell: by_id[other]
+        for cell, other in report_file.references({cell.id: cell.axes for cell in side.cells}).items()
+    }
     workload_of_cell = workloads(side.cells, allow)
     cells, same = together_at_levels(side.cells, workload_of_cell)
     cell_of = {cell.id: cell for cell in cells}
@@ -407,7 +390,7 @@ def inaccurate(
     if least is not None and least.score is not None:
         return None if score >= least.score else f"{metric} {score:.3f} < {least.score:g}"
     if base is None:
-        if least is None or cell.axes.get("precision") in UNQUANTIZED:
+        if least is None or cell.axes.get("precision") in report_file.UNQUANTIZED:
             return None  # the unquantized cell is the reference
         return f"{metric} cannot be compared: no matching unquantized cell"
     reference = base.accuracy.get(metric)
@@ -444,52 +427,52 @@ def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) 
 
 def to_table(recommendation: Recommendation) -> Group:
     """`blocks` on a terminal."""
-    return on_terminal(blocks(recommendation))
+    return text_blocks.on_terminal(blocks(recommendation))
 
 
-def blocks(recommendation: Recommendation) -> list[Block]:
+def blocks(recommendation: Recommendation) -> list[text_blocks.Block]:
     """Per workload, the recommended cell and a table of all candidates with the reasons for exclusion."""
     parts = shared_parts([each.cell for each in recommendation.candidates])
-    shown: list[Block] = []
+    shown: list[text_blocks.Block] = []
     named = shortened([group[0].workload for group in recommendation.groups])
     for group, workload in zip(recommendation.groups, named, strict=True):
-        shown += [TextLine("")] if shown else []
+        shown += [text_blocks.TextLine("")] if shown else []
         shown += _of_workload(group, words(workload), parts, recommendation)
     return shown
 
 
 def _of_workload(
     group: Sequence[Candidate], workload: str, parts: Sequence[str], recommendation: Recommendation
-) -> Iterator[Block]:
+) -> Iterator[text_blocks.Block]:
     goal, choice = recommendation.goal, Choice.of(group)
     if workload:
-        yield TextLine(f"for {workload}", "bold")
+        yield text_blocks.TextLine(f"for {workload}", "bold")
     good = [each for each in group if each.reason is None and each.same_work_as is None]
     if choice.best is not None:
         at = load_words(str(choice.best.level))
-        yield TextLine(f"recommended: {choice.best.cell}, at {at}", "bold green")
-        yield TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[goal]}", "dim")
+        yield text_blocks.TextLine(f"recommended: {choice.best.cell}, at {at}", "bold green")
+        yield text_blocks.TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[goal]}", "dim")
     else:
-        yield TextLine("no configuration meets the objectives", "bold red")
+        yield text_blocks.TextLine("no configuration meets the objectives", "bold red")
     if choice.tied:
         others = count(len(choice.tied), "other configuration")
         why = f" ({choice.why})" if choice.why else ""
-        yield TextLine(
+        yield text_blocks.TextLine(
             f"tie: the difference to {others} is within noise; the cheapest is recommended{why}. More repeats narrow the intervals",
             "yellow",
         )
     if choice.nearest is not None:
-        yield TextLine(f"nearest: {choice.nearest.cell} misses {choice.nearest.reason}", "yellow")
+        yield text_blocks.TextLine(f"nearest: {choice.nearest.cell} misses {choice.nearest.reason}", "yellow")
     shown = [column for column in _columns(recommendation) if any(column.value(each) is not None for each in group)]
-    rows: list[list[Value]] = []
+    rows: list[list[text_blocks.Value]] = []
     for each in group:
         level = "n/a" if each.level is None else f"@{each.level}"
         rows.append(
             [without(each.cell, parts), level, *(column.value(each) or "" for column in shown), _why(each, parts)]
         )
-    yield Grid(["cell", "level", *(column.head for column in shown), ""], rows, (0, len(shown) + 2))
+    yield text_blocks.Grid(["cell", "level", *(column.head for column in shown), ""], rows, (0, len(shown) + 2))
     if recommendation.numerics is not None:
-        yield TextLine(f"\n{recommendation.numerics}", "yellow")
+        yield text_blocks.TextLine(f"\n{recommendation.numerics}", "yellow")
 
 
 class _Column(NamedTuple):
@@ -503,7 +486,7 @@ def _columns(recommendation: Recommendation) -> list[_Column]:
     def of(name: str, scale: float = 1.0) -> Callable[[Candidate], str | None]:
         def value(each: Candidate) -> str | None:
             known = getattr(each, name)
-            return None if known is None else number(known / scale)
+            return None if known is None else text_tables.number(known / scale)
 
         return value
 
@@ -524,11 +507,11 @@ def _columns(recommendation: Recommendation) -> list[_Column]:
 def _certainty(each: Candidate) -> str | None:
     """The interval of the ranking value, or the number of requests that it is from."""
     if each.interval is not None:
-        return " to ".join(map(number, each.interval))
+        return " to ".join(map(text_tables.number, each.interval))
     return None if each.requests is None else f"of {count(each.requests, 'request')}"
 
 
-def _why(each: Candidate, parts: Sequence[str]) -> Value:
+def _why(each: Candidate, parts: Sequence[str]) -> text_blocks.Value:
     if each.reason is not None:
         return each.reason, "red"
     if each.same_work_as is not None:

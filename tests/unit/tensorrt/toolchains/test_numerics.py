@@ -14,7 +14,7 @@ from tests.unit.show.report.test_comparison import cell as measured
 from tests.unit.show.report.test_comparison import level
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.orchestrate.plan.plan_file import about
-from trtllm_pipeline.orchestrate.results.measured import Side
+from trtllm_pipeline.show.report.measured import Side
 from trtllm_pipeline.show.report.recommendation import advise
 from trtllm_pipeline.show.report.writers import flat, mixed, to_markdown
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains

@@ -8,9 +8,9 @@ from typing import Final
 
 from trtllm_pipeline.base import CellId
 from trtllm_pipeline.measure import LevelResult
-from trtllm_pipeline.orchestrate.results.comparable_loads import Workload
-from trtllm_pipeline.orchestrate.results.measured import Measured, pooled
-from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.orchestrate import CellResult
+from trtllm_pipeline.show.report.comparable_loads import Workload
+from trtllm_pipeline.show.report.measured import Measured, pooled
 
 _BATCH: Final = "max_batch_size"
 Work = tuple[Workload, str, str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trtllm_pipeline.base import CellId
-from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.orchestrate import CellResult
 
 
 def pareto_front(cells: Iterable[CellResult]) -> list[tuple[CellId, str]]:
