@@ -48,6 +48,7 @@ from .stage.params import DownloadParams as DownloadParams
 from .stage.params import Objectives as Objectives
 from .stage.params import Param as Param
 from .stage.params import ParamField as ParamField
+from .stage.params import PerfParams as PerfParams
 from .stage.params import Precisions as Precisions
 from .stage.params import StopMetric as StopMetric
 from .stage.params import class_name as class_name
@@ -56,6 +57,7 @@ from .stage.params import key as key
 from .stage.params import load as load
 from .stage.params import table as table
 from .stage.params import to_json as to_json
+from .stage.perf import load_plan as load_plan
 from .stage.perf import measured as measured
 from .stage.repository_settings import RepositorySettings as RepositorySettings
 from .stage.repository_settings import Setting as Setting
@@ -72,7 +74,9 @@ from .toolchains.catalog import ENGINES as ENGINES
 from .toolchains.catalog import SERVERS as SERVERS
 from .toolchains.catalog import VISUAL as VISUAL
 from .toolchains.catalog import Toolchain as Toolchain
+from .toolchains.common_stages import load_levels as load_levels
 from .toolchains.companions import adapters as adapters
+from .toolchains.load_words import load_words as load_words
 from .trtllm import commands as commands
 from .trtllm import installation as installation
 from .trtllm import program_options as program_options

@@ -85,12 +85,17 @@ def show(
       pipeline matrix show my-matrix.yaml --set axes.precision=[fp16]
     """
     from trtllm_pipeline.orchestrate import axes, expand, find_matrix, load_matrix, select
+    from trtllm_pipeline.tensorrt import load_words
 
     selected = select(
         expand(load_matrix(find_matrix(matrix), sets or ()), default_toolchain=toolchain or "auto"), cells or ()
     )
-    rows = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in selected]
-    lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in selected)
+    loads = {cell.id: load_words(cell) for cell in selected}
+    rows = [
+        {"id": cell.id, **axes(cell), "load": loads[cell.id], "settings": cell.settings, "reason": cell.reason}
+        for cell in selected
+    ]
+    lines = (f"{cell.id}  {f'can never work: {cell.reason}' if cell.reason else loads[cell.id]}" for cell in selected)
     emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: "\n".join(lines))
 
 
