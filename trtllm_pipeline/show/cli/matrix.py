@@ -85,15 +85,24 @@ def show(
       pipeline matrix show my-matrix.yaml --set axes.precision=[fp16]
     """
     from trtllm_pipeline.orchestrate import expand, load_matrix, matrices, plan_file, select
+    from trtllm_pipeline.tensorrt import load_words
 
     selected = select(
         expand(load_matrix(matrices.find_matrix(matrix), sets or ()), default_toolchain=toolchain or "auto"),
         cells or (),
     )
+    loads = {cell.id: load_words(cell) for cell in selected}
     rows = [
-        {"id": cell.id, **plan_file.axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in selected
+        {
+            "id": cell.id,
+            **plan_file.axes(cell),
+            "load": loads[cell.id],
+            "settings": cell.settings,
+            "reason": cell.reason,
+        }
+        for cell in selected
     ]
-    lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in selected)
+    lines = (f"{cell.id}  {f'can never work: {cell.reason}' if cell.reason else loads[cell.id]}" for cell in selected)
     emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: "\n".join(lines))
 
 

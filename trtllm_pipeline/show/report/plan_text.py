@@ -12,16 +12,19 @@ from trtllm_pipeline.models import AS_IS, shown
 from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest
 from trtllm_pipeline.show.phrases import about, never_works
 from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import load_words
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
 """Action in a plan's JSON -> words."""
+_LOADS: Final = 8
+"""Maximum number of different loads that are listed."""
 _LIST_UP_TO: Final = 40
 """Maximum number of stage runs that are listed one by one without --verbose."""
 
 
 def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
     """Summary of a plan: totals by stage, reasons, and infeasible cells."""
-    lines = [_cells(plan), *_notes(plan)]
+    lines = [_cells(plan), *_notes(plan), *_loads(plan)]
     lines += _work(plan, outlook, verbose=verbose) if plan.feasible else []
     never = [(cell.id, str(cell.reason)) for cell in plan.cells if cell.reason is not None]
     lines += ["", *never_works(never, None if verbose else "--verbose")] if never else []
@@ -32,8 +35,7 @@ def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     """The summary of a plan for a CI job."""
     blocks: list[text_blocks.Block] = [
         text_blocks.Heading(title),
-        text_blocks.TextLine(_cells(plan)),
-        *map(text_blocks.TextLine, _notes(plan)),
+        *map(text_blocks.TextLine, (_cells(plan), *_notes(plan), *_loads(plan))),
     ]
     if plan.feasible:
         lines = [*_offers(outlook), *_takes(plan, outlook)]
@@ -73,6 +75,16 @@ def _notes(plan: Plan) -> list[str]:
         if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
             forms.setdefault(shown(AS_IS, str(form)), {})[cell.model] = None
     return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *toolchains.caveats(plan.feasible)]
+
+
+def _loads(plan: Plan) -> list[str]:
+    """The loads that the plan's cells are measured with, most frequent first."""
+    measured = {cell for run in plan.stage_runs.values() if run.stage.name == "perf" for cell in run.cells}
+    counted = Counter(load_words(cell) for cell in plan.feasible if cell.id in measured).most_common()
+    if len(counted) > _LOADS:
+        return [f"load: {counted[0][0]}, and {len(counted) - 1} others; --format json lists them by cell"]
+    one = len(counted) == 1
+    return [f"load{'' if one else ' of ' + count(cells, 'cell')}: {words}" for words, cells in counted]
 
 
 def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:
