@@ -304,7 +304,7 @@ def test_a_faulty_row_is_named(tmp_path: Path, rows: str, fault: str) -> None:
 def test_the_table_is_read_by_the_first_diagnosis_alone() -> None:
     """Commands that diagnose nothing do not pay for it."""
     code = (
-        "import sys; from trtllm_pipeline.tensorrt.diagnosis import diagnosis, signatures; "
+        "import sys; from trtllm_pipeline.tensorrt.diagnosis import causes, signatures; "
         "assert not signatures.signatures.cache_info().currsize and 'yaml' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
