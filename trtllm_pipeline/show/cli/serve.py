@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from trtllm_pipeline.base import UsageError, aligned, allow_open_files, terminal
-from trtllm_pipeline.orchestrate import OF_TRITON, GatewayParams
-from trtllm_pipeline.serve import UNRESPONSIVE_S, KeptServer, State, find, shown
+from trtllm_pipeline.base import UsageError, allow_open_files, terminal, text_tables
+from trtllm_pipeline.orchestrate import GatewayParams
+from trtllm_pipeline.serve import OF_TRITON, UNRESPONSIVE_S, KeptServer, State, find, shown
 from trtllm_pipeline.serve import look as look_at
 from trtllm_pipeline.show.cli import completion, options, stage_options
 from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, write_output
-from trtllm_pipeline.tensorrt import LaunchEmbedded, reachable, table
+from trtllm_pipeline.tensorrt import params as stage_params
+from trtllm_pipeline.tensorrt import reachable
 
 if TYPE_CHECKING:
     from trtllm_pipeline.serve import ServeTarget
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 _KEEPER: Final = ("host", "restarts")
 """Parameters of the launch stage that the keeper sets."""
 OF_LAUNCH: Final = tuple(
-    each.name for each in table(LaunchEmbedded) if not (each.about.of_matrix or each.name in _KEEPER)
+    each.name
+    for each in stage_params.table(stage_params.LaunchEmbedded)
+    if not (each.about.of_matrix or each.name in _KEEPER)
 )
 """Those of the embedded toolchain. Every launch stage has most of them."""
 _PANELS: Final = {
@@ -177,7 +180,7 @@ def target_of(
     model_folder: str | None = None,
 ) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
-    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.base import probe
     from trtllm_pipeline.serve import serve_target as target
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
@@ -185,7 +188,7 @@ def target_of(
         given = (("--matrix", matrix), ("--set", sets), ("--toolchain", options.typed(ctx, "toolchain", toolchain)))
         if only := [flag for flag, value in given if value]:
             raise UsageError(f"{only[0]} is for a cell, and {what} is a directory, which says itself what serves it")
-        return target.of_folder(Path(what), tokenizer, this_machine())
+        return target.of_folder(Path(what), tokenizer, probe.this_machine())
     store = options.known_store(workspace)
     return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
 
@@ -230,13 +233,15 @@ def _until_ready(server: KeptServer) -> KeptServer:
 
 
 def _show_started(server: KeptServer, form: str) -> None:
-    emit_as(form, shown.entry(server), text=lambda _: aligned({"name": server.name, **shown.endpoints(server)}))
+    emit_as(
+        form, shown.entry(server), text=lambda _: text_tables.aligned({"name": server.name, **shown.endpoints(server)})
+    )
     if form == "text" and server.state is State.READY:
         note(f"For instance:\n  {shown.example(server)}\npipeline serve stop {server.name} ends it")
 
 
 start = stage_options.with_class(
-    stage_options.with_class(_start, LaunchEmbedded, but=_KEEPER),
+    stage_options.with_class(_start, stage_params.LaunchEmbedded, but=_KEEPER),
     GatewayParams,
     but=OF_LAUNCH,
     panels=_PANELS,

@@ -20,8 +20,9 @@ from trtllm_pipeline.orchestrate import by_hand, provenance
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit_as, note
 from trtllm_pipeline.show.cli.stage_options import FETCHING, OF_ANOTHER, SHARED, flag, flag_of
-from trtllm_pipeline.tensorrt import Stage, StageContext, companions, load
+from trtllm_pipeline.tensorrt import Stage, StageContext, companions
 from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import params as stage_params
 
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate import Plan, Request, Store
@@ -63,7 +64,7 @@ def _run(name: str, typed: dict[str, Any]) -> int:
         options.empty_folder(typed["output_dir"])  # before a hub request
         values |= _download(stage, typed.get("model"), offline=values.get("offline", False))
     try:
-        params = load(stage.params, values)
+        params = stage_params.load(stage.params, values)
     except ValueError as error:
         raise UsageError(
             f"pipeline stage {name}: {error}", hint=f"list all options with pipeline stage {name} --help"
@@ -85,10 +86,10 @@ def _stage(name: str, toolchain: str | None) -> Stage:
     """
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
-    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.base import probe
 
     known = [toolchains.load(each) for each in toolchains.names()]
-    usable = [each for each in known if each.missing(this_machine()) is None]
+    usable = [each for each in known if each.missing(probe.this_machine()) is None]
     for each in (*usable, *reversed(known)):
         for stage in each.stages:
             if stage.name == name:
@@ -136,10 +137,9 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
 
     Raises UsageError.
     """
-    from trtllm_pipeline.orchestrate import selection
+    from trtllm_pipeline.orchestrate import machine_and_cells
 
-    machine = selection.machine_of(request)
-    cells = selection.select_cells(request, selection.load(request), machine)
+    machine, cells = machine_and_cells(request)
     able = [cell for cell in cells if cell.reason is None]
     if len(able) > 1:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
@@ -176,17 +176,18 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
 
 def _download(stage: Stage, model: str | None, *, offline: bool) -> dict[str, Any]:
     """Parse a model source for a stage and resolve its revision."""
-    from trtllm_pipeline.models import MODEL, local_folder, resolve
-    from trtllm_pipeline.orchestrate import sources_of
+    from trtllm_pipeline.models import MODEL
+    from trtllm_pipeline.models import sources as model_sources
+    from trtllm_pipeline.orchestrate import recipe_files
 
     if model is None:
         command = f"pipeline stage {stage.name}"
         raise UsageError(f"{command}: no model given", hint=f"{command} {stage.examples[0]}")
-    sources, form = sources_of(model, Path()), stage.name if stage.name in companions.NAMES else None
-    source = resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
+    sources, form = recipe_files.sources_of(model, Path()), stage.name if stage.name in companions.NAMES else None
+    source = model_sources.resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
     kind, *_ = source
     note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))
-    folder = local_folder(sources, Path())
+    folder = model_sources.local_folder(sources, Path())
     return {"source": source, "folder": None if folder is None else str(folder), "form": form}
 
 
@@ -227,7 +228,7 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
 
 def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     """Problems with the inputs and files of a stage: missing or unreadable."""
-    from trtllm_pipeline.base import check
+    from trtllm_pipeline.base import user_files
 
     inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
     wrong = [
@@ -244,7 +245,7 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
             wrong += [] if exists else [f"{flag(name)}: {path} does not exist"]
         elif path:
             try:
-                check(Path(path))
+                user_files.check(Path(path))
             except MatrixError as error:
                 wrong.append(f"{flag(name)}: {error.message}")
     if typed.get("output_dir") is None and stage.scope is not Scope.SERVICE:
@@ -271,12 +272,12 @@ def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
 
 def _file(stage: Stage, name: str, given: str | None) -> str | None:
     """Path of a file: as typed, a `builtin:NAME`, or the default of a matrix."""
-    from trtllm_pipeline.models import data_file
+    from trtllm_pipeline.models import dataset_file
     from trtllm_pipeline.orchestrate import Settings
 
     defaults = getattr(Settings(), stage.section or stage.name, None)
     given = given or getattr(defaults, name, None)
-    return None if given is None else str(data_file(given, Path()))
+    return None if given is None else str(dataset_file.data_file(given, Path()))
 
 
 def _endpoints(service: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import USUAL_KV_SHARE, Cell, FailureClass, Machine, StageError
-from trtllm_pipeline.models import BLS_MODEL, CONVERTED, DRAFT_MODEL, ModelPart
+from trtllm_pipeline.models import CONVERTED, ModelPart, model_names
 from trtllm_pipeline.tensorrt.modelopt import job
 from trtllm_pipeline.tensorrt.servers.command_lines import MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
@@ -300,7 +300,7 @@ def _repository(cell: Cell) -> EngineRepository:
     if draft is not None and draft.method in speculation.DECODING_MODES:
         own["decoding_mode"] = draft.method
     if draft is not None and draft.method == "draft":
-        own["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
+        own["tensorrt_llm_draft_model_name"] = model_names.DRAFT_MODEL
     if (share := case.kv_share(cell)) != USUAL_KV_SHARE:  # defaults of Triton's backend are not written
         own["kv_cache_free_gpu_mem_fraction"] = share
     return load(EngineRepository, own, settings)
@@ -499,8 +499,8 @@ def _not_with_images(cell: Cell, machine: Machine) -> str | None:
     if not machine.assumed and install.templates and not (Path(install.templates) / vision.TEMPLATE_SET).is_dir():
         return f"the Triton templates at {install.templates} have no directory {vision.TEMPLATE_SET}"
     for name in ("triton_parameters", "instance_kinds"):
-        if BLS_MODEL in (getattr(_repository(cell), name) or {}):
-            return f"settings.repository.{name}: {BLS_MODEL} takes no images, and is left out with a visual engine"
+        if model_names.BLS_MODEL in (getattr(_repository(cell), name) or {}):
+            return f"settings.repository.{name}: {model_names.BLS_MODEL} takes no images, and is left out with a visual engine"
     return None
 
 
