@@ -76,6 +76,7 @@ from .toolchains.catalog import VISUAL as VISUAL
 from .toolchains.catalog import Toolchain as Toolchain
 from .toolchains.common_stages import load_levels as load_levels
 from .toolchains.companions import adapters as adapters
+from .toolchains.load_words import levels_words as levels_words
 from .toolchains.load_words import load_words as load_words
 from .trtllm import commands as commands
 from .trtllm import installation as installation
