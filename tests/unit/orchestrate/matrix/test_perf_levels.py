@@ -177,7 +177,7 @@ def load(**changes: Any) -> str:
         ),
         ({"max_batch_size": 1}, "128 in, 64 out, 1 in flight, 32 requests"),
         ({"max_batch_size": 24}, "128 in, 64 out, 1/4/16/24 in flight, 32 to 192 requests"),
-        ({"perf__concurrency": [8], "perf__requests": 9}, "128 in, 64 out, 8 in flight, 9 requests"),
+        ({"perf__concurrency": [8], "perf__requests": 9}, "128 in, 64 out, 8 in flight, 24 requests"),
         ({"perf__request_rate": [2.5]}, "128 in, 64 out, 2.5 requests/s, 32 requests"),
         ({"perf__input_data": "own.jsonl"}, "prompts of own.jsonl, up to 64 out, 1/4 in flight, 32 requests"),
         ({"perf__workload": "prompts"}, "prompts of builtin:prompts, up to 64 out, 1/4 in flight, 32 requests"),
