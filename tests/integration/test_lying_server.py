@@ -155,7 +155,7 @@ def test_nothing_is_found_on_an_honest_server(start: Start) -> None:
     work = start(Stand())
     perf.run(work)
     assert told(work, "invalid") == set()
-    assert told(work, "warning") == set()
+    assert told(work, "warning") == {"far_lengths"}, "prompts of three words on an engine for 64 tokens"
     records = [json.loads(line) for line in (work.out / "events.jsonl").read_text().splitlines()]
     kinds = [record["type"] for record in records]
     assert kinds.count("probe") in {2, 4, 6}, "a prompt that takes as long again ends it"
@@ -234,7 +234,8 @@ def remembering(stand: Stand) -> None:
     seen: set[str] = set()
 
     def respond(model: str, values: Mapping[str, Any]) -> Script:
-        first_s = 0.004 if values["text_input"] in seen else 0.04
+        # More than a busy machine adds to a prompt that is sent again.
+        first_s = 0.004 if values["text_input"] in seen else 0.5
         seen.add(values["text_input"])
         script = honest(model, values)
         return dataclasses.replace(script, events=tuple((first_s + at_s, text) for at_s, text in script.events))

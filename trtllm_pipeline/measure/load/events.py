@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, No
 from annotated_types import Interval, MinLen
 from typing_extensions import NotRequired, TypedDict
 
-from trtllm_pipeline.base import JsonError, StageError, decode_mapping, read_bytes
+from trtllm_pipeline.base import StageError, reading, user_files
 from trtllm_pipeline.measure.load.prompts import opened
 
 if TYPE_CHECKING:  # read by pydantic, which programs that measure import when they have measured
@@ -202,6 +202,14 @@ class UnsentRecord(_OfLevel):
     requests: Count
 
 
+class OverBudgetRecord(_OfLevel):
+    """Requests of a level that a process did not send because the level's time limit was over."""
+
+    type: Literal["over_budget"]
+    worker: NotRequired[Count]
+    requests: Count
+
+
 class ProbedRecord(_OfLevel):
     """A level that a search for the highest rate starts."""
 
@@ -296,6 +304,7 @@ _Known = (
     | ProbeRecord
     | SpeculationRecord
     | UnsentRecord
+    | OverBudgetRecord
     | ProbedRecord
     | GaugesRecord
 )
@@ -318,6 +327,7 @@ _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("concurrency", "request_rate", "repeat"),
     "speculation": ("concurrency", "request_rate", "repeat"),
     "unsent": ("concurrency", "request_rate", "repeat", "worker"),
+    "over_budget": ("concurrency", "request_rate", "repeat", "worker"),
     "gauges": ("concurrency", "request_rate", "repeat"),
     "probed": ("concurrency", "request_rate", "repeat"),
     "probe": ("pair", "send"),
@@ -337,6 +347,7 @@ _KINDS: Final = (
         "unsent",
         "probed",
         "gauges",
+        "over_budget",
     ),
 )
 """Types of records in `Records`, in its order."""
@@ -370,6 +381,7 @@ class Records:
     unsent: Sequence[UnsentRecord] = ()
     probed: Sequence[ProbedRecord] = ()
     gauges: Sequence[GaugesRecord] = ()
+    over_budget: Sequence[OverBudgetRecord] = ()
 
     def text(self, request: RequestRecord) -> str:
         """The prompt of a request as it was sent."""
@@ -443,7 +455,7 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
     from trtllm_pipeline.measure.load.load import SCHEMA  # reports have the types of records, and no client
 
     try:
-        text = read_bytes(path) if text is None else text
+        text = reading.read_bytes(path) if text is None else text
     except OSError as error:
         raise StageError(f"{path}: cannot be read: {error.strerror}") from error
     lines = text.split(b"\n")
@@ -474,8 +486,8 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
 def _of_another_type(line: bytes) -> Mapping[str, Any] | None:
     """A record of a type that a later version may write."""
     try:
-        record = decode_mapping(line)
-    except JsonError:
+        record = user_files.decode_mapping(line)
+    except user_files.JsonError:
         return None
     return record if isinstance(record.get("type"), str) else None
 

@@ -8,11 +8,11 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 import typer
@@ -23,9 +23,6 @@ from trtllm_pipeline.show.cli import completion
 from trtllm_pipeline.show.report.report_formats import AFTER_RUN, COMPARED, FORMATS
 
 WORKSPACE = DEFAULT_WORKSPACE
-N = TypeVar("N", int, float)
-_MOST_LEVELS: Final = 100
-_POSITIVE: Final[Mapping[Any, str]] = {int: "a positive whole number", float: "a positive number"}
 
 
 def option(flags: str, metavar: str | None, text: str, *, complete: Any = None, **more: Any) -> Any:
@@ -170,7 +167,17 @@ MinAccuracy = Annotated[
     option(
         "--min-accuracy",
         "MINIMUM",
-        "Minimum score: -1% (relative to the unquantized cell), 0.6, or contains:-1% for a score other than the first.",
+        "Minimum score: -1% or -1pt (percent or points below the unquantized cell), 0.6, or contains:-1% for a score other "
+        "than the first.",
+    ),
+]
+GpuHour = Annotated[
+    str | None,
+    option(
+        "--gpu-hour",
+        "PRICE",
+        "Price of a GPU, or of a host without one, for an hour: 2.50, or H100=2.50,L40S=1.10 (default: settings.cost of the "
+        "matrix). Adds dollars per million output tokens.",
     ),
 ]
 Objective = Annotated[
@@ -204,6 +211,13 @@ Progress = Annotated[
     ),
 ]
 Output = Annotated[str | None, option("-o --output", "FILE", "Write to this file instead of stdout.")]
+GatewayPort = Annotated[
+    int | None, option("--port", "PORT", "Port of the OpenAI endpoint (default: any free port).", min=0, max=65535)
+]
+ApiKeys = Annotated[
+    str | None,
+    option("--api-keys", "FILE", "File with one API key per line. Requests need one of them (default: no keys)."),
+]
 Url = Annotated[str, option("-u --url", "URL", "Server address: HOST:PORT or http(s)://...")]
 Model = Annotated[str, option("--model", "NAME", "Model name.")]
 RequireSigned = Annotated[
@@ -343,9 +357,9 @@ def request(
     assume: str | None,
 ) -> Request:
     """The request that the options specify. Raises UsageError if the matrix is neither a file nor a shipped name."""
-    from trtllm_pipeline.orchestrate import find_matrix
+    from trtllm_pipeline.orchestrate import matrices
 
-    return Request(find_matrix(matrix), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
+    return Request(matrices.find_matrix(matrix), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
 
 
 def request_or_latest(
@@ -460,53 +474,15 @@ def positive(option: str, value: float) -> float:
     return value
 
 
-def numbers(option: str, text: str | None, kind: Callable[[str], N], most: N) -> tuple[N, ...]:
-    """Parse `1,4` into positive numbers up to `most`, empty for None. Raises UsageError."""
-    levels: list[N] = []
-    for part in [] if text is None else text.split(","):
-        try:
-            value = kind(part if "_" not in part and "+" not in part else "0")
-        except ValueError:
-            value = kind("0")
-        if not 0 < value <= most:
-            raise UsageError(
-                f"{option}: expected {_POSITIVE[kind]} up to {most:.0f}, got {part.strip()!r}",
-                hint=f"levels are separated by commas: {option} 1,4",
-            )
-        if value in levels:
-            raise UsageError(f"{option} {text}: duplicate value", hint="--repeats measures every level again")
-        levels.append(value)
-    return tuple(levels)
-
-
-def counts(option: str, text: str | None, most: int) -> tuple[int, ...]:
-    """Like `numbers`, and expands FIRST:LAST[:STEP]. Raises UsageError."""
-    parts = []
-    for part in [] if text is None else text.split(","):
-        if ":" not in part:
-            parts.append(part)
-            continue
-        words = [int(word) if word.isdecimal() and len(word) < 10 else 0 for word in part.strip().split(":")]
-        first, last, step = (*words, 1)[:3] if len(words) < 4 else (0, 0, 0)
-        values = range(first, last + 1, step) if first and step else range(0)
-        if not 0 < len(values) <= _MOST_LEVELS:
-            raise UsageError(
-                f"{option}: expected FIRST:LAST:STEP with at most {_MOST_LEVELS} levels, got {part.strip()!r}",
-                hint=f"{option} 2:8:2 is {option} 2,4,6,8",
-            )
-        parts += map(str, values)
-    return numbers(option, None if text is None else ",".join(parts), int, most)
-
-
 def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:
     """Names and values of a repeatable option. Values are decoded as JSON if possible. Raises UsageError."""
-    from trtllm_pipeline.base import decode
+    from trtllm_pipeline.base import user_files
 
     values = {}
     for text in texts or ():
         name, value = pair(option, text, sign)
         try:
-            values[name] = decode(value)
+            values[name] = user_files.decode(value)
         except ValueError:
             values[name] = value
     return values

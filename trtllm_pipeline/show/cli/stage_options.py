@@ -7,30 +7,23 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, is_dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 from trtllm_pipeline.base import Json, Scope, UsageError
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.tensorrt import (
-    ADAPTERS,
-    Objectives,
-    ParamField,
-    Precisions,
-    Stage,
-    StopMetric,
-    companions,
-    load,
-    table,
-)
+from trtllm_pipeline.tensorrt import ADAPTERS, Stage, companions, params
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 T = TypeVar("T")
 _BY_HAND = "On explicit files"
 _PARAMETERS = "Parameters"
+_MOST_LEVELS: Final = 100
+"""Numbers of a range."""
 FETCHING = ("download", *companions.NAMES)
 """Stages that take the name of a model."""
 OF_ANOTHER = {("score", "input_data"): "perf"}
@@ -72,7 +65,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
         own.append(_text(f"file_{file}", flag(file), "FILE", text))
     if stages[0].scope is not Scope.SERVICE:
         own.append(_text("output_dir", "--output-dir", "DIR", "New or empty directory for the result."))
-    known: dict[str, list[ParamField]] = {}
+    known: dict[str, list[params.ParamField]] = {}
     for path, field in (each for stage in stages for each in _flat(stage.params)):
         known.setdefault("_".join(path), []).append(field)
     of_the_model = {"source", "folder", "copies", "content", "form"} if name in FETCHING else {}
@@ -99,9 +92,9 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ParamField]]:
+def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], params.ParamField]]:
     """The parameters of a class that can be typed, each by its path: some are classes themselves."""
-    for each in table(cls):
+    for each in params.table(cls):
         inner = (*path, each.name)
         if each.about.of_matrix:
             continue
@@ -111,15 +104,17 @@ def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...
             yield inner, each
 
 
-def _option(name: str, same: list[ParamField]) -> inspect.Parameter:
+def _option(name: str, same: list[params.ParamField]) -> inspect.Parameter:
     """The option of a parameter of one or more toolchains; all but switches are read as text, and checked together."""
     field = same[0]
     option, text = flag(name), f"{capital(field.about.help)}{_default(field)}."
     if field.type is bool:
         about = options.switch(option, text, rich_help_panel=_PARAMETERS, show_default=False)
         return _parameter(name, Annotated[bool | None, about])
-    if _is_mapping(field):
-        about = options.option(option, "NAME=VALUE", text, rich_help_panel=_PARAMETERS, show_default=False)
+    if _is_mapping(field) or name in _TEXTS:
+        metavar = "TEXT" if name in _TEXTS else "NAME=VALUE"
+        text = f"{text.removesuffix('.')}; can be given several times."
+        about = options.option(option, metavar, text, rich_help_panel=_PARAMETERS, show_default=False)
         return _parameter(name, Annotated[list[str] | None, about])
     every = all(each.choices for each in same)  # where one takes any text, there is nothing to choose from
     choices = list(dict.fromkeys(word for each in same for word in each.choices)) if every else []
@@ -130,10 +125,12 @@ def _option(name: str, same: list[ParamField]) -> inspect.Parameter:
     return _text(name, option, metavar, text, _PARAMETERS, complete=(lambda: choices) if choices else None)
 
 
-def _is_mapping(field: ParamField) -> bool:
-    return get_origin(field.type) is dict and field.type != Objectives and field.type != Precisions
+def _is_mapping(field: params.ParamField) -> bool:
+    return get_origin(field.type) is dict and field.type != params.Objectives and field.type != params.Precisions
 
 
+_TEXTS = ("stop_words",)
+"""Lists whose values may contain a comma."""
 _METAVARS = {
     **dict.fromkeys(("http_port", "grpc_port", "metrics_port"), "PORT"),
     **dict.fromkeys(
@@ -145,24 +142,24 @@ _METAVARS = {
 """The values of options whose type does not say what they are."""
 
 
-def _metavar(field: ParamField) -> str:
+def _metavar(field: params.ParamField) -> str:
     if field.name in _METAVARS:
         return _METAVARS[field.name]
-    if field.type == Objectives:
+    if field.type == params.Objectives:
         return "OBJECTIVES"
-    if field.type == Precisions:
+    if field.type == params.Precisions:
         return "METRIC=PERCENT,..."
     if get_origin(field.type) is tuple:
         return "N,..." if get_args(field.type)[0] in {int, float} else "NAME,..."
     return {int: "N", float: "DURATION" if is_duration(field) else "NUMBER"}.get(field.type, "TEXT")
 
 
-def is_duration(field: ParamField) -> bool:
+def is_duration(field: params.ParamField) -> bool:
     """Whether the parameter is a number of seconds, typed as people type a duration."""
     return field.type is float and field.name.endswith("_s")
 
 
-def _default(field: ParamField) -> str:
+def _default(field: params.ParamField) -> str:
     if field.default is MISSING:
         return " (required)"
     if field.default is None:
@@ -224,7 +221,10 @@ def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mappi
     wrong += [] if wrong else faults(cls, found)
     if wrong:
         raise UsageError("\n  ".join(wrong))
-    return load(cls, found, *defaults)
+    try:
+        return params.load(cls, found, *defaults)
+    except ValueError as error:  # values that contradict each other
+        raise UsageError(str(error)) from error
 
 
 def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,44 +273,68 @@ def flag_of(typed: str) -> str:
     return flag(typed.removeprefix("in_").removeprefix("file_"))
 
 
-def _read(field: ParamField, text: Any) -> Any:
+def _read(field: params.ParamField, text: Any) -> Any:
     """The value of what was typed. Raises ValueError."""
     if isinstance(text, bool):
         return text
-    if field.type == Objectives:
+    if field.type == params.Objectives:
         from trtllm_pipeline.measure import per_request
 
         return {f"{name}_ms": limit for name, limit in per_request(text).items()}
-    if field.type == Precisions:
+    if field.type == params.Precisions:
         from trtllm_pipeline.measure import parse_precisions
 
-        return parse_precisions(text, get_args(StopMetric))
+        return parse_precisions(text, get_args(params.StopMetric))
     if _is_mapping(field):
         return _mapping(text)
+    if isinstance(text, list):
+        return text
     if get_origin(field.type) is tuple:
-        return [_scalar(get_args(field.type)[0], part.strip()) for part in text.split(",") if part.strip()]
+        kind = get_args(field.type)[0]
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return [_scalar(kind, each) for part in parts for each in (_spread(part) if kind is int else [part])]
     return options.seconds(text) if is_duration(field) else _scalar(field.type, text)
+
+
+def _spread(part: str) -> list[str]:
+    """The numbers of FIRST:LAST[:STEP], or `part` itself. Raises ValueError."""
+    if ":" not in part:
+        return [part]
+    words = [int(word) if word.isdecimal() and len(word) < 10 else 0 for word in part.split(":")]
+    first, last, step = (*words, 1)[:3] if len(words) < 4 else (0, 0, 0)
+    values = range(first, last + 1, step) if first and step else range(0)
+    if not 0 < len(values) <= _MOST_LEVELS:
+        raise ValueError(
+            f"expected FIRST:LAST:STEP with at most {_MOST_LEVELS} levels, such as 2:8:2 for 2,4,6,8, got {part!r}"
+        )
+    return list(map(str, values))
 
 
 def _scalar(kind: Any, text: str) -> Json:
     if kind not in {int, float}:
         return text
     try:
+        if "_" in text:  # Python's own
+            raise ValueError
         return int(text) if kind is int else float(text)
     except ValueError:
         raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
 
 
+_SIGN: Final = re.compile("[=:]")
+
+
 def _mapping(pairs: list[str]) -> dict[str, Any]:
-    """`a.b=1` and `c=text` as a mapping; values are YAML."""
-    from trtllm_pipeline.base import decode_yaml
+    """`a.b=1` and `c=text` as a mapping; values are YAML. `c:text`, as other load clients write it, means the same."""
+    from trtllm_pipeline.base import user_files
 
     found: dict[str, Any] = {}
     for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
+        name, *texts = _SIGN.split(pair, maxsplit=1)
+        if not texts or not name:
             raise ValueError(f"{pair!r} is not of the form NAME=VALUE")
-        value = decode_yaml(text.encode())
+        (text,) = texts
+        value = user_files.decode_yaml(text.encode())
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):

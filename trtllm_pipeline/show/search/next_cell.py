@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.base import CellId, FailureClass, Json, about, number
+from trtllm_pipeline.base import CellId, FailureClass, Json, text_tables
 from trtllm_pipeline.measure import GROUPS, HIGHER_IS_BETTER, LevelResult, Objective, load_words
-from trtllm_pipeline.orchestrate import Measured, references
-from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
+from trtllm_pipeline.orchestrate import Prices, report_file
+from trtllm_pipeline.show.phrases import about
+from trtllm_pipeline.show.report.measured import Measured
+from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, inaccurate
 from trtllm_pipeline.show.search import surrogate
 
 _BATCH: Final = "max_batch_size"
@@ -51,6 +53,8 @@ class Goals:
     objective: Goal
     slos: tuple[Objective, ...] = ()
     least: LeastAccuracy | None = None
+    prices: Prices | None = None
+    """Prices of GPUs, for the recommendation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class Decision:
 def decide(options: Sequence[Option], tried: Mapping[CellId, Measured], goals: Goals) -> Decision:
     """The decision from the results, including failures, of the cells `tried`."""
     known = {option.id: tried[option.id] for option in options if option.id in tried}
-    bases = references({option.id: option.axes for option in options})
+    bases = report_file.references({option.id: option.axes for option in options})
     inaccurate_cells = _inaccurate(known, bases, goals)
     good = {
         cell.id: value
@@ -149,7 +153,7 @@ def _by_batch(option: Option, cell: Measured, slos: Sequence[Objective]) -> str 
     for level in cell.levels:
         queues = level.concurrency is None or level.concurrency > other
         missed.append(
-            next((slo for slo in slos if _surely_missed(slo, level.value(slo.metric), own > other, queues)), None)
+            next((slo for slo in slos if _surely_missed(slo, level.bound(slo.metric), own > other, queues)), None)
         )
     if None in missed:
         return None
@@ -230,8 +234,10 @@ def _words(promise: Promise, option: Option, best: float | None, goals: Goals) -
     per = 1e-6 if goals.objective == "size" else 1.0
     level = f" at {load_words(promise.level)}"
     fits = f"; {promise.fits:.0%} likely to meet the objectives" if goals.slos else ""
-    than = "" if best is None else f"; best so far {number(abs(best) * per)}"
-    expected = f"{number(promise.low * per)} to {number(promise.high * per)} {_UNIT[goals.objective]}"
+    than = "" if best is None else f"; best so far {text_tables.number(abs(best) * per)}"
+    expected = (
+        f"{text_tables.number(promise.low * per)} to {text_tables.number(promise.high * per)} {_UNIT[goals.objective]}"
+    )
     return f"expected {expected}{level}{than}{fits}; {_takes(option)}"
 
 
@@ -290,7 +296,7 @@ def _quantities(cell: Measured, key: str, goals: Goals) -> list[float]:
     """Logarithms of the goal metric and of each limited metric at a level, NaN if not measured."""
     level = cell.level(key)
     counts = _counts(cell, level, goals)
-    values = [counts, *(None if level is None else level.value(slo.metric) for slo in goals.slos)]
+    values = [counts, *(None if level is None else level.bound(slo.metric) for slo in goals.slos)]
     return [math.log(value) if value else math.nan for value in values]
 
 
@@ -299,7 +305,7 @@ def _counts(cell: Measured, level: LevelResult | None, goals: Goals) -> float | 
     if goals.objective == "size":
         return cell.engine_size_bytes
     value = None if level is None else level.value(_QUANTITY[goals.objective])
-    return None if value is None else value / (devices(cell) if goals.objective == "throughput" else 1)
+    return None if value is None else value / (cell.gpus if goals.objective == "throughput" else 1)
 
 
 def _below(z: float) -> float:

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import ASSUMED, Cell, Exclusive, Json, Machine, Needs, Resources, ServerError, probe
+from trtllm_pipeline.base import Cell, Exclusive, Json, Machine, Needs, Resources, ServerError, assume, probe
 from trtllm_pipeline.models import AS_IS, ModelPart, part_of, shown
 from trtllm_pipeline.tensorrt.embedded import toolchain as embedded
 from trtllm_pipeline.tensorrt.embedded.params import PRECISIONS as GGUF_PRECISIONS
@@ -38,6 +38,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     rule,
 )
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
+from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, loaded_as_fp8, unknown
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, source_bytes
 
 ASKED_FOR_S: Final = 2.0
@@ -98,8 +99,8 @@ def _of_known(cell: Cell, placeholders: set[str]) -> str | None:
         return None
     if command.reuses(cell) and "true" not in known.reuse:
         return f"settings.repository.enable_kv_cache_reuse: {cell.toolchain} does not reuse the cache between prompts"
-    if cell.settings["perf"]["workload"] == "isl_osl" and not known.exact_lengths:
-        return f"settings.perf.workload isl_osl: {cell.toolchain} does not support ignore_eos, so answers have no exact length"
+    if cell.settings["perf"]["ignore_eos"] and not known.exact_lengths:
+        return f"settings.perf.ignore_eos: {cell.toolchain} does not support it"
     if known.precisions is not None and cell.precision not in known.precisions:
         return f"precision {cell.precision}: {cell.toolchain} supports {', '.join(known.precisions)}"
     if cell.tp * cell.pp > 1 and "tp" not in placeholders:
@@ -203,7 +204,7 @@ def _with_version(
 ) -> LaunchOpenAi:
     """The parameters with the server's version, which is part of the key."""
     if machine.assumed:
-        return replace(params, version=ASSUMED)
+        return replace(params, version=assume.ASSUMED)
     if params.url is not None:
         return replace(params, version=_running(params.url))
     return replace(params, version=command.version_of(shlex.split(params.command or ""), asking))
@@ -275,6 +276,9 @@ def _perf(cell: Cell) -> PerfParams:
     params: PerfParams = PERF.read(cell)
     declared = {name: params.declared[name] for name in ("tp", "max_input_len", "max_seq_len")}
     bits = {} if (kept := _weight_bits(cell)) is None else {"weight_bits": kept}
+    known = command.known_of(cell)
+    if params.workload == "isl_osl" and params.ignore_eos is None and known is not None and not known.exact_lengths:
+        params = replace(params, ignore_eos=False)
     return replace(params, declared={**declared, **bits, "enable_kv_cache_reuse": command.reuses(cell)})
 
 
@@ -287,6 +291,17 @@ def _weight_bits(cell: Cell) -> int | None:
     if command.known_of(cell) is None or command.settings(cell)["options"]:
         return 0
     return next((bits for name, bits in _FEWER_BITS.items() if cell.precision.startswith(name)), None)
+
+
+def _numerics(cell: Cell) -> Numerics:
+    """What a cell's precision means, as far as its command line tells."""
+    if command.known_of(cell) is None:
+        return unknown(cell)
+    if cell.toolchain == "llama_cpp":
+        return embedded.numerics_of(cell)
+    given = {name.lstrip("-").replace("-", "_"): value for name, value in command.settings(cell)["options"].items()}
+    cache = given.get("kv_cache_dtype")
+    return loaded_as_fp8(cell, None if cache in {None, "auto"} else str(cache))
 
 
 def _asking(stage: Stage, **changed: Any) -> Stage:
@@ -340,6 +355,7 @@ def _toolchain(name: str) -> Toolchain:
         missing=lambda _machine: None,
         identity=lru_cache(maxsize=1)(_identity),
         infeasible=_infeasible,
+        numerics=_numerics,
         caveat=_caveat,
     )
 

@@ -11,6 +11,7 @@ from typing import Final
 from trtllm_pipeline.base import Cell, Json, Machine, PlanError, UsageError
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import OPENAI_SERVERS
+from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, unknown
 
 DRAFTER: Final = "drafter"
 """Input of the stages that use the engine of another cell, see `Toolchain.drafter`."""
@@ -51,6 +52,8 @@ class Toolchain:
     instead: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
     """Another toolchain of a machine, for a model, precision or parallelism that this one does not support. None if this one
     does, or if no other does either."""
+    numerics: Callable[[Cell], Numerics] = unknown
+    """What a cell's precision means."""
     caveat: Callable[[Cell], str | None] = lambda _cell: None
     """The features of a cell's model or settings that its server ignores, and an alternative, or None."""
 
@@ -83,6 +86,15 @@ def load(name: str) -> Toolchain:
         raise UsageError(f"unknown toolchain {name!r}", hint=f"known: {', '.join(every_name())}")
     toolchain: Toolchain = importlib.import_module(_TABLE[name]).TOOLCHAIN
     return toolchain
+
+
+@cache
+def with_command() -> Mapping[str, Stage]:
+    """The stages that have a command, by name, each of the first toolchain that has it. Imports all toolchains."""
+    found: dict[str, Stage] = {}
+    for stage in (stage for name in every_name() for stage in load(name).stages if stage.examples):
+        found.setdefault(stage.name, stage)
+    return found
 
 
 def detect(machine: Machine) -> Toolchain:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import (
-    ASSUMED,
     Cell,
     Json,
     Machine,
     Needs,
     Resources,
+    assume,
     canonical,
     digest_file,
     fingerprint,
@@ -23,6 +23,7 @@ from trtllm_pipeline.base import (
 )
 from trtllm_pipeline.models import Fields
 from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import FORM
+from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS
 from trtllm_pipeline.tensorrt.servers.command_lines import nested
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import DEFAULT_DATA
@@ -32,6 +33,7 @@ from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, ENGINES
 from trtllm_pipeline.tensorrt.toolchains.common_stages import exclusive, launch
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
+from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, numerics
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import kv_cache
 from trtllm_pipeline.tensorrt.trtllm.installation import installed, script
@@ -99,6 +101,14 @@ def checkpoint_params(cell: Cell) -> dict[str, Any]:
         "pp": cell.pp,
         "ep": expert_parallel(cell),
     }
+
+
+def numerics_of(cell: Cell) -> Numerics:
+    """What a cell's precision means."""
+    weights = PRECISIONS.get(cell.precision)
+    calibrated = weights is not None and weights.calibrated
+    made = "calibrated with Model Optimizer" if calibrated else "rounded to nearest, without calibration"
+    return numerics(cell, kv_cache=kv_cache(cell), made=made)
 
 
 def calibration_data(cell: Cell) -> Mapping[str, str]:
@@ -177,7 +187,7 @@ def _templates(machine: Machine) -> str | None:
     """Digest of the installed Triton templates, because people edit them. None without any."""
     folder = machine.tensorrt_llm.templates if machine.tensorrt_llm else None
     if folder is None or machine.assumed:
-        return None if folder is None else ASSUMED
+        return None if folder is None else assume.ASSUMED
     return _folder_digest(folder)
 
 
@@ -210,7 +220,7 @@ def quantizing_lacks(machine: Machine) -> str | None:
     model_optimizer = machine.model_optimizer
     if model_optimizer is None:
         return f"Model Optimizer is not installed: {probe.QUANTIZING_VARIABLE} names a Python that has trtllm-pipeline[quantize]"
-    if model_optimizer != ASSUMED and not at_least(model_optimizer, LEAST_MODEL_OPTIMIZER):
+    if model_optimizer != assume.ASSUMED and not at_least(model_optimizer, LEAST_MODEL_OPTIMIZER):
         return (
             f"Model Optimizer {model_optimizer} is older than {LEAST_MODEL_OPTIMIZER}: {probe.QUANTIZING_VARIABLE} names a Python "
             "that has trtllm-pipeline[quantize]"

@@ -13,13 +13,14 @@ from trtllm_pipeline.base.domain import Cell, Json
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.machine.speeds import speeds
-from trtllm_pipeline.base.wording import about, size
+from trtllm_pipeline.base.wording import size
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.orchestrate.memory import estimates
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.run.forecast import Durations, forecast, guess_s
 from trtllm_pipeline.orchestrate.run.forecast import durations as durations_of
 from trtllm_pipeline.orchestrate.store.index import Peak
+from trtllm_pipeline.show.phrases import about
 from trtllm_pipeline.tensorrt.toolchains import time_estimates as durations
 
 SMALL: dict[str, Json] = {
@@ -61,7 +62,7 @@ def test_perf_takes_as_long_as_its_requests() -> None:
     settings = {**run.first_cell.settings, "perf": {**run.first_cell.settings["perf"], "requests": 1600}}
     more = dataclasses.replace(run, first_cell=dataclasses.replace(run.first_cell, settings=settings))
     fixed_s = run.stage.expected_s
-    assert guess_s(more, MACHINE) - fixed_s > 50 * (guess_s(run, MACHINE) - fixed_s)
+    assert guess_s(more, MACHINE) - fixed_s > 40 * (guess_s(run, MACHINE) - fixed_s), "32 by default"
     settings["perf"] = {**settings["perf"], "concurrency": [], "request_rate": [4.0]}
     rate = dataclasses.replace(run, first_cell=dataclasses.replace(run.first_cell, settings=settings))
     assert guess_s(rate, MACHINE) > 400
