@@ -176,7 +176,7 @@ def _needs(cell: Cell, machine: Machine) -> Needs:
         return Needs(gpu=source_bytes(cell) // leased, assumed=("gpu",))
     shape, total = Shape.of(cell.recipe), min(gpu.memory_bytes for gpu in machine.gpus)
     weights = weights_bytes(shape, computed(cell.precision, cell.recipe), 1, 1) + shape.tower_bytes
-    least = weights // leased
+    least = 0 if _weight_bits(cell) == 0 else weights // leased  # options can offload or quantize them
     return Needs(gpu=max(least, round(share * total)), gpu_least=least, error=_SHARE_ERROR)
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,7 +131,8 @@ def test_a_server_that_allocates_a_share_of_the_gpu_needs_that_share(one: Cell, 
     assert needs is not None
     assert needs.gpu == round(share * GIB80)
     assert needs.assumed == ()
-    assert 0 < (needs.gpu_least or 0) < needs.gpu
+    assert needs.gpu_least is not None
+    assert needs.gpu_least < needs.gpu
 
 
 @pytest.mark.parametrize(
@@ -148,10 +150,13 @@ def test_the_memory_of_other_servers_is_assumed(one: Cell) -> None:
 
 
 def test_weights_larger_than_the_gpus_are_refused_before_the_start() -> None:
-    wide = cell(recipe={**RECIPE, "parameters": 100_000_000_000})
-    corrections = Corrections((), H100S)
-    said = str(infeasible(wide, [toolchains.load("vllm").stage("launch")], H100S, corrections))
-    assert said.startswith("launch: needs about")
+    def refused(**changes: Any) -> str | None:
+        wide = cell(recipe={**RECIPE, "parameters": 100_000_000_000}, **changes)
+        return infeasible(wide, [toolchains.load("vllm").stage("launch")], H100S, Corrections((), H100S))
+
+    assert str(refused()).startswith("launch: needs about")
+    assert refused(openai__options={"cpu_offload_gb": 150}) is None
+    assert refused(tp=4) is None
 
 
 def test_a_start_takes_as_long_as_servers_of_its_kind_and_the_weights() -> None:
