@@ -103,7 +103,7 @@ FILES: Final = {
 _MAPS: Final = re.compile(
     r"(^|\.)(seconds|counts|environment|inputs|params|key|files|next_commands|accuracy|accuracy_intervals|finish_reasons|scores|slo"
     r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes"
-    r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|synthetic|highest_rate\.tried|triton\[\]\.of|triton_use\.models|(recommended|candidates)\[\]\.workload)$"
+    r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|synthetic|highest_rate\.tried|highest_concurrency\.tried|triton\[\]\.of|triton_use\.models|(recommended|candidates)\[\]\.workload)$"
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
@@ -153,7 +153,7 @@ _NEVER_SEEN: Final = {
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|load_s|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
     r"|^levels\[\]\.(duration_s|\w+_per_s|(in|out)put_tokens|headline\.window)|(perf|levels)\[\]\.repeats\[\]\.(duration_s|\w+_per_s)"
-    r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(^|(run|doctor-deep)\.)forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
+    r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|highest_concurrency\.(concurrency|missed_at|saturated_at)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(^|(run|doctor-deep)\.)forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
 short, a program that was examined instead of a cell, a run that did nothing or not all."""
