@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline.base import Json
 
@@ -26,14 +26,21 @@ HANDOVER_NS: Final = 5_000_000
 HANDOVER_SHARE: Final = 0.05
 """Share of the next request's time."""
 STEADY_SHARE: Final = 0.95
-REQUESTS_EACH: Final = 8
-"""Default requests of a level, for each in flight: the first and the last one are not in the steady window."""
-LEAST_REQUESTS: Final = 32
-"""Minimum default requests of a level."""
-LEVEL_BUDGET_S: Final = 300.0
-"""Default time limit of a level whose number of requests is not given."""
 Happened = tuple[int, int]
 """Time in ns, and how many of something happened then."""
+
+
+class LevelDefaults(NamedTuple):
+    """Size of a level whose number of requests is not given."""
+
+    requests_each: int = 8
+    """For each request in flight: the first and the last one are not in the steady window."""
+    least_requests: int = 32
+    budget_s: float = 300.0
+    """Time limit."""
+
+
+LEVEL_DEFAULTS: Final = LevelDefaults()
 
 
 def levels_up_to(batch_size: int) -> tuple[int, ...]:
@@ -45,14 +52,22 @@ def levels_up_to(batch_size: int) -> tuple[int, ...]:
     return (*levels, batch_size)
 
 
-def requests_of(requests: int | None, concurrency: int | None) -> int:
-    """Measured requests of a level: as given, or the default. `concurrency` is None for an open loop."""
-    return max(LEAST_REQUESTS, REQUESTS_EACH * (concurrency or 0)) if requests is None else requests
+def requests_of(requests: int | None, concurrency: int | None, warmup: int | None = None, turns: int = 1) -> int:
+    """Measured requests of a level: as given, or the default, and of a closed loop at least `least_requests`.
+
+    `concurrency` is None for an open loop. `warmup` None: two for each in flight.
+    """
+    wanted = requests
+    if wanted is None:
+        wanted = max(LEVEL_DEFAULTS.least_requests, LEVEL_DEFAULTS.requests_each * (concurrency or 0))
+    if concurrency is None:
+        return wanted
+    return max(wanted, least_requests(concurrency, 2 * concurrency if warmup is None else warmup, turns))
 
 
 def level_budget(budget_s: float | None, requests: int | None) -> float | None:
     """Time limit of a level: as given, or the default. None for no limit."""
-    return LEVEL_BUDGET_S if budget_s is None and requests is None else budget_s
+    return LEVEL_DEFAULTS.budget_s if budget_s is None and requests is None else budget_s
 
 
 def least_requests(concurrency: int, warmup: int, turns: int = 1) -> int:

@@ -47,9 +47,9 @@ OUTLINE: Final = "outline.json"
 _SCOPES: Final = {scope.value: scope for scope in Scope}
 
 
-@dataclass(slots=True)  # not frozen, like Cell
+@dataclass(frozen=True, slots=True)
 class OutlineRun:
-    """One stage run. Treat it as immutable."""
+    """One stage run."""
 
     id: StageRunId
     stage: str
@@ -65,9 +65,9 @@ class OutlineRun:
         return (*self.inputs, *self.after)
 
 
-@dataclass(slots=True)  # not frozen, like Cell
+@dataclass(frozen=True, slots=True)
 class OutlineCell:
-    """One cell. Treat it as immutable. `stage_runs` are in the order of the flow, and empty for an infeasible cell, see `reason`."""
+    """One cell. `stage_runs` are in the order of the flow, and empty for an infeasible cell, see `reason`."""
 
     id: CellId
     axes: Mapping[str, Json]

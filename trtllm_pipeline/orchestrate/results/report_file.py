@@ -85,9 +85,9 @@ class CellStatus(str, Enum):
     """Not started, or not finished because the run ended after another cell's failure."""
 
 
-@dataclass(slots=True)  # not frozen, like Cell
+@dataclass(frozen=True, slots=True)
 class CellResult:
-    """Results of one cell: status, failure, measurements, scores and measurement conditions. Treat it as immutable."""
+    """Results of one cell: status, failure, measurements, scores and measurement conditions."""
 
     id: CellId
     axes: Mapping[str, Json]

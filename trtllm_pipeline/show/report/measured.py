@@ -52,7 +52,7 @@ class RequestSample:
     output_tokens: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class Measured(CellResult):
     """The results of a cell with their source files, as far as these still exist."""
 

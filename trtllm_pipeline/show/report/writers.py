@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.base import (
@@ -45,6 +46,7 @@ from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.columns import Column, columns
 from trtllm_pipeline.show.report.interference import interference
 from trtllm_pipeline.show.report.report_formats import Report
+from trtllm_pipeline.tensorrt import levels_words
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -291,6 +293,9 @@ def _in_short(
         at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(text_blocks.TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
+    if loads := loads_of(rows):
+        more = f", and {count(len(loads) - 1, 'other load')}" if len(loads) > 1 else ""
+        lines.append(text_blocks.TextLine(f"Load: {loads[0]}{more}", "dim"))
     lines += [text_blocks.TextLine(line, "dim") for line in interference(rows)]
     more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
     full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
@@ -489,9 +494,40 @@ def conditions_of(
             (name if len(counts) == 1 else f"{name} of {count(cells, 'cell')}", text)
             for text, cells in counts.most_common()
         ]
+    conditions += [("lengths and levels", text) for text in loads_of(rows)]
     conditions += [("side by side", line) for line in interference(rows)]
     lengths = lengths_of([level for row in measured for level in row.levels])
     return [*conditions, ("tokens per request", lengths)] if lengths else conditions
+
+
+def loads_of(rows: Sequence[CellResult]) -> list[str]:
+    """The measured loads in words, most frequent first, each with its number of cells if there are several."""
+    counted = Counter(load_of(row) for row in rows if row.levels).most_common()
+    return [text if len(counted) == 1 else f"{text} ({count(cells, 'cell')})" for text, cells in counted]
+
+
+def load_of(row: CellResult) -> str:
+    """The load that a cell was measured with: `64 in, 16 out, 1/4 in flight, 6 to 15 requests`. Lengths are those of its
+    prompts and outputs, on average if they differ.
+    """
+    workload = row.conditions.workload or {}
+    sampling, limits = workload.get("sampling"), workload.get("max_tokens")
+    exact = isinstance(sampling, dict) and bool(sampling.get("exact_length"))
+    means = [_mean_length(row.levels, name) for name in LENGTHS]
+    lengths = ", ".join(f"{mean} {way}" for mean, way in zip(means, ("in", "out"), strict=True) if mean)
+    if lengths and not (workload.get("synthetic") and exact):
+        lengths += " on average"
+    if lengths and workload.get("synthetic") and not exact and isinstance(limits, list) and limits:
+        lengths += f" (output up to {limits[-1]})"
+    concurrency = [level.concurrency for level in row.levels if level.concurrency is not None]
+    rates = [level.request_rate for level in row.levels if level.request_rate is not None]
+    requests = [level.requests for level in row.levels if level.requests is not None]
+    return ", ".join(filter(None, (lengths, levels_words(concurrency, rates, requests))))
+
+
+def _mean_length(levels: Sequence[LevelResult], name: str) -> str | None:
+    means = [value for level in levels if (value := level.lengths.get(name, {}).get("mean")) is not None]
+    return f"{fmean(means):.0f}" if means else None
 
 
 def lengths_of(levels: Sequence[LevelResult]) -> str:

@@ -18,7 +18,6 @@ from trtllm_pipeline.base import Cell, Exclusive, Json, Machine, Needs, Resource
 from trtllm_pipeline.measure import (
     BUILT_IN_PROMPTS,
     LEAST_SEARCHED,
-    least_requests,
     level_budget,
     levels_up_to,
     requests_of,
@@ -380,7 +379,7 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
 
     def closed_s(level: int) -> float:
         warm = warm_up(2 * level)
-        requests = max(requests_of(params.requests, level), least_requests(level, warm, params.turns))
+        requests = requests_of(params.requests, level, params.warmup_requests, params.turns)
         return answering_s(warm, level) + (interval_s or min(most_s, answering_s(requests, level)))
 
     def opened_s(rate: float) -> float:

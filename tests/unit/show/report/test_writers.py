@@ -21,7 +21,7 @@ from trtllm_pipeline.show.phrases import groups, without
 from trtllm_pipeline.show.progress.views import LOOKS, grid
 from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.report_formats import Report
-from trtllm_pipeline.show.report.writers import flat, notes_of, to_csv, to_markdown, write_table
+from trtllm_pipeline.show.report.writers import flat, load_of, loads_of, notes_of, to_csv, to_markdown, write_table
 
 
 def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> LevelResult:
@@ -104,6 +104,7 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "note (2 cells): the steady window was too short: rates include ramp-up and drain",
         "Latencies are medians (p50), @1 is concurrency 1, @4 is concurrency 4.",
         "Measured on an unknown system",
+        "Load: 1/4 in flight, 40 requests",
         "-v: definitions, system and load in full",
     ]
 
@@ -116,6 +117,7 @@ def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch
         "",
         "system: not recorded",
         "load: not recorded",
+        "lengths and levels: 1/4 in flight, 40 requests",
         "",
         "TTFT ms @1: time to first token: first content - sent; the median (p50) is shown",
         "tok/s @4: output tokens / seconds of the headline window; median of the repeats",
@@ -434,3 +436,26 @@ def test_a_report_of_trtllm_bench_has_a_column_a_place_in_csv_and_a_note_where_t
     assert "trtllm_bench_tpot_ms" not in first
     assert ("trtllm-bench used a different load than the server: input tokens 64 here, 256 there", 1) in notes_of([row])
     assert CellResult.from_json(row.to_json()).trtllm_bench == told
+
+
+def loaded(inputs: float, outputs: float, **workload: object) -> CellResult:
+    """A row whose load had these mean lengths."""
+    lengths = {"input_tokens_per_request": {"mean": inputs}, "output_tokens_per_request": {"mean": outputs}}
+    levels = tuple(
+        dataclasses.replace(each, lengths=lengths, requests=requests)
+        for each, requests in zip(row("fp16").levels, (32, 128), strict=True)
+    )
+    return row("fp16", levels=levels, conditions=Conditions(workload={"max_tokens": [512, 512], **workload}))
+
+
+def test_a_row_states_the_load_that_was_measured() -> None:
+    synthetic = {"input_tokens": 2048}
+    exact = loaded(2048.0, 512.0, synthetic=synthetic, sampling={"exact_length": True})
+    assert load_of(exact) == "2048 in, 512 out, 1/4 in flight, 32 to 128 requests"
+    ends_early = loaded(2048.0, 301.4, synthetic=synthetic, sampling={})
+    assert load_of(ends_early).startswith("2048 in, 301 out on average (output up to 512), 1/4 in flight")
+    own = loaded(87.2, 140.6, synthetic=None, sampling={})
+    assert load_of(own).startswith("87 in, 141 out on average, 1/4"), "those of the data, not of the cell"
+    assert load_of(row("fp16")) == "1/4 in flight, 40 requests", "lengths that nobody recorded are left out"
+    assert loads_of([own, exact, own, row("fp8", levels=())])[0] == f"{load_of(own)} (2 cells)"
+    assert loads_of([exact]) == [load_of(exact)]

@@ -41,6 +41,8 @@ from trtllm_pipeline.show.report.writers import (
     conditions_of,
     failures_of,
     lengths_of,
+    load_of,
+    loads_of,
     moment,
     notes_of,
     summary_of,
@@ -53,6 +55,8 @@ _ASSETS: Final = Path(__file__).parent / "assets"
 _STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "n")
 _LOGS_BYTES: Final = 1_000_000
 """Maximum total length of all log ends before compression. Beyond it, only failures include their logs."""
+_LOADS: Final = 3
+"""Maximum number of different loads at the head of the page. All are among the conditions."""
 _SYMBOLS: Final = {
     CellStatus.DONE: "✓",
     CellStatus.UP_TO_DATE: "=",
@@ -118,7 +122,9 @@ def to_html(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return jinja.get_template("page.html").render(
+    return jinja.get_template(
+        "page.html"
+    ).render(
         policy=_policy([script, *filter(None, [library])], style),
         style=Markup(style),  # noqa: S704 - a file of this package
         script=Markup(script),  # noqa: S704 - a file of this package
@@ -130,7 +136,7 @@ def to_html(
         summary=summary_of(rows),
         shared=parts,
         short=lambda cell: without(cell, parts),
-        head=_facts(record, forecast),
+        head=[*_facts(record, forecast), *(("load", text) for text in loads_of(rows)[:_LOADS])],
         columns=columns(rows),
         rows=rows,
         symbols=_SYMBOLS,
@@ -213,6 +219,7 @@ def _data(
                 "accuracy_drift": row.accuracy_drift and _drift(row.accuracy_drift),
                 "measured": moment(row.conditions.measured_s),
                 "tokens": lengths_of(row.levels),
+                "load": load_of(row) if row.levels else "",
                 "workload": words(workload),
                 "under": places[json.dumps(_under(row))],
                 "launch": _launch(row, record, workspace),

@@ -697,6 +697,7 @@
       const under = make("dl");
       pair(under, "measured", cell.measured);
       for (const [name, value] of Object.entries(data.under[cell.under])) pair(under, name, value);
+      pair(under, "load", cell.load);
       pair(under, "tokens per request", cell.tokens);
       body.push(make("h3", {}, "System and workload"), under);
     }
