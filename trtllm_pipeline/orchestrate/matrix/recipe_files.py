@@ -40,7 +40,7 @@ def load_recipe(path: Path) -> Recipe:
 
 def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, list[Fault]]:
     """A recipe's data as a model, and its faults. If the recipe is a file, its name must be the file's."""
-    from trtllm_pipeline.orchestrate.matrix.check import check  # pydantic models are not needed to list recipes
+    from trtllm_pipeline.orchestrate.matrix.document import check  # pydantic models are not needed to list recipes
     from trtllm_pipeline.orchestrate.matrix.models import Recipe
 
     recipe, faults = check(Recipe, document)
@@ -160,12 +160,12 @@ def numbers_of(model: str, config: Mapping[str, Json] | None, directory: Path) -
 
 def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str, Json]:
     """The data of a recipe without sources."""
-    from trtllm_pipeline.models import named_alike, num_experts, rotary
+    from trtllm_pipeline.models import model_files
 
-    data: dict[str, Json] = named_alike(config)
+    data: dict[str, Json] = model_files.named_alike(config)
     if isinstance(text := data.get("text_config"), dict):  # a model that accepts images
         data = {**text, **data}
-    base, scaling = rotary(data)
+    base, scaling = model_files.rotary(data)
     heads, hidden, eos = (data.get(key) for key in ("num_attention_heads", "hidden_size", "eos_token_id"))
     recipe: dict[str, Json] = {
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:100] or "local",
@@ -182,7 +182,7 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         "head_dim": data.get("head_dim")
         or data.get("v_head_dim")
         or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None),
-        "num_experts": num_experts(data),
+        "num_experts": model_files.num_experts(data),
         "rope_theta": base,
         "rope_scaling": scaling,
         "eos_token_ids": [eos] if isinstance(eos, int) else eos,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trtllm_pipeline.base import UsageError, raw
+from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit_as, note
 from trtllm_pipeline.tensorrt import PerfParams, params
@@ -148,7 +148,7 @@ def _load(
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
     from trtllm_pipeline.measure import ExpectedServer, LoadResult, Target, analyze, of_load, run
-    from trtllm_pipeline.models import data_file, tokenizer_at
+    from trtllm_pipeline.models import dataset_file, tokenizer_at
     from trtllm_pipeline.show.report import load_tables
     from trtllm_pipeline.tensorrt import load_plan
 
@@ -168,7 +168,7 @@ def _load(
             options.folder("--repository", repository),
             "the command line",
         ),
-        input_data=None if input_data is None else data_file(input_data, Path()),
+        input_data=None if input_data is None else dataset_file.data_file(input_data, Path()),
         lengths_data=lengths_data,
         tokenizer=tokenizer,
         objectives=objectives,
@@ -208,12 +208,12 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --tokenizer MODEL_DIR --slo ttft=300ms
       pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
-    from trtllm_pipeline.base import check
+    from trtllm_pipeline.base import user_files
     from trtllm_pipeline.measure import BenchComparison, EngineReport, LoadResult, analyze, of_load, write_dataset
     from trtllm_pipeline.models import tokenizer_at
     from trtllm_pipeline.show.report import load_tables
 
-    check(events)
+    user_files.check(events)
     result = analyze(events, None if tokenizer is None else tokenizer_at(tokenizer), of_load(slo))
     beside = None if trtllm_bench is None else BenchComparison.of(result, EngineReport.read(trtllm_bench))
     if trtllm_dataset is not None:
@@ -244,6 +244,6 @@ def _progress() -> Callable[[int, int], None]:
     """Shows on a terminal how far a load is."""
 
     def shown(done: int, total: int) -> None:
-        raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
+        terminal.raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
 
     return shown if sys.stderr.isatty() else lambda _done, _total: None

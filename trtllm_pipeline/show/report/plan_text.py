@@ -7,26 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from trtllm_pipeline.base import (
-    Block,
-    Grid,
-    Heading,
-    Items,
-    Json,
-    Scope,
-    StageRunId,
-    StateError,
-    TextLine,
-    UsageError,
-    about,
-    as_markdown,
-    code_digest,
-    count,
-    never_works,
-    size,
-)
+from trtllm_pipeline.base import Json, Scope, StageRunId, StateError, UsageError, count, probe, size, text_blocks
 from trtllm_pipeline.models import AS_IS, shown
-from trtllm_pipeline.orchestrate import TIME, Forecast, Need, Plan, StageRun, Store, durations, manifest, tightest
+from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest
+from trtllm_pipeline.show.phrases import about, never_works
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import load_words
 
@@ -49,16 +33,25 @@ def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
 
 def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     """The summary of a plan for a CI job."""
-    blocks: list[Block] = [Heading(title), *map(TextLine, (_cells(plan), *_notes(plan), *_loads(plan)))]
+    blocks: list[text_blocks.Block] = [
+        text_blocks.Heading(title),
+        *map(text_blocks.TextLine, (_cells(plan), *_notes(plan), *_loads(plan))),
+    ]
     if plan.feasible:
         lines = [*_offers(outlook), *_takes(plan, outlook)]
-        blocks += [Grid(_heads(outlook), list(_by_stage(plan, outlook))), *map(TextLine, lines)]
+        blocks += [text_blocks.Grid(_heads(outlook), list(_by_stage(plan, outlook))), *map(text_blocks.TextLine, lines)]
         if rows := list(_needs(_tightest(plan, outlook))):
-            blocks.append(Grid(_NEEDS, rows, left=(0, 1, 7)))
+            blocks.append(text_blocks.Grid(_NEEDS, rows, left=(0, 1, 7)))
         counted = Counter(outlook.reasons.values()).most_common()
-        blocks.append(Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]))
-    never = [TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]
-    return as_markdown([*blocks, Items(f"{count(len(never), 'cell')} can never work", never, folded=True)])
+        blocks.append(
+            text_blocks.Items(
+                "why", [text_blocks.TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]
+            )
+        )
+    never = [text_blocks.TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]
+    return text_blocks.as_markdown(
+        [*blocks, text_blocks.Items(f"{count(len(never), 'cell')} can never work", never, folded=True)]
+    )
 
 
 def _heads(outlook: Forecast) -> tuple[str, ...]:
@@ -145,11 +138,11 @@ def _takes(plan: Plan, outlook: Forecast) -> list[str]:
 _NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict")
 
 
-def _needs(needs: Iterable[Need]) -> Iterator[tuple[str, ...]]:
+def _needs(needs: Iterable[estimates.Need]) -> Iterator[tuple[str, ...]]:
     """One row per resource of `_NEEDS`."""
     for need in needs:
         estimate, has, left = need.estimate, need.has, need.headroom
-        in_words = _duration if need.resource == TIME else size
+        in_words = _duration if need.resource == estimates.TIME else size
         yield (
             need.stage or "all",
             need.resource,
@@ -166,10 +159,13 @@ def _duration(milliseconds: float) -> str:
     return about(milliseconds / 1000)
 
 
-def _tightest(plan: Plan, outlook: Forecast, *, verbose: bool = False) -> list[Need]:
+def _tightest(plan: Plan, outlook: Forecast, *, verbose: bool = False) -> list[estimates.Need]:
     """Memory, disk and time by stage: the run of each stage that needs most, or all runs."""
     order = {stage: number for number, stage in enumerate(_in_order(plan))}
-    needs = [*(outlook.needs if verbose else tightest(outlook.needs)), *durations(plan, outlook, every=verbose)]
+    needs = [
+        *(outlook.needs if verbose else estimates.tightest(outlook.needs)),
+        *forecast.durations(plan, outlook, every=verbose),
+    ]
     return sorted(needs, key=lambda need: order.get(need.stage, len(order)))
 
 
@@ -273,7 +269,7 @@ def _other_code(store: Store, run: StageRun) -> str | None:
     except StateError:
         return None
     made = system.get("code") if isinstance(system, dict) else None
-    return made if isinstance(made, str) and made != code_digest() else None
+    return made if isinstance(made, str) and made != probe.code_digest() else None
 
 
 def explanation_text(explained: dict[str, Any], *, full: bool) -> str:
@@ -292,7 +288,7 @@ def _explained(cell: dict[str, Any], *, full: bool) -> list[str]:
         if stage["reason"]:
             lines.append(f"{'':<14}{stage['reason']}")
         if stage["other_code"]:
-            lines.append(f"{'':<14}created by other code: {stage['other_code']} (this is {code_digest()})")
+            lines.append(f"{'':<14}created by other code: {stage['other_code']} (this is {probe.code_digest()})")
         if full:
             key = json.dumps(stage["key"], indent=2, ensure_ascii=False)
             lines += ["", "  fingerprint content:", *(f"    {line}" for line in key.splitlines())]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import FailureClass, Machine, ServerError, triton_installation, write_json
-from trtllm_pipeline.models import BLS_MODEL, ENSEMBLE, referenced_paths
+from trtllm_pipeline.models import model_names, referenced_paths
 from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 from trtllm_pipeline.tensorrt.servers import engine_requirements, mpi_server, triton_server, trtllm_serve
 from trtllm_pipeline.tensorrt.servers.command_lines import (
@@ -81,8 +81,10 @@ Begin = Callable[[LaunchParams], Server]
 def run(context: StageContext[LaunchEmbedded]) -> None:
     """Serve `context.inputs["repository"]`. Returns when told to stop. Raises ServerError if the server cannot continue."""
     repository = context.inputs["repository"]
-    if not (repository / ENSEMBLE / "config.pbtxt").is_file():
-        raise ServerError(f"{repository} has no model {ENSEMBLE}", hint="write it with `pipeline stage repository`")
+    if not (repository / model_names.ENSEMBLE / "config.pbtxt").is_file():
+        raise ServerError(
+            f"{repository} has no model {model_names.ENSEMBLE}", hint="write it with `pipeline stage repository`"
+        )
     referenced_paths.check(repository)
     installed = _triton(repository)
 
@@ -91,7 +93,7 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
         return triton_server.start(
             installed,
             repository,
-            (ENSEMBLE, BLS_MODEL),
+            (model_names.ENSEMBLE, model_names.BLS_MODEL),
             folder=context.attempt / "links",
             log=context.attempt / LOG_FILE,
             ports=ports(params),

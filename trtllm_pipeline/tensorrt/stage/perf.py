@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import FailureClass, StageError, UsageError, write_json
 from trtllm_pipeline.measure import BUILT_IN_PROMPTS, PERF_FILE, Service, levels_up_to
-from trtllm_pipeline.models import data_file, read_tokenizer
+from trtllm_pipeline.models import dataset_file, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import model_folder
 from trtllm_pipeline.tensorrt.stage.params import MAX_TOKENS, PerfParams, fixed_lengths, to_json
@@ -94,7 +94,7 @@ def load_plan(
     plan = LoadPlan(target=target, load=Load(), expected=expected)
     engine = plan.engine
     max_tokens = params.max_tokens or _output_length(engine) or MAX_TOKENS
-    built_in = data_file(BUILT_IN_PROMPTS, Path())
+    built_in = dataset_file.data_file(BUILT_IN_PROMPTS, Path())
     given = None if input_data == built_in else input_data
     workload = _workload(params, expected, engine, max_tokens, given=given, lengths_data=lengths_data)
     if workload is not None and tokenizer is None:
