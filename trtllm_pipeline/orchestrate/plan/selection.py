@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
     from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
 
+logger = logging.getLogger(__name__)
+
 
 def load(request: Request) -> LoadedMatrix:
     """The matrix with its recipes. Raises MatrixError, UsageError."""
@@ -26,14 +29,26 @@ def load(request: Request) -> LoadedMatrix:
 
 
 def machine_of(request: Request) -> Machine:
-    """The machine of the request: an assumed one, or this one. Raises UsageError."""
+    """The machine of the request: an assumed one, or this one. Warns if its release of TensorRT-LLM is unknown.
+
+    Raises UsageError.
+    """
     if request.assume is not None:
         from trtllm_pipeline.base import parse
 
-        return parse(request.assume)
-    from trtllm_pipeline.base import this_machine
+        machine = parse(request.assume)
+    else:
+        from trtllm_pipeline.base import this_machine
 
-    return this_machine()
+        machine = this_machine()
+    for release in {
+        each.tensorrt_llm.release for each in (machine, *dict(machine.types).values()) if each.tensorrt_llm
+    }:
+        from trtllm_pipeline.tensorrt import releases
+
+        if (warning := releases.unknown(release)) is not None:
+            logger.warning("%s", warning)
+    return machine
 
 
 def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:

@@ -76,19 +76,26 @@ def show(
         ),
     ] = None,
     sets: options.Sets = None,
+    assume: options.Assume = None,
     format: options.TextOrJson = "text",
 ) -> None:
     """List the cells of a matrix, and the reasons for infeasible ones.
 
+    Without --assume, no machine is considered.
+
     examples:
       pipeline matrix show quickstart
+      pipeline matrix show my-matrix.yaml --assume 2xH100,tensorrt_llm==1.2
       pipeline matrix show my-matrix.yaml --set axes.precision=[fp16]
     """
-    from trtllm_pipeline.orchestrate import axes, expand, find_matrix, load_matrix, select
+    from trtllm_pipeline.orchestrate import axes, expand, load, select, selection
 
-    selected = select(
-        expand(load_matrix(find_matrix(matrix), sets or ()), default_toolchain=toolchain or "auto"), cells or ()
-    )
+    request = options.request(matrix, cells, sets, None, toolchain, assume)
+    loaded = load(request)
+    if assume is None:
+        selected = select(expand(loaded, default_toolchain=toolchain or "auto"), request.cells)
+    else:
+        selected = selection.select_cells(request, loaded, selection.machine_of(request))
     rows = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in selected]
     lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in selected)
     emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: "\n".join(lines))

@@ -149,7 +149,7 @@ def plan(
     examples:
       pipeline plan matrices/quickstart.yaml
       pipeline plan my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'
-      pipeline plan matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80
+      pipeline plan matrices/qwen2.yaml --assume 8xH100,tensorrt_llm==1.0
       pipeline plan my.yaml --assume here,tensorrt_llm==1.3.0 --compare here
       pipeline plan matrices/llama2.yaml --assume tensorrt_llm==1.0.0,sm=89,gpus=2,gpu_memory_gib=12 --fit
     """
