@@ -22,6 +22,7 @@ from .servers.command_lines import Ports as Ports
 from .servers.command_lines import argv as argv
 from .servers.command_lines import reachable as reachable
 from .servers.command_lines import script_uses_mpirun as script_uses_mpirun
+from .servers.pasted import USUAL_PORTS as USUAL_PORTS
 from .servers.triton_server import CLOSED as CLOSED
 from .servers.triton_server import busy_ports as busy_ports
 from .servers.triton_server import remove_stale_leftovers as remove_stale_leftovers
@@ -37,7 +38,9 @@ from .stage.base import Stage as Stage
 from .stage.base import StageContext as StageContext
 from .stage.calibration_rows import DEFAULT_DATA as DEFAULT_DATA
 from .stage.download import PARTIAL as PARTIAL
+from .stage.launch import COMMAND_FILE as COMMAND_FILE
 from .stage.launch import LOG_FILE as LOG_FILE
+from .stage.launch import ports as ports
 from .stage.launch import stop_requested as stop_requested
 from .stage.lora import ADAPTERS as ADAPTERS
 from .stage.lora import NO_ADAPTER as NO_ADAPTER
@@ -84,5 +87,6 @@ from .trtllm.llmapi import MODEL as MODEL
 from .trtllm.params import SERVE_FILE as SERVE_FILE
 from .trtllm.releases import brings_code as brings_code
 from .trtllm.rules import HUB_UNREACHED as HUB_UNREACHED
+from .worker import named as named
 from .worker import run_program as run_program
 from .worker import write_job as write_job

@@ -16,6 +16,7 @@ from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.store import Store
 
 NEVER = "not made yet"
+RERUN: Final = "measured again (--rerun)"
 _INPUTS: Final = "inputs."
 _CONTENT: Final = "params.content."
 """Prefix of a model file's path in the key of its download."""

@@ -18,7 +18,7 @@ from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, TIME, Cor
 from trtllm_pipeline.orchestrate.plan.memory_needs import of_plan, of_run
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, to_run
 from trtllm_pipeline.orchestrate.plan.plan_file import action
-from trtllm_pipeline.orchestrate.plan.reasons import reasons
+from trtllm_pipeline.orchestrate.plan.reasons import RERUN, reasons
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.order import FIRST, play
 from trtllm_pipeline.orchestrate.store.index import Artifact
@@ -172,11 +172,12 @@ def forecast(
     workspace: Path | None = None,
     offers: Offers | None = None,
     nodes: Sequence[scheduling.Capacity] = (),
+    rerun: Collection[Fingerprint] = (),
 ) -> Forecast:
     """Return the actions of running `plan` now, their reasons and costs. `present` are the store's artifacts, if known.
 
     Without a store, `workspace` is its future directory. `offers` are the artifacts of a remote store. Without `nodes` it
-    runs on the plan's machine.
+    runs on the plan's machine. Artifacts of `rerun` are made again.
     """
     runs = plan.stage_runs.values()
     if present is None:
@@ -185,7 +186,7 @@ def forecast(
     durations = Durations(store.index.durations() if store is not None else {}, plan.machine, corrections)
     folder = workspace if store is None else store.workspace
     free = None if folder is None or plan.machine.assumed else _free_bytes(folder.absolute())
-    present_runs = frozenset(run.id for run in runs if run.fingerprint in present)
+    present_runs = frozenset(run.id for run in runs if run.fingerprint in present and run.fingerprint not in rerun)
     pulls = {} if offers is None else {run: each.transfer_bytes for run, each in offers.pulls.items()}
     after = present_runs.union(pulls)
     todo = frozenset(to_run(plan, lambda run: run.id in after))
@@ -195,7 +196,7 @@ def forecast(
     return Forecast(
         present_runs,
         todo,
-        reasons(plan, times, store),
+        {**reasons(plan, times, store), **{run.id: RERUN for run in runs if run.fingerprint in rerun}},
         expected_s,
         times,
         durations,

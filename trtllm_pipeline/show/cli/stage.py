@@ -38,7 +38,11 @@ _EXAMPLES = {
     "visual": ("visual --model model --family qwen2_vl --output-dir visual",),
     "check": ("check --engine engine --model model --output-dir checked",),
     "repository": ("repository --engine engine --model model --max-batch-size 4 --output-dir repository",),
-    "launch": ("launch --repository repository", "launch --repository repository --format json > service.json"),
+    "launch": (
+        "launch --repository repository",
+        "launch --repository repository --format json > service.json",
+        "launch --repository repository --print",
+    ),
     "smoke": ("smoke --service service.json --repository repository --engine engine --model model --output-dir smoke",),
     "perf": ("perf --service service.json --repository repository --engine engine --model model --output-dir perf",),
     "accuracy": ("accuracy --service service.json --engine engine --model model --output-dir accuracy",),
@@ -210,6 +214,8 @@ def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
 
 def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
     """Run one stage interactively: print the result paths, or keep a service until Ctrl-C. Logs go to stderr."""
+    if typed.get("print"):
+        return _print_command(stage, typed, params)
     if stage.scope is not Scope.ARTIFACT:
         allow_open_files()
     service, stdout = stage.scope is Scope.SERVICE, sys.stdout
@@ -240,6 +246,28 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
         from trtllm_pipeline.tensorrt import measured
 
         note(to_text(measured(context)))
+    return 0
+
+
+def _print_command(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
+    """Print the command that starts a server in a shell, at the requested ports, else at the usual or at free ones."""
+    from trtllm_pipeline.base import MASK_VARIABLE, this_machine
+    from trtllm_pipeline.tensorrt import USUAL_PORTS, busy_ports, named, ports
+
+    assert stage.starter is not None
+    usual = {
+        f"{name}_port": port for name, port in USUAL_PORTS._asdict().items() if not getattr(params, f"{name}_port")
+    }
+    wanted = params if busy_ports(usual.values(), params.host) else replace(params, **usual)
+    with by_hand.scratch(stage.name) as scratch:
+        context = _context(stage, typed, params, scratch)
+        command = named(stage.starter)(context).pasted(params.host, at := ports(wanted))
+        gpus = [gpu.uuid for gpu in this_machine().gpus]
+        leased = gpus[: stage.gpus(context)]
+    mask = {MASK_VARIABLE: ",".join(leased)} if leased != gpus and MASK_VARIABLE not in os.environ else {}
+    shell = command.to_shell(mask)
+    data = {"schema": 1, "argv": list(command.words), "ports": at._asdict(), "shell": shell}
+    emit_as(typed["format"], data, text=lambda _: shell)
     return 0
 
 

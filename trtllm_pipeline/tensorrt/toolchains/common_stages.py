@@ -180,6 +180,7 @@ def foreign(cell: Cell, own: Mapping[str, Collection[str]]) -> str | None:
 def launch(
     params: type[LaunchParams],
     program: str = "trtllm_pipeline.tensorrt.stage.launch:run",
+    starter: str = "trtllm_pipeline.tensorrt.stage.launch:starter",
     *,
     inputs: Mapping[str, str | tuple[str, ...]],
     identity: tuple[str, ...],
@@ -197,6 +198,7 @@ def launch(
         version=1,
         summary="start a server on a repository and keep it running",
         program=program,
+        starter=starter,
         inputs=inputs,
         optional=optional,
         scope=Scope.SERVICE,
