@@ -144,12 +144,14 @@ from .text_tables import cell as cell
 from .text_tables import csv_table as csv_table
 from .text_tables import number as number
 from .text_tables import plain_table as plain_table
+from .wording import MAX_CELLS as MAX_CELLS
 from .wording import about as about
 from .wording import amount as amount
 from .wording import count as count
 from .wording import duration as duration
 from .wording import groups as groups
 from .wording import in_flow_order as in_flow_order
+from .wording import memory_size as memory_size
 from .wording import never_works as never_works
 from .wording import path_from_here as path_from_here
 from .wording import shared_parts as shared_parts

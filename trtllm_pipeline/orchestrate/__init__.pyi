@@ -29,6 +29,11 @@ from .matrix.recipe_files import load_recipe as load_recipe
 from .matrix.recipe_files import matrices_folder as matrices_folder
 from .matrix.recipe_files import sources_of as sources_of
 from .matrix.validate import load_matrix as load_matrix
+from .memory.estimates import DISK as DISK
+from .memory.estimates import GPU as GPU
+from .memory.estimates import HOST as HOST
+from .memory.estimates import LESS as LESS
+from .memory.estimates import NOT as NOT
 from .memory.estimates import TIME as TIME
 from .memory.estimates import Need as Need
 from .memory.estimates import tightest as tightest

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.base import Cell, Json, Machine, Needs, size
+from trtllm_pipeline.base import Cell, Json, Machine, Needs, memory_size
 from trtllm_pipeline.orchestrate.memory.labels import label_of, prefixes
 from trtllm_pipeline.orchestrate.store.index import Peak
 from trtllm_pipeline.tensorrt import Stage
@@ -252,4 +252,4 @@ def in_words(need: Need) -> str:
     assert need.has is not None
     value = need.least if need.least is not None and need.impossible else need.estimate.value
     place = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]
-    return f"{need.stage}: needs about {size(value)} {place}, {size(need.has)} available"
+    return f"{need.stage}: needs about {memory_size(value)} {place}, {memory_size(need.has)} available"
