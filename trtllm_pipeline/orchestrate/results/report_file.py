@@ -32,6 +32,8 @@ METRICS: Final = (
         "output tokens / s of the engine in the process of trtllm-bench, without a server: the prompts of the most requests "
         "in flight",
     ),
+    MetricDefinition("tokens_per_gpu", "tokens/s", "output tokens per second / GPUs that the cell's model spans"),
+    MetricDefinition("tokens_per_user", "tokens/s", "1 / median TPOT: the rate of one request after its first token"),
     MetricDefinition("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
     MetricDefinition(
         "seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"

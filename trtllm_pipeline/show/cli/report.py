@@ -27,6 +27,14 @@ def report(
         str | None,
         options.option("--slo", "OBJECTIVES", "Initial limits of the HTML page, e.g. ttft_p99=300ms,tpot_p99=40ms."),
     ] = None,
+    level: Annotated[
+        str | None,
+        options.option(
+            "--level",
+            "LEVEL",
+            "Level of the latencies and rates: a concurrency, a rate (2.5/s), lowest or highest (default: highest).",
+        ),
+    ] = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Show the results with one row per cell: status, build time, size, latency, throughput, accuracy, and failures.
@@ -37,6 +45,7 @@ def report(
 
     examples:
       pipeline report
+      pipeline report --level 1
       pipeline report --format html
       pipeline report --run latest~1 --format markdown --output report.md
       pipeline report --format csv | cut -d, -f1,10
@@ -57,7 +66,7 @@ def report(
     if in_run:
         output = str(results.runs.newest / "report.html")
     stream = sys.stdout if output in {None, "-"} else StringIO()
-    write_results(results, store, format, stream, limits=limits, verbose=verbose)
+    write_results(results, store, format, stream, limits=limits, verbose=verbose, level=level)
     if output is not None and isinstance(stream, StringIO):
         write_output(output, stream.getvalue())
     if in_run:

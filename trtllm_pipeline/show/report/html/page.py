@@ -24,8 +24,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base import CellId, Scope, as_html, clean, count, duration, fingerprint, shared_parts, without
-from trtllm_pipeline.measure import FIELDS, TRITON_GAUGES, Drift, LevelResult, MetricDefinition, TritonUse, load_words
+from trtllm_pipeline.base import (
+    CellId,
+    Json,
+    Scope,
+    as_html,
+    clean,
+    count,
+    duration,
+    fingerprint,
+    shared_parts,
+    without,
+)
+from trtllm_pipeline.measure import (
+    FIELDS,
+    TRITON_GAUGES,
+    Drift,
+    Field,
+    LevelResult,
+    MetricDefinition,
+    TritonUse,
+    load_words,
+    machine_words,
+)
 from trtllm_pipeline.orchestrate import (
     METRICS,
     CellResult,
@@ -39,7 +60,7 @@ from trtllm_pipeline.orchestrate import (
     words,
     workloads,
 )
-from trtllm_pipeline.show.report.columns import columns
+from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns, level_keys
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
 from trtllm_pipeline.show.report.report_formats import Report
@@ -91,6 +112,7 @@ def write(report: Report) -> None:
         forecast=report.forecast,
         workspace=report.workspace,
         comparison=report.previous(),
+        level=report.level,
     )
     report.stream.write(clean(page))
 
@@ -106,8 +128,10 @@ def to_html(
     forecast: ForecastCheck | None = None,
     workspace: Path | None = None,
     comparison: Comparison | None = None,
+    level: str = HIGHEST,
 ) -> str:
     """The page. `limits` presets its form: "ttft_ms", "tpot_ms", "e2e_ms", "statistic". `plots=False` leaves out plots.
+    `level` is that of the table at first.
 
     With a `workspace`, the page includes the launch command of each cell. `comparison` is with the previous run.
     """
@@ -138,11 +162,15 @@ def to_html(
         shared=parts,
         short=lambda cell: without(cell, parts),
         head=_facts(record, forecast),
-        columns=columns(rows),
+        title=_title(rows) or Path(matrix).name or "Pipeline report",
+        facts=_opening(rows, Path(matrix).name),
+        levels=_levels(rows),
+        level=level,
+        columns=_every_column(rows, level),
         rows=rows,
         symbols=_SYMBOLS,
         failures=failures_of(rows),
-        conditions=[*_models(rows), *conditions_of(rows, CONDITIONS_IN_FULL)],
+        conditions=conditions_of(rows, CONDITIONS_IN_FULL),
         compared=None if comparison is None else Markup(as_html(of_page(comparison))),  # noqa: S704 - escaped there
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
         stages=_stage_summary(record),
@@ -202,6 +230,7 @@ def _data(
     brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
     return {
         "limits": limits,
+        "loads": dict(_levels(rows)),
         "cells": [
             {
                 **{name: getattr(row, name) for name in _CELL},
@@ -217,6 +246,7 @@ def _data(
                 "workload": words(workload),
                 "under": places[json.dumps(_under(row))],
                 "launch": _launch(row, record, workspace),
+                **_server([record.stages[place] for place in of_cell[row.id]]),
             }
             for row, workload in zip(rows, workload_of_row, strict=True)
         ],
@@ -226,6 +256,12 @@ def _data(
         "one_machine": record.request.get("executor") is None,
         "stages": [_stage(stage, record, logs=brief or stage.ending is Ending.FAILED) for stage in record.stages],
     }
+
+
+def _server(stages: Sequence[StageRecord]) -> dict[str, str]:
+    """The server's own command. Omitted if it is unknown, so that 1000 cells take at most 1.5 MB."""
+    known = (stage.server_command for stage in stages if stage.server_command)
+    return {"server": command} if (command := next(known, None)) else {}
 
 
 def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | None:
@@ -264,10 +300,7 @@ def _under(row: CellResult) -> dict[str, str]:
 
 def _level(level: LevelResult) -> dict[str, Any]:
     return {
-        "concurrency": level.concurrency,
-        "rate": level.request_rate,
         "key": level.key,
-        "at": load_words(level.key),
         "goodput": level.goodput and level.goodput.share,
         "requests": level.requests,
         "failures": level.failures,
@@ -342,10 +375,60 @@ _STAGE: Final = (
 # Content of the page itself
 
 
-def _models(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
-    models = list(dict.fromkeys(str(row.axes.get("model")) for row in rows))
-    more = f" and {len(models) - 4} more" if len(models) > 4 else ""
-    return [("model", ", ".join(models[:4]) + more)] if models else []
+def _title(rows: Sequence[CellResult]) -> str:
+    """The models of the cells."""
+    return _some([str(row.axes.get("model")) for row in rows])
+
+
+def _some(names: Sequence[str]) -> str:
+    found = list(dict.fromkeys(filter(None, names)))
+    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+
+
+def _opening(rows: Sequence[CellResult], matrix: str) -> list[tuple[str, str]]:
+    """Hardware, engine and date of the measurements. Details are folded further down."""
+    measured = [row for row in rows if row.levels]
+    gpus = [machine_words(row.conditions).split("; ") for row in measured]
+    hardware = _some([parts[-1] for parts in gpus])
+    software = [field for field in FIELDS if field.name in _ENGINES]
+    known = [(field, row.conditions.value(field)) for row in measured for field in software]
+    toolchains = [str(row.axes.get("toolchain") or "") for row in rows]
+    engine = _some([*toolchains, *(_named(field, value) for field, value in known if value is not None)])
+    times = [row.conditions.measured_s for row in measured if row.conditions.measured_s is not None]
+    date = str(moment(max(times)))[:10] if times else ""
+    facts = {"on": hardware, "engine": engine, "measured": date, "matrix": matrix}
+    return [(name, value) for name, value in facts.items() if value]
+
+
+_ENGINES: Final = ("server", "tensorrt_llm", "xllamacpp")
+"""Conditions that name the software that served."""
+
+
+def _named(field: Field, value: Json) -> str:
+    """A version with its name. The server's value has its own."""
+    return field.shown(value) if field.name == "server" else f"{field.label} {field.shown(value)}"
+
+
+def _levels(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+    """Keys of levels for the page's list, with words."""
+    keys = level_keys(rows)
+    if len(keys) < 2:
+        return [(HIGHEST, load_words(keys[0]))] if keys else []
+    return [
+        (HIGHEST, "highest of each cell"),
+        *((key, load_words(key)) for key in keys),
+        (LOWEST, "lowest of each cell"),
+    ]
+
+
+def _every_column(rows: Sequence[CellResult], level: str) -> list[Column]:
+    """Columns at one level, also those that have a value at another level only."""
+    others = (column for key in level_keys(rows) for column in columns(rows, key))
+    of_level = {column.of_level: column for column in others if column.of_level is not None}
+    shown = list(columns(rows, level))
+    missing = of_level.keys() - {column.of_level for column in shown}
+    at = max((place for place, column in enumerate(shown) if column.of_level is not None), default=0) + 1
+    return [*shown[:at], *(of_level[path] for path in of_level if path in missing), *shown[at:]] if missing else shown
 
 
 def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinition]:
@@ -354,6 +437,7 @@ def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinit
     windows = {level.window for level in levels}
     known = {name for level in levels for name, values in level.latencies.items() if values}
     known |= {column.metric for column in columns(rows) if column.metric is not None}
+    known |= {"interval"} if any(row.accuracy_intervals for row in rows) else set()
     terms = {
         **dict.fromkeys(("n", "input_tokens", "headline", "waves", "percentiles"), bool(levels)),
         "steady": "steady" in windows,
