@@ -25,8 +25,8 @@ from typing import cast
 from surfaces import SURFACES, Surface
 
 from trtllm_pipeline.base.domain import CellId
-from trtllm_pipeline.orchestrate.results.measured import Measured
-from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.orchestrate.results.report_file import CellResult
+from trtllm_pipeline.show.report.measured import Measured
 from trtllm_pipeline.show.report.recommendation import Goal, at_best, cost, parse_slo
 from trtllm_pipeline.show.search.next_cell import Goals, Option, decide
 

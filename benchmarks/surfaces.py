@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from trtllm_pipeline.base.domain import CellId, Json
 from trtllm_pipeline.measure.load.result import LevelResult
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
 
 Axes = Mapping[str, Json]
 _BITS = {"fp16": 16.0, "fp8": 8.0, "int8_sq": 8.0, "int8_wo": 8.0, "int4_awq": 4.25, "q8": 8.5, "q5": 5.5, "q4": 4.5}

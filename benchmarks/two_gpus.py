@@ -39,8 +39,8 @@ from trtllm_pipeline.base.machine.model import Gpu
 from trtllm_pipeline.base.machine.placement import cpus_of
 from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
 from trtllm_pipeline.orchestrate.run.executor import Executor
-from trtllm_pipeline.orchestrate.run.forecast import capacity
 from trtllm_pipeline.orchestrate.run.loop import Observer, execute
+from trtllm_pipeline.orchestrate.run.order import capacity
 from trtllm_pipeline.orchestrate.store.claims import lease_machine
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.stage.base import Stage

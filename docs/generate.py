@@ -31,7 +31,7 @@ from trtllm_pipeline.orchestrate.matrix.matrices import summary
 from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS, Recipe, Settings, json_schema
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, matrices_folder, recipes_folder
 from trtllm_pipeline.show.cli import app
-from trtllm_pipeline.show.cli.app import COMMANDS, Command
+from trtllm_pipeline.show.cli.app import Command, commands
 from trtllm_pipeline.show.cli.command_signatures import MATRIX_WORD
 from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
 from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
@@ -167,11 +167,8 @@ def read_by(toolchain: str) -> frozenset[str]:
     return frozenset(f"{name}.{key}" for name, section in sections.items() for key in (*section.read, *_EVERYWHERE))
 
 
-def settings(name: str) -> Iterator[str]:
+def settings(section: str, definition: Mapping[str, Any]) -> Iterator[str]:
     """The table of one settings section, or of a mapping in one."""
-    schema = _schema("matrix")
-    definition = schema["$defs"][name]
-    section = name.lower()
     used = read_by("embedded")
     yield "| key | values | default | meaning |"
     yield "|---|---|---|---|"
@@ -179,7 +176,10 @@ def settings(name: str) -> Iterator[str]:
         if "$ref" in field and field["$ref"].endswith("/Calibration"):
             continue  # a table of its own
         what = field.get("description", "")
-        if section not in {"calibration", "gateway", "openai", "oncluster", "retry"} and f"{section}.{key}" not in used:
+        if (
+            section not in {"quantize.calibration", "gateway", "openai", "cluster", "retry", "retry.oom"}
+            and f"{section}.{key}" not in used
+        ):
             what += " The embedded toolchain does not read it."
         default = json.dumps(field.get("default"), ensure_ascii=False)
         yield f"| `{key}` | {values(field)} | `{default}` | {_line(what)} |"
@@ -508,11 +508,26 @@ def commands_page() -> Iterator[str]:
     """Every command with its help, examples and options."""
     yield _COMMANDS_HEAD
     for row in documented():
+        if row.path == "stage download":
+            yield f"{_STAGES_HEAD}\n\n" + "\n".join(stages())
         command = command_of(row.path)
         help_text = re.sub(r"(?<![\w./-])docs/([a-z/-]+\.md)", _page_link, command.help or row.help)
         yield f"## pipeline {row.path}\n\n{help_text}"
         yield _examples(command)
         yield "\n".join(options(row.path))
+
+
+def stages() -> Iterator[str]:
+    """The table of the stages that have a command."""
+    yield "| stage | what it does | settings | toolchains |"
+    yield "|---|---|---|---|"
+    known = [toolchains.load(name) for name in toolchains.every_name()]
+    for name, stage in toolchains.with_command().items():
+        section = stage.section or name
+        having = [each.name for each in known if any(own.name == name for own in each.stages)]
+        where = "all" if len(having) == len(known) else ", ".join(f"`{each}`" for each in having)
+        link = f"[`{section}`](settings.md#settings{section})"
+        yield f"| [`{name}`](#pipeline-stage-{name}) | {stage.sentence} | {link} | {where} |"
 
 
 def _page_link(match: re.Match[str]) -> str:
@@ -521,7 +536,7 @@ def _page_link(match: re.Match[str]) -> str:
 
 def documented() -> list[Command]:
     """The commands, without groups."""
-    return [row for row in COMMANDS if row.target]
+    return [row for row in commands() if row.target]
 
 
 def _examples(command: Any) -> str:
@@ -554,6 +569,13 @@ given. `--debug` before a command shows tracebacks of expected errors. `pipeline
 completion for bash, zsh and fish."""
 
 
+_STAGES_HEAD: Final = """\
+## pipeline stage
+
+A stage is one kind of work. `pipeline run` runs all that a cell needs. The command of a stage runs it alone, for cells of a
+matrix or on explicit files."""
+
+
 def settings_page() -> Iterator[str]:
     """Every key of matrices and recipes."""
     definitions = _schema("matrix")["$defs"]
@@ -563,11 +585,11 @@ def settings_page() -> Iterator[str]:
     yield "## Settings\n\n`timeout_s` limits one attempt of a stage. `retries` counts retries after a transient failure."
     for section, field in definitions["Settings"]["properties"].items():
         name = field["$ref"].rpartition("/")[2]
-        yield _section(f"settings.{section}", name, definitions[name])
+        yield _section(section, definitions[name])
         for key, inner in definitions[name]["properties"].items():
             nested = _nested(inner)
             if nested:
-                yield _section(f"settings.{section}.{key}", nested, definitions[nested])
+                yield _section(f"{section}.{key}", definitions[nested])
     yield "## Recipes\n\n[Matrix](../matrix.md#recipes) shows how to write one.\n\n" + "\n".join(fields("Recipe"))
     for name, source in _schema("recipe")["$defs"].items():
         if name.endswith("Source"):
@@ -576,8 +598,8 @@ def settings_page() -> Iterator[str]:
     yield "## Shipped matrices\n\n" + "\n".join(matrices(""))
 
 
-def _section(title: str, name: str, definition: Mapping[str, Any]) -> str:
-    return f"### {title}\n\n{_words(definition)}\n\n" + "\n".join(settings(name))
+def _section(section: str, definition: Mapping[str, Any]) -> str:
+    return f"### settings.{section}\n\n{_words(definition)}\n\n" + "\n".join(settings(section, definition))
 
 
 def _nested(field: Mapping[str, Any]) -> str | None:

@@ -17,8 +17,8 @@ from trtllm_pipeline.base.machine import assume
 from trtllm_pipeline.orchestrate.matrix.models import Settings
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
-from trtllm_pipeline.orchestrate.run.forecast import capacities, guess_s, tasks
-from trtllm_pipeline.orchestrate.run.order import play
+from trtllm_pipeline.orchestrate.run.forecast import guess_s
+from trtllm_pipeline.orchestrate.run.order import capacities, play, tasks
 from trtllm_pipeline.orchestrate.run.scheduler import Event, Instruction, Scheduler
 from trtllm_pipeline.show.progress.live import Picture
 from trtllm_pipeline.show.progress.tracker import Tracker

@@ -29,8 +29,7 @@ from maintenance.definitions import DefinitionsError, Options  # noqa: E402
 from trtllm_pipeline.base.errors import UsageError  # noqa: E402
 from trtllm_pipeline.base.machine import probe  # noqa: E402
 from trtllm_pipeline.models.triton_repository import model_config  # noqa: E402
-from trtllm_pipeline.show.proof import installed  # noqa: E402
-from trtllm_pipeline.tensorrt.trtllm import program_options, releases, templates  # noqa: E402
+from trtllm_pipeline.tensorrt.trtllm import installed, program_options, releases, templates  # noqa: E402
 
 RECORDED: Final = ROOT / "tests/data/tensorrt_llm/recorded.json"
 SERVE: Final = "trtllm-serve"

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trtllm_pipeline.orchestrate.matrix.check import check
 from trtllm_pipeline.orchestrate.matrix.derive import model_of
-from trtllm_pipeline.orchestrate.matrix.document import Document
+from trtllm_pipeline.orchestrate.matrix.document import Document, check
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import load
 

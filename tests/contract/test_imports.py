@@ -119,14 +119,14 @@ def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
 def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
     Store(tmp_path)
     modules = imported("status", "--runs", "--workspace", str(tmp_path), "--format", "json")
-    assert "trtllm_pipeline.orchestrate.results.run_list" in modules
+    assert "trtllm_pipeline.show.report.run_list" in modules
     assert "pydantic" not in modules
 
 
 def test_a_table_of_results_imports_nothing_that_reads_events_or_answers() -> None:
     code = "import sys; import trtllm_pipeline.show.report.writers; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "trtllm_pipeline.orchestrate.results.rows" in modules
+    assert "trtllm_pipeline.orchestrate.results.report_file" in modules
     assert not {"annotated_types", "trtllm_pipeline.measure.score.drift", "trtllm_pipeline.measure.load.events"} & set(
         modules
     )

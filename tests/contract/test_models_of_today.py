@@ -13,9 +13,9 @@ from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, infeasible
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.orchestrate.plan import planner
-from trtllm_pipeline.orchestrate.plan.lock_file import write_lock
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.run.run_folder import write_lock
 
 
 class First(NamedTuple):

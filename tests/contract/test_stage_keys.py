@@ -24,7 +24,7 @@ from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.models.hub.dataset_file import data_file
 from trtllm_pipeline.models.hub.sources import local_folder, unpinned
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
-from trtllm_pipeline.orchestrate.plan import selection
+from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
 from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
@@ -53,7 +53,7 @@ def planned(matrix: str, release: str) -> Plan:
         machine = parse(f"tensorrt_llm=={release},sm=90,gpus=8,gpu_memory_gib=80")
     identity = {name: f"the {name}" for name in (*IDENTITY, "xllamacpp")}
     known = {name: replace(toolchains.load(name), identity=lambda _: identity) for name in toolchains.every_name()}
-    cells = selection.select_cells(request, selection.load(request), machine)
+    cells = planner.select_cells(request, planner.load(request), machine)
     return make_plan(
         [pinned(cell) for cell in cells],
         known,

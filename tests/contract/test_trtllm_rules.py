@@ -24,7 +24,7 @@ from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.orchestrate.plan.plan import make_plan
-from trtllm_pipeline.orchestrate.run.plan_commands import command_lines
+from trtllm_pipeline.orchestrate.plan.plan_file import command_lines
 from trtllm_pipeline.tensorrt.stage.calibration_rows import default_set
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.trtllm.rules import RULES, WITHOUT_OWN_LAYERS, refusal

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from tests.helpers.embedded_engines import byte_symbols
 from tests.helpers.scripted_server import Script, ScriptedServer, config, running
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 
 TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\nTools:' }}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.helpers import chat_models
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig
 
 
 class Usage(NamedTuple):

@@ -12,7 +12,7 @@ from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.orchestrate.matrix.models import Settings
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.orchestrate.run.plan_commands import command_lines
+from trtllm_pipeline.orchestrate.plan.plan_file import command_lines
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 
 ENGINES: Final = "tensorrt_llm"

@@ -19,7 +19,7 @@ from tests.helpers.gateways import listening
 from tests.helpers.scripted_server import Script, config, running
 from tests.helpers.terminals import Terminal
 from trtllm_pipeline.base.processes.guardian import proc_file, process_table
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, OfferedModel
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 
 PIPELINE = [sys.executable, "-m", "trtllm_pipeline", "chat"]
 

@@ -22,7 +22,8 @@ from tests.helpers.deployments import deployment
 from tests.helpers.fake_hub import FakeHub
 from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
 from tests.standins.programs.checkpoint import safetensors
-from trtllm_pipeline.serve.export import manifests, start_script
+from trtllm_pipeline.serve.export import manifests
+from trtllm_pipeline.tensorrt.servers import start_script
 
 CELL = "tiny/int8_wo/tp1pp1/bs4/isl192-osl16"
 BODY = {"text_input": "The capital of France is", "max_tokens": 8, "bad_words": "", "stop_words": ""}

@@ -27,7 +27,8 @@ from tests.helpers.gateways import Process, listening, process_of
 from tests.helpers.scripted_server import Script, config, running
 from tests.helpers.waiting import eventually
 from tests.standins import templates
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 from trtllm_pipeline.tensorrt.stage.server_requests import number_of
 
 JSON = {"content-type": "application/json"}

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.helpers.chat_models import Running, gateway, said, spoken
 from tests.helpers.scripted_server import Script
 from tests.helpers.waiting import eventually
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, OfferedModel
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 
 CALL = f"<tool_call>\n{json.dumps({'name': 'now', 'arguments': {}})}\n</tool_call>"
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.helpers.gateways import listening
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, OfferedModel
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 
 pytestmark = pytest.mark.seam
 

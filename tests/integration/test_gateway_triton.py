@@ -18,7 +18,8 @@ from tests.helpers.gateways import listening
 from tests.helpers.triton_client import serve
 from trtllm_pipeline.measure.client.openai import OpenAiClient
 from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 MODELS = ("ensemble", "tensorrt_llm_bls")

@@ -234,7 +234,8 @@ def remembering(stand: Stand) -> None:
     seen: set[str] = set()
 
     def respond(model: str, values: Mapping[str, Any]) -> Script:
-        first_s = 0.004 if values["text_input"] in seen else 0.04
+        # More than a busy machine adds to a prompt that is sent again.
+        first_s = 0.004 if values["text_input"] in seen else 0.5
         seen.add(values["text_input"])
         script = honest(model, values)
         return dataclasses.replace(script, events=tuple((first_s + at_s, text) for at_s, text in script.events))

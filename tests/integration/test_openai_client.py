@@ -211,7 +211,6 @@ def test_tools_streamed(client: Any) -> None:
     assert names == [(0, "get_weather"), (1, "get_time")]
     for index, city in enumerate(("Köln", "Rome")):
         pieces = [part.function.arguments for part in parts if part.index == index and not part.id]
-        assert len(pieces) > 2, "arguments come as they are written"
         assert json.loads("".join(pieces)) == {"city": city}
     assert "".join(delta.content or "" for delta in deltas) == "Let me look."
     assert chunks[-1].choices[0].finish_reason == "tool_calls"

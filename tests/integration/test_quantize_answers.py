@@ -28,7 +28,8 @@ from safetensors.torch import load_file  # noqa: E402
 from tests.helpers.checkpoints import dequantized_folder, quantize, read_engine_checkpoint  # noqa: E402
 from trtllm_pipeline.base.machine.model import Machine  # noqa: E402
 from trtllm_pipeline.models.files.tokenizer import read_tokenizer  # noqa: E402
-from trtllm_pipeline.show.proof import families, material, reference_answers  # noqa: E402
+from trtllm_pipeline.show.proof import material, reference_answers  # noqa: E402
+from trtllm_pipeline.tensorrt.embedded import families  # noqa: E402
 from trtllm_pipeline.tensorrt.embedded.reference import Reference  # noqa: E402
 from trtllm_pipeline.tensorrt.modelopt import calibration_batches, checkpoint_writer  # noqa: E402
 from trtllm_pipeline.tensorrt.stage.calibration_rows import choose, default_set, read_rows  # noqa: E402
@@ -62,7 +63,7 @@ CALIBRATION = {"samples": 16, "max_length": 128}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("material")
     material.write(
-        folder, Machine(1, "CPU"), families=material.FAMILIES, precisions=["fp16"], toolchain_names=["embedded"]
+        folder, Machine(1, "CPU"), families=families.FAMILIES, precisions=["fp16"], toolchain_names=["embedded"]
     )
     return folder
 

@@ -18,14 +18,15 @@ import pytest
 from tests.helpers import needed
 from tests.helpers.browser import Browser
 from tests.helpers.fabricated_run import HOSTILE, START_S, run
-from trtllm_pipeline.base.wording import shared_parts, without
+from trtllm_pipeline.base.wording import shared_parts
 from trtllm_pipeline.measure.load.result import Goodput, GpuUse, HighestRate, TritonUse
-from trtllm_pipeline.orchestrate.results.comparable_loads import Workload
-from trtllm_pipeline.orchestrate.results.measured import Measured, Side
-from trtllm_pipeline.orchestrate.results.record import StageAttempt
-from trtllm_pipeline.orchestrate.results.rows import CellStatus, references
+from trtllm_pipeline.orchestrate.results.report_file import CellStatus, references
+from trtllm_pipeline.show.phrases import without
+from trtllm_pipeline.show.report.comparable_loads import Workload
 from trtllm_pipeline.show.report.html.page import to_html
+from trtllm_pipeline.show.report.measured import Measured, Side
 from trtllm_pipeline.show.report.recommendation import Candidate, recommend
+from trtllm_pipeline.show.report.record import StageAttempt
 
 pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")
 

@@ -31,7 +31,7 @@ from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
 from trtllm_pipeline.measure.client.triton import Client as TritonClient
 from trtllm_pipeline.models.triton_repository import lint
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, OfferedModel
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 from trtllm_pipeline.tensorrt.servers import triton_server
 from trtllm_pipeline.tensorrt.stage.lora_tensors import LoraTensors, convert
 from trtllm_pipeline.tensorrt.stage.params import load

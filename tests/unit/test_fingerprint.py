@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pipeline.base.fingerprints import Change, canonical, changes, encoding, fingerprint
+from trtllm_pipeline.base.fingerprints import Change, canonical, changes, fingerprint
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -21,18 +19,6 @@ def test_a_known_key_keeps_its_fingerprint() -> None:
     key = canonical({"stage": "build", "schema": 1, "params": {"b": [1, 2.5, None], "a": "é"}})
     assert key == '{"params":{"a":"é","b":[1,2.5,null]},"schema":1,"stage":"build"}'
     assert fingerprint(key) == "6a65adc057bb0446899ba4b30f9ba7f7"
-
-
-@pytest.mark.parametrize(
-    "plain",
-    [json.JSONEncoder(), json.JSONEncoder(ensure_ascii=False), json.JSONEncoder(sort_keys=True, separators=(",", ":"))],
-)
-@given(json_values)
-def test_an_encoder_that_is_set_up_once_writes_the_same(plain: json.JSONEncoder, value: object) -> None:
-    assert encoding(plain)(value) == plain.encode(value)
-    assert encoding(plain)({"é": value, "a": (value, float("inf"))}) == plain.encode(
-        {"é": value, "a": (value, float("inf"))}
-    )
 
 
 def test_what_cannot_be_written_raises_instead_of_hashing_to_a_constant() -> None:

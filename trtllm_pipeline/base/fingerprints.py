@@ -8,9 +8,8 @@ Parts that JSON cannot write raise: a part that hashed to a constant would serve
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from json import encoder
 from typing import Final
 
 from trtllm_pipeline.base.domain import Fingerprint, Json
@@ -19,18 +18,7 @@ SCHEMA: Final = 1
 """Part of every key; raised when the form of keys changes, which makes every older artifact unreachable."""
 
 
-def encoding(plain: json.JSONEncoder) -> Callable[[object], str]:
-    """What `plain.encode` returns, for many small values: it sets up CPython's own encoder anew for each, which takes longest."""
-    make = getattr(encoder, "c_make_encoder", None)
-    if make is None:  # another Python
-        return plain.encode
-    text = encoder.encode_basestring_ascii if plain.ensure_ascii else encoder.encode_basestring
-    between = plain.key_separator, plain.item_separator
-    parts = make(None, plain.default, text, None, *between, plain.sort_keys, plain.skipkeys, plain.allow_nan)
-    return lambda value: "".join(parts(value, 0))
-
-
-_encode: Final = encoding(json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False))
+_encode: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def canonical(parts: Mapping[str, Json]) -> str:

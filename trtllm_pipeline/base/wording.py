@@ -1,16 +1,11 @@
-"""Short forms for people: cell ids without what all share, counts, durations, sizes."""
+"""Short forms for people: the parts that cell ids share, counts, durations, sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
 
 from trtllm_pipeline.base.domain import CellId
-
-MAX_REASONS: Final = 10
-MAX_CELLS: Final = 3
-"""Cells of one reason."""
 
 
 def shared_parts(ids: Sequence[str]) -> tuple[str, ...]:
@@ -20,11 +15,6 @@ def shared_parts(ids: Sequence[str]) -> tuple[str, ...]:
     split = [cell.split("/") for cell in ids]
     everywhere = set(split[0]).intersection(*split[1:])
     return tuple(part for part in split[0] if part in everywhere)
-
-
-def without(cell: str, parts: Sequence[str]) -> str:
-    """A cell's id without some of its segments; never empty."""
-    return "/".join(part for part in cell.split("/") if part not in parts) or cell
 
 
 def merged(sequences: Iterable[Sequence[str]]) -> tuple[str, ...]:
@@ -53,41 +43,6 @@ def in_flow_order(
     return merged(map(of_cell, dict.fromkeys(cells.values())))
 
 
-def groups(ids: Sequence[str], most: int) -> list[str] | None:
-    """The group of each id: its first segments, as many as make no more than `most` groups; None where there are no such groups."""
-    split = [each.split("/") for each in ids]
-    found: list[str] | None = None
-    for depth in range(1, max(map(len, split), default=0)):
-        named = ["/".join(parts[:depth]) for parts in split]
-        number = len(set(named))
-        if number > most or number == len(ids):
-            break
-        found = named if number > 1 else None
-    return found
-
-
-def never_works(refused: Iterable[tuple[str, str]], all_by: str | None) -> list[str]:
-    """What to say of cells that can never work, given as (id, reason): each reason once, with its cells.
-
-    Where `all_by` names what lists all of them, at most MAX_REASONS reasons with MAX_CELLS cells each.
-    """
-    by_reason: dict[str, list[str]] = {}
-    for cell, reason in refused:
-        by_reason.setdefault(reason, []).append(cell)
-    total = sum(map(len, by_reason.values()))
-    lines = [f"{count(total, 'cell')} can never work:"] if total else []
-    said = 0
-    for reason, cells in list(by_reason.items())[: MAX_REASONS if all_by else None]:
-        shown = cells[: MAX_CELLS if all_by else None]
-        if len(cells) == 1:
-            lines.append(f"  {cells[0]}: {reason}")
-        else:
-            lines += [f"  {count(len(cells), 'cell')}: {reason}", *(f"    {cell}" for cell in shown)]
-            lines += [f"    and {len(cells) - len(shown)} more"] if len(shown) < len(cells) else []
-        said += len(shown)
-    return [*lines, f"  {all_by} lists all"] if said < total else lines
-
-
 def shorten(text: str, width: int) -> str:
     """`text` in at most `width` characters, its middle left out: ids differ at their ends."""
     if len(text) <= width:
@@ -112,19 +67,6 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def about(seconds: float) -> str:
-    """A guessed duration, rounded to what can be known of one: "40 s", "25 min", "2 h", "3 days"."""
-    if seconds < 52.5:
-        return f"{max(1, round(seconds)) if seconds < 5 else 5 * round(seconds / 5)} s"
-    minutes = seconds / 60
-    if minutes < 55:
-        return f"{max(1, round(minutes)) if minutes < 10 else 5 * round(minutes / 5)} min"
-    hours = minutes / 60
-    if hours < 36:
-        return f"{round(2 * hours) / 2 if hours < 5 else round(hours):g} h"
-    return f"{round(hours / 24)} days"
 
 
 def size(size_bytes: float) -> str:

@@ -15,16 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import write_lines
-from trtllm_pipeline.orchestrate.plan.planner import plan_cells, runnable_plan
+from trtllm_pipeline.base import writing
+from trtllm_pipeline.orchestrate.plan.planner import (
+    default_toolchain,
+    load,
+    machine_of,
+    plan_cells,
+    runnable_plan,
+    select_cells,
+)
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.plan.selection import default_toolchain, load, machine_of, select_cells
 
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.plan.plan import Plan
-    from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck
-    from trtllm_pipeline.orchestrate.results.rows import CellResult
-    from trtllm_pipeline.orchestrate.run.forecast import Forecast
+    from trtllm_pipeline.orchestrate.results.report_file import CellResult
+    from trtllm_pipeline.orchestrate.run.forecast import Forecast, ForecastCheck
     from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome
     from trtllm_pipeline.orchestrate.run.run_folder import RunFolder
     from trtllm_pipeline.orchestrate.run.work import Done
@@ -62,8 +67,7 @@ def run(
     The run's id ends with `name`, which later commands accept in its place.
     """
     from trtllm_pipeline.orchestrate.clusters.location import place_of
-    from trtllm_pipeline.orchestrate.plan.lock_file import write_lock
-    from trtllm_pipeline.orchestrate.run.run_folder import begun
+    from trtllm_pipeline.orchestrate.run.run_folder import begun, write_lock
     from trtllm_pipeline.orchestrate.run.work import run_with_retries, work_of
 
     store.check_writable()
@@ -92,15 +96,14 @@ def run(
 
 def _report(request: Request, done: Done, forecast: Forecast, folder: RunFolder) -> Result:
     """The rows of all cells, written as report.json."""
-    from trtllm_pipeline.orchestrate.results.forecast_check import checked
-    from trtllm_pipeline.orchestrate.results.report_file import NAME, report_json
-    from trtllm_pipeline.orchestrate.results.rows import rows
+    from trtllm_pipeline.orchestrate.results.report_file import NAME, report_json, rows
+    from trtllm_pipeline.orchestrate.run.forecast import checked
 
     store, plan, outcome = folder.store, done.plan, done.outcome
     check = checked(plan, forecast, store.index.taken(folder.id), done.seconds, comparable=outcome.comparable)
     folder.forecast = None if check is None else check.to_json()
     table = rows(plan, store, outcome)
-    write_lines(folder.path / NAME, report_json(table, folder.id, str(request.matrix), forecast=check))
+    writing.write_lines(folder.path / NAME, report_json(table, folder.id, str(request.matrix), forecast=check))
     folder.exit_code = outcome.exit_code
     return Result(folder.id, plan, outcome, table, done.untried, check)
 
@@ -108,7 +111,7 @@ def _report(request: Request, done: Done, forecast: Forecast, folder: RunFolder)
 def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tuple[Plan, Outcome]:
     """Like `run`, for a command that only needs artifacts. The workspace's latest run, plan and report stay unchanged."""
     from trtllm_pipeline.orchestrate.run.executor import Executor
-    from trtllm_pipeline.orchestrate.run.forecast import capacity
+    from trtllm_pipeline.orchestrate.run.order import capacity
     from trtllm_pipeline.orchestrate.run.work import work_of
 
     loaded, machine = load(request), machine_of(request)

@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base import Cell, Scope, UsageError
 from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections, Estimate
-from trtllm_pipeline.orchestrate.plan.memory_needs import of_run
-from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
-from trtllm_pipeline.orchestrate.plan.planner import check_feasible, plan_cells
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_run
+from trtllm_pipeline.orchestrate.plan.planner import check_feasible, load, machine_of, plan_cells, select_cells
 from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request, read_request
 from trtllm_pipeline.orchestrate.plan.runs import run_folders
-from trtllm_pipeline.orchestrate.plan.selection import load, machine_of, select_cells
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.results.rows import CellResult
+    from trtllm_pipeline.orchestrate.results.report_file import CellResult
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ class ServedCell:
 
     def result(self, store: Store) -> CellResult:
         """Its measurements."""
-        from trtllm_pipeline.orchestrate.results.rows import rows
+        from trtllm_pipeline.orchestrate.results.report_file import rows
 
         return rows(self.plan, store)[0]
 

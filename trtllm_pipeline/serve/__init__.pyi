@@ -6,6 +6,10 @@ from .export.cell_export import export_targets as export_targets
 from .export.cell_export import next_steps as next_steps
 from .gateway import run as run
 from .gateway.dialects import dialect_for as dialect_for
+from .gateway.gateway_config import AUTO as AUTO
+from .gateway.gateway_config import OF_TRITON as OF_TRITON
+from .gateway.gateway_config import GatewayConfig as GatewayConfig
+from .gateway.gateway_config import OfferedModel as OfferedModel
 from .gateway.keys import read_keys as read_keys
 from .kept import control as control
 from .kept import serve_target as serve_target

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import Json, Machine, Survey, assume, gpus, memory, probe, version_of
+from trtllm_pipeline.base import Json, Machine, assume, gpus, memory, probe, version_of
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 SCHEMA: Final = 1
@@ -101,7 +101,7 @@ NEXT: Final[Mapping[str, str]] = {
 """Toolchain -> installation hint."""
 
 
-def examine(survey: Survey, workspace: Path) -> tuple[MachineCheck, ...]:
+def examine(survey: probe.Survey, workspace: Path) -> tuple[MachineCheck, ...]:
     """All checks of this machine, by group. The only program it runs is `mpirun --version`."""
     return (
         *_host(survey.machine),

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
-from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base.domain import Json
-from trtllm_pipeline.base.files.reading import open_file, read_bytes
-from trtllm_pipeline.base.fingerprints import encoding
+from trtllm_pipeline.base.files.reading import read_bytes
 
-_encode: Final = encoding(json.JSONEncoder(ensure_ascii=False))
-_CONSTANTS: Final = {None: "null", True: "true", False: "false"}
+_encode: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
@@ -35,37 +31,19 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
     yield "}"
 
 
-def first_parts(path: Path, number: int) -> dict[str, Any] | None:
-    """The first members of an object in a file of `json_lines`, none of them a list of lines. Reads only the start of a long file."""
-    try:
-        with open_file(path) as file:
-            data = json.loads(b"".join(islice(file, number)) + b"}")
-    except (OSError, ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
 def object_text(data: Mapping[str, Json], **texts: str) -> str:
     """An object as JSON text with a line for each of its parts, and for each item of its lists.
 
-    Parts of `data` that are JSON already are given as `texts`. The standard library indents in Python alone, which takes ten
-    times as long.
+    Parts of `data` that are JSON already are given as `texts`.
     """
 
     def text(part: Json) -> str:
-        # Most of an encoder call is its setup.
-        if part.__class__ is str:
-            return encode_basestring(part)
-        if part is None or part is True or part is False:
-            return _CONSTANTS[part]
-        if part.__class__ is int:
-            return str(part)
-        if isinstance(part, (dict, list, tuple)) and not part:
-            return "{}" if isinstance(part, dict) else "[]"
-        items = ",\n  ".join(map(_encode, part)) if isinstance(part, list) else ""
-        return f"[\n  {items}\n ]" if items else _encode(part)
+        if not part or not isinstance(part, list):
+            return _encode(part)
+        items = ",\n  ".join(map(_encode, part))
+        return f"[\n  {items}\n ]"
 
-    parts = ",\n ".join([f"{encode_basestring(name)}: {texts.get(name) or text(part)}" for name, part in data.items()])
+    parts = ",\n ".join(f"{_encode(name)}: {texts.get(name) or text(part)}" for name, part in data.items())
     return f"{{\n {parts}\n}}\n"
 
 

@@ -25,11 +25,10 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from trtllm_pipeline.base.errors import FailureClass, PipelineError, ServerError, StateError
-from trtllm_pipeline.base.fingerprints import encoding
 from trtllm_pipeline.base.processes.secrets import without_secrets
 
 _PACKET_BYTES: Final = 65536
-_encode: Final = encoding(json.JSONEncoder())
+_encode: Final = json.JSONEncoder().encode
 _decode: Final = json.JSONDecoder().raw_decode
 # Imported rather than run as a script, to use its compiled form. Appended to the path, to shadow no other module.
 _GUARDIAN: Final = "import sys; sys.path.append(sys.argv[1]); import guardian; guardian.main(*map(int, sys.argv[2:]))"

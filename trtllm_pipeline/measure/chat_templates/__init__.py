@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base import FailureClass, StageError
-from trtllm_pipeline.models import Fields, read_text
+from trtllm_pipeline.models import Fields, model_files
 
 if TYPE_CHECKING:
     import subprocess
@@ -127,7 +127,7 @@ def read(folder: Path) -> Template | None:
 
 def read_source(folder: Path) -> str | None:
     """The template's text: from a separate file, or from tokenizer_config.json, alone or as the `default` of several."""
-    source = read_text(folder, FILE)
+    source = model_files.read_text(folder, FILE)
     if source is not None:
         return source
     settings = Fields.read_optional(folder, _SETTINGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_pipeline.base import ServerError, decode_mapping
+from trtllm_pipeline.base import ServerError, user_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Service:
     def read(cls, path: Path) -> Service:
         """The service described by `path`. Raises ServerError if it is not a valid service.json."""
         try:
-            raw = decode_mapping(path.read_bytes())
+            raw = user_files.decode_mapping(path.read_bytes())
             return cls(
                 raw.get("url", raw["http"]),
                 raw["grpc"],

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base import Json, here
+from trtllm_pipeline.base import Json, probe
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.models import Fields
 
@@ -144,7 +144,7 @@ def system(target: Target, engine: Path | None = None, exclusive: Json = None) -
     }
     return {
         "server_on": "this machine" if _is_here(target.service) else ELSEWHERE,
-        **{name: None if idle.get(name) else value for name, value in here().items()},
+        **{name: None if idle.get(name) else value for name, value in probe.here().items()},
         "exclusive": exclusive,
     }
 

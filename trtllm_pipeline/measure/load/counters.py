@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from trtllm_pipeline.base import Nvml, decode, nvml, of_process
+from trtllm_pipeline.base import gpus as gpu_devices
+from trtllm_pipeline.base import user_files
 from trtllm_pipeline.measure.client.transport.http import HttpError, fetch
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ async def speculation(url: str) -> tuple[int, int] | None:
     """
     try:
         status, body = await fetch(urlsplit(url).netloc or url, "/metrics", timeout_s=TIMEOUT_S)
-        statistics = decode(body) if status == HTTPStatus.OK else None
+        statistics = user_files.decode(body) if status == HTTPStatus.OK else None
     except (OSError, HttpError, ValueError):
         return None
     of = (
@@ -177,12 +178,12 @@ def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
     Each has `name`, `uuid` and `samples`: [time ns, watts, bytes in use, SM clock MHz, busy %, °C], null if unknown.
     """
     records: list[dict[str, Any]] = []
-    with nvml() as ask:
+    with gpu_devices.nvml() as ask:
         handles = [] if ask is None else ask.handles()
         if ask is None or not handles:
             yield records
             return
-        its_own = frozenset() if pid is None else of_process(pid)
+        its_own = frozenset() if pid is None else gpu_devices.of_process(pid)
         handles = [each for each in handles if not its_own or ask("nvmlDeviceGetUUID", each) in its_own]
         devices: list[dict[str, Any]] = [
             {
@@ -209,7 +210,7 @@ def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
             records.extend(devices)
 
 
-def sample(ask: Nvml, handle: Any) -> list[float | None]:
+def sample(ask: gpu_devices.Nvml, handle: Any) -> list[float | None]:
     """Time ns, watts, bytes in use, SM clock MHz, busy %, °C of a GPU now, null where not known."""
     milliwatts, memory = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetMemoryInfo", handle)
     load = ask("nvmlDeviceGetUtilizationRates", handle)

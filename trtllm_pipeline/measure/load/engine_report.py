@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import Json, StageError, fail, read_mapping
+from trtllm_pipeline.base import Json, StageError, user_files
 from trtllm_pipeline.measure.load.result import LevelResult, LoadResult, load_words
 
 ENGINE_REPORT_FILE: Final = "report.json"
@@ -50,14 +50,16 @@ class EngineReport:
     @staticmethod
     def read(path: Path) -> EngineReport:
         """Read a report file. Raises MatrixError for an invalid one."""
-        data = read_mapping(path)
+        data = user_files.read_mapping(path)
         values: dict[str, float] = {}
         for name, (section, key) in _REPORTED.items():
             value = data[section].get(key) if isinstance(data.get(section), dict) else None
             if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _MOST:
                 values[name] = float(value)
             elif name not in _OPTIONAL:
-                fail(str(path), None, f"no report of trtllm-bench throughput: it has no number {section}.{key}")
+                user_files.fail(
+                    str(path), None, f"no report of trtllm-bench throughput: it has no number {section}.{key}"
+                )
         engine = data.get("engine")
         release = engine.get("version") if isinstance(engine, dict) else None
         return EngineReport(release if isinstance(release, str) else None, values)

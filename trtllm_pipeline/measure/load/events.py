@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, No
 from annotated_types import Interval, MinLen
 from typing_extensions import NotRequired, TypedDict
 
-from trtllm_pipeline.base import JsonError, StageError, decode_mapping, read_bytes
+from trtllm_pipeline.base import StageError, reading, user_files
 from trtllm_pipeline.measure.load.prompts import opened
 
 if TYPE_CHECKING:  # read by pydantic, which programs that measure import when they have measured
@@ -443,7 +443,7 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
     from trtllm_pipeline.measure.load.load import SCHEMA  # reports have the types of records, and no client
 
     try:
-        text = read_bytes(path) if text is None else text
+        text = reading.read_bytes(path) if text is None else text
     except OSError as error:
         raise StageError(f"{path}: cannot be read: {error.strerror}") from error
     lines = text.split(b"\n")
@@ -474,8 +474,8 @@ def _records(path: Path, text: bytes | None) -> Iterator[tuple[int, Mapping[str,
 def _of_another_type(line: bytes) -> Mapping[str, Any] | None:
     """A record of a type that a later version may write."""
     try:
-        record = decode_mapping(line)
-    except JsonError:
+        record = user_files.decode_mapping(line)
+    except user_files.JsonError:
         return None
     return record if isinstance(record.get("type"), str) else None
 

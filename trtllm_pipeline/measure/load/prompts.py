@@ -11,18 +11,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.base import (
-    Fault,
-    MatrixError,
-    RowError,
-    UsageError,
-    check,
-    decode,
-    json_array,
-    read_json_lines,
-    read_text,
-    tables,
-)
+from trtllm_pipeline.base import Fault, MatrixError, UsageError, tables, user_files
 from trtllm_pipeline.measure.client import images
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
@@ -202,7 +191,7 @@ def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: R
 
     def made(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> list[T]:
         if not prompts:
-            raise RowError("conversations", "expected a message of a user")
+            raise user_files.RowError("conversations", "expected a message of a user")
         return [make(prompt, row) for prompt in prompts]
 
     rows = _read(path, render, 1, made, lambda: False, folder=path.parent)
@@ -251,20 +240,20 @@ def _read(
         if enough():
             return ()
         if not isinstance(row, dict):
-            raise RowError("", "expected an object with `input`")
+            raise user_files.RowError("", "expected an object with `input`")
         prompts = tuple(
             _with_images_of(row, folder, _prompt(each, default_id, render, turn))
             for turn, (each, default_id) in enumerate(_turns(row, str(number), turns), 1)
         )
         for prompt in prompts:
             if prompt.id in known:
-                raise RowError("id", f"{prompt.id!r} is the id of an earlier line too")
+                raise user_files.RowError("id", f"{prompt.id!r} is the id of an earlier line too")
             known.add(prompt.id)
         return make(prompts, row, number)
 
     if tables.is_table(path):
         return tables.read(path, lambda row, number: parse(_filled(row), number), first=first)
-    return read_json_lines(path, parse, nothing="no prompt in this file", hint=_EXAMPLE, first=first)
+    return user_files.read_json_lines(path, parse, nothing="no prompt in this file", hint=_EXAMPLE, first=first)
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
@@ -309,15 +298,19 @@ def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str,
 def _messages(entries: object, key: str) -> list[dict[str, Any]]:
     """A conversation of ShareGPT as chat messages, from the first that a user wrote, or the system, on."""
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-        raise RowError(key, "expected a list of objects with `from` and `value`, or `role` and `content`")
+        raise user_files.RowError(key, "expected a list of objects with `from` and `value`, or `role` and `content`")
     messages = []
     for place, each in enumerate(entries):
         speaker = next((each[name] for name in ("from", "role") if name in each), None)
         words = [each[name] for name in ("value", "content") if name in each]
         if not isinstance(speaker, str) or not words or not isinstance(words[0], (str, list, type(None))):
-            raise RowError(f"{key}[{place}]", "expected an object with `from` and `value`, or `role` and `content`")
+            raise user_files.RowError(
+                f"{key}[{place}]", "expected an object with `from` and `value`, or `role` and `content`"
+            )
         if speaker not in _ROLES:
-            raise RowError(f"{key}[{place}]", f"{speaker!r} is an unknown speaker; expected {', '.join(_ROLES)}")
+            raise user_files.RowError(
+                f"{key}[{place}]", f"{speaker!r} is an unknown speaker; expected {', '.join(_ROLES)}"
+            )
         if words[0] and (not isinstance(words[0], str) or words[0].strip()):
             messages.append({"role": _ROLES[speaker], "content": words[0]})
     return list(dropwhile(lambda each: each["role"] == "assistant", messages))
@@ -331,29 +324,29 @@ def _answer(after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: int) -> Prompt:
     given = [key for key in ("input", "text_input", "messages") if key in row]
     if len(given) != 1:
-        raise RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
+        raise user_files.RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
     text = row[given[0]]
     messages: tuple[Mapping[str, Any], ...] = ()
     request: dict[str, Any] = {}
     if given[0] == "messages":
         if not (isinstance(text, list) and text and all(isinstance(item, dict) for item in text)):
-            raise RowError("messages", "expected a list of objects with `role` and `content`")
+            raise user_files.RowError("messages", "expected a list of objects with `role` and `content`")
         if render is None:
-            raise RowError("messages", "the model has no chat template; use `input`")
+            raise user_files.RowError("messages", "the model has no chat template; use `input`")
         messages, request = tuple(text), _request(row)
         from trtllm_pipeline.measure import chat_templates as chat  # late: it imports subprocess
 
         try:
             text = render(messages, **_for_template(request))
         except chat.RefusedError as error:
-            raise RowError("messages", error.message) from error
+            raise user_files.RowError("messages", error.message) from error
     if not isinstance(text, str) or not text.strip():
-        raise RowError(given[0], "expected a text that is not empty")
+        raise user_files.RowError(given[0], "expected a text that is not empty")
     max_tokens = row.get("max_tokens")
     if max_tokens is None and messages:
         max_tokens = row.get("max_completion_tokens")
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-        raise RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
+        raise user_files.RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
     references, stop_words = _texts(row, "output"), _texts(row, "stop_words")
     if messages:
         stop_words = stop_words or _texts(row, "stop")
@@ -365,14 +358,14 @@ def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: i
 def _request(row: Mapping[str, Any]) -> dict[str, Any]:
     """The chat request fields of a row that are not fields of `Prompt`."""
     if row.get("n", 1) not in (1, None):
-        raise RowError("n", f"expected 1, one choice per request, got {row['n']!r}")
+        raise user_files.RowError("n", f"expected 1, one choice per request, got {row['n']!r}")
     fields_of_row = {name: row[name] for name in _REQUEST if row.get(name) is not None}
     for name, value in fields_of_row.items():
         kinds = _REQUEST[name]
         kinds = kinds if isinstance(kinds, tuple) else (kinds,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             expected = " or ".join(dict.fromkeys(_TYPES[kind] for kind in kinds))
-            raise RowError(name, f"expected {expected}, got {value!r}"[:200])
+            raise user_files.RowError(name, f"expected {expected}, got {value!r}"[:200])
     return fields_of_row
 
 
@@ -403,7 +396,7 @@ def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt)
     try:
         urls = [] if folder is None else [images.read(folder / name) for name in names]
     except ValueError as error:
-        raise RowError("image", f"{row['image']!r}: {error}") from error
+        raise user_files.RowError("image", f"{row['image']!r}: {error}") from error
     return with_images(prompt, urls) if urls else prompt
 
 
@@ -426,14 +419,14 @@ def image_files(path: Path) -> dict[str, int]:
                 first_rows.setdefault(name, number)
 
     try:
-        check(path)
+        user_files.check(path)
         if tables.is_table(path):
             tables.read(path, look, lambda columns: [name for name in columns if name == "image"])
-        elif '"image"' in (text := read_text(path)):
-            array = json_array(text)
+        elif '"image"' in (text := user_files.read_text(path)):
+            array = user_files.json_array(text)
             for number, row in enumerate(text.split("\n") if array is None else array, 1):
                 if array is not None or '"image"' in row:
-                    look(decode(row) if array is None else row, number)
+                    look(user_files.decode(row) if array is None else row, number)
     except (MatrixError, UsageError, OSError, ValueError):
         return {}
     return first_rows
@@ -457,7 +450,7 @@ def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
     value = row.get(key, [])
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(item, str) and item for item in texts):
-        raise RowError(key, "expected a text or a list of texts")
+        raise user_files.RowError(key, "expected a text or a list of texts")
     return tuple(texts)
 
 

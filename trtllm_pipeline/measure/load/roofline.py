@@ -16,21 +16,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from trtllm_pipeline.base import DownloadError, Json, cpu_count, nvml, sheet_bandwidth
+from trtllm_pipeline.base import DownloadError, Json, gpus, speeds
+from trtllm_pipeline.base import model as machines
 from trtllm_pipeline.models import (
     INDEX,
     SINGLE,
     Fields,
     ModelFileError,
-    StoredTensor,
-    gguf_files,
-    gguf_header,
-    num_experts,
+    model_files,
+    other_weights,
     read_index,
     speculation_of,
-    tensors,
-    torch_files,
-    torch_tensors,
+    verify,
 )
 
 CPU_MARGIN: Final = 4.0
@@ -114,7 +111,7 @@ def _form(engine: Path, config: Fields) -> _Form:
         return "gguf"
     if any(engine.glob("*.safetensors")):
         return "safetensors"
-    if torch_files(engine):
+    if other_weights.torch_files(engine):
         return "torch"
     built = any(config.has(name) for name in ("weights_bytes", "geometry", "pretrained_config", "build_config"))
     return "gguf" if not built and any(engine.glob("*.gguf")) else "engine"
@@ -151,22 +148,24 @@ def _shards(folder: Path) -> list[str]:
     return [SINGLE] if SINGLE in names else names
 
 
-def _stored(folder: Path, form: _Form) -> dict[str, StoredTensor]:
+def _stored(folder: Path, form: _Form) -> dict[str, other_weights.StoredTensor]:
     """The tensors in the files that a server reads of a Hugging Face directory."""
-    sizes: dict[str, StoredTensor] = {}
+    sizes: dict[str, other_weights.StoredTensor] = {}
     if form == "torch":
-        for name in torch_files(folder):
-            sizes |= torch_tensors(folder, name)
+        for name in other_weights.torch_files(folder):
+            sizes |= other_weights.torch_tensors(folder, name)
         return sizes
     for shard in _shards(folder):
-        for name, tensor in tensors(folder, shard).tensors.items():
-            sizes[name] = StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
+        for name, tensor in verify.tensors(folder, shard).tensors.items():
+            sizes[name] = other_weights.StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
     return sizes
 
 
-def _of_model(stored: Mapping[str, StoredTensor], config: Fields, weight_bits: int) -> tuple[int | None, str]:
+def _of_model(
+    stored: Mapping[str, other_weights.StoredTensor], config: Fields, weight_bits: int
+) -> tuple[int | None, str]:
     """The same of a Hugging Face model, by the headers of its files."""
-    if num_experts(config.values) is not None:
+    if model_files.num_experts(config.values) is not None:
         return None, _MIXTURE
     if weight_bits == 0:
         return None, "how many bits its server keeps of a weight is not known: its command line is the matrix's own"
@@ -175,7 +174,7 @@ def _of_model(stored: Mapping[str, StoredTensor], config: Fields, weight_bits: i
 
 def _of_gguf(place: Path) -> tuple[int | None, str]:
     """The same of a GGUF file, or of the one in a directory: its server keeps the bits that it has."""
-    headers = [gguf_header(path) for path in gguf_files(place)]
+    headers = [other_weights.gguf_header(path) for path in other_weights.gguf_files(place)]
     if any(each.experts for each in headers):
         return None, _MIXTURE
     return _read({name: tensor.bytes for each in headers for name, tensor in each.tensors.items()}), ""
@@ -200,7 +199,7 @@ def cpu_bandwidth(size: int) -> float:
     """
     import numpy as np
 
-    parts = cpu_count()
+    parts = machines.cpu_count()
     count = max(1024, min(size, _MOST_READ_BYTES) // 4 // parts)
     times = max(1, _LEAST_READ_BYTES // (4 * count))
     buffers = [np.ones(count, dtype=np.float32) for _ in range(parts)]
@@ -225,7 +224,7 @@ def gpu_bandwidth() -> tuple[float | None, str]:
     Width of the bus x highest memory clock x 2 transfers a cycle, both from NVML. Otherwise the data
     sheet of a GPU with that name.
     """
-    with nvml() as ask:
+    with gpus.nvml() as ask:
         if ask is None:
             return None, ""
         devices = [
@@ -239,6 +238,6 @@ def gpu_bandwidth() -> tuple[float | None, str]:
     by_nvml = max((bits / 8 * mhz * 1e6 * 2 for bits, mhz, _ in devices if bits and mhz), default=None)
     if by_nvml is not None:
         return by_nvml, "NVML"
-    sheets = [(bandwidth, name) for _, _, name in devices if (bandwidth := sheet_bandwidth(name)) is not None]
+    sheets = [(bandwidth, name) for _, _, name in devices if (bandwidth := speeds.sheet_bandwidth(name)) is not None]
     bandwidth, name = max(sheets, default=(None, ""))
     return bandwidth, f"the data sheet of {name}"

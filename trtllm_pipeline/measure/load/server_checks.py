@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from trtllm_pipeline.base import FailureClass, Json, ServerError, StageError, decode_yaml, read_mapping, running_since
+from trtllm_pipeline.base import FailureClass, Json, ServerError, StageError, running_since, user_files
 from trtllm_pipeline.measure.client.triton import Client
 from trtllm_pipeline.measure.load import counters
 from trtllm_pipeline.measure.load.load import EventFile
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import AnyClient, Target
-from trtllm_pipeline.models import ENGINE_MODEL, Engine, Fields, find, model_config
+from trtllm_pipeline.models import Engine, Fields, model_config, model_files, model_names
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -147,7 +147,9 @@ async def probe(
     It ends when a TTFT does not fall: the gate only reports a cache if every prompt was faster.
     """
     longest = None
-    if claim.engine is not None and find(claim.engine, "config.json") is not None:  # GGUF files have no config.json
+    if (
+        claim.engine is not None and model_files.find(claim.engine, "config.json") is not None
+    ):  # GGUF files have no config.json
         longest_input = claim.declared.get("max_seq_len")
         engine = Engine.read(claim.engine, max_seq_len=longest_input if isinstance(longest_input, int) else None)
         longest = engine.longest_prompt(PROBE_ANSWER_TOKENS)
@@ -197,11 +199,11 @@ async def read_back(
     if client is None:
         return checks
     if repository is None:
-        for name in dict.fromkeys((client.model.name, ENGINE_MODEL)):
+        for name in dict.fromkeys((client.model.name, model_names.ENGINE_MODEL)):
             with suppress(ServerError):  # without an ensemble, the second model is missing
                 checks += _model(declared, name, await client.config(name), asked_by)
     else:
-        checks += _llm_api(declared, repository / ENGINE_MODEL / "1" / "model.yaml", asked_by)
+        checks += _llm_api(declared, repository / model_names.ENGINE_MODEL / "1" / "model.yaml", asked_by)
     for path in sorted(repository.glob("*/config.pbtxt")) if repository is not None else ():
         name = path.parent.name
         try:
@@ -271,7 +273,7 @@ def _llm_api(declared: Mapping[str, Json], path: Path, asked_by: str) -> Iterato
     """Settings of TensorRT-LLM's `llmapi` model, if a repository has one."""
     if not path.is_file():
         return
-    configured = read_mapping(path, decode_yaml)
+    configured = user_files.read_mapping(path, user_files.decode_yaml)
     got = {**configured, "enable_kv_cache_reuse": (configured.get("kv_cache_config") or {}).get("enable_block_reuse")}
     for name in (*_BUILD, "enable_kv_cache_reuse"):
         if declared.get(name) is not None and got.get(name) is not None:
@@ -289,7 +291,7 @@ def _model(declared: Mapping[str, Json], name: str, served: Any, asked_by: str) 
             yield SettingCheck(
                 f"{name}: {key}", text, asked_by, got.lower() if isinstance(expected, bool) else got, "the server"
             )
-    if name == ENGINE_MODEL:
+    if name == model_names.ENGINE_MODEL:
         batch = "triton_max_batch_size" if "triton_max_batch_size" in declared else "max_batch_size"
         for key, got in (
             (batch, served.max_batch_size),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base import FailureClass, Json, RowError, StageError, read_json_lines
+from trtllm_pipeline.base import FailureClass, Json, StageError, user_files
 from trtllm_pipeline.measure.load.prompts import OPENING_WORDS, Prompt, conversations
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ def read_lengths(path: Path) -> tuple[Lengths, ...]:
 
     def parse(row: object, _number: int) -> Lengths:
         if not isinstance(row, dict):
-            raise RowError("", "expected an object with `input_tokens` and `output_tokens`")
+            raise user_files.RowError("", "expected an object with `input_tokens` and `output_tokens`")
         for name in ("input_tokens", "output_tokens"):
             if type(row.get(name)) is not int or row[name] < 1:
-                raise RowError(name, f"expected a positive integer, got {row.get(name)!r}")
+                raise user_files.RowError(name, f"expected a positive integer, got {row.get(name)!r}")
         return row["input_tokens"], row["output_tokens"]
 
     hint = 'a line looks like {"input_tokens": 512, "output_tokens": 128}'
-    return tuple(read_json_lines(path, parse, nothing="no lengths in this file", hint=hint))
+    return tuple(user_files.read_json_lines(path, parse, nothing="no lengths in this file", hint=hint))
 
 
 def made(tokenizer: Tokenizer, workload: Workload, texts: Sequence[Prompt] = ()) -> tuple[Prompt, ...]:

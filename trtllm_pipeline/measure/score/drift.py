@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from annotated_types import Ge, Le
 from typing_extensions import NotRequired, TypedDict
 
-from trtllm_pipeline.base import UsageError, read_bytes, user_files
+from trtllm_pipeline.base import UsageError, reading, user_files
 from trtllm_pipeline.measure.load.events import STRICT, Count, Rate, validation_error_text
 from trtllm_pipeline.measure.load.stats import Interval, Summary, mean_interval, summary
 
@@ -119,7 +119,7 @@ def read(path: Path) -> list[ScoredAnswer]:
     first_lines: dict[Key, int] = {}
     adapter = TypeAdapter(ScoredAnswer)
     try:
-        lines = read_bytes(path).removesuffix(b"\n").split(b"\n")
+        lines = reading.read_bytes(path).removesuffix(b"\n").split(b"\n")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}", hint=_HINT) from error
     for number, line in enumerate(lines, 1):

@@ -9,7 +9,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base import Fault, RowError, StageError
+from trtllm_pipeline.base import Fault, StageError, user_files
 from trtllm_pipeline.measure.load import prompts
 from trtllm_pipeline.measure.load.prompts import Prompt, Render
 from trtllm_pipeline.measure.score.scores import LETTERS, SCORE_METRICS, Metric, NumericTolerance, Question, normalise
@@ -39,7 +39,7 @@ def check_first_question(path: Path, default: Sequence[str], *, scored: bool) ->
         for name in question.metrics if scored else ():
             with suppress(StageError):  # a package missing here may be installed on the machine of the run
                 if (fault := metrics[name].lacks(question)) is not None:
-                    raise RowError(*fault)
+                    raise user_files.RowError(*fault)
 
     prompts.check_first_prompt(path, make)
 
@@ -58,21 +58,21 @@ def _question(prompt: Prompt, row: dict[str, Any], metrics: Mapping[str, Metric]
     named = row.get("metric", list(default))
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise RowError("metric", "expected the name of a metric, or a list of names")
+        raise user_files.RowError("metric", "expected the name of a metric, or a list of names")
     for name in names:
         if name not in metrics:
             known = ", ".join(metrics)
             more = "; name it in settings.accuracy.metrics too, so that changing it counts" if ":" in name else ""
-            raise RowError("metric", f"unknown metric {name!r}; known: {known}{more}")
+            raise user_files.RowError("metric", f"unknown metric {name!r}; known: {known}{more}")
     return Question(prompt, tuple(dict.fromkeys(names)), _choices(row), _pattern(row), _tolerance(row), row)
 
 
 def _choices(row: Mapping[str, Any]) -> tuple[str, ...]:
     choices = row.get("choices", [])
     if not isinstance(choices, list) or not all(isinstance(each, str) and normalise(each) for each in choices):
-        raise RowError("choices", "expected a list of texts")
+        raise user_files.RowError("choices", "expected a list of texts")
     if len(choices) > len(LETTERS) or len(set(map(normalise, choices))) < len(choices):
-        raise RowError("choices", f"expected at most {len(LETTERS)} texts, all different")
+        raise user_files.RowError("choices", f"expected at most {len(LETTERS)} texts, all different")
     return tuple(choices)
 
 
@@ -83,7 +83,7 @@ def _pattern(row: Mapping[str, Any]) -> re.Pattern[str] | None:
     try:
         return re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise RowError("pattern", f"not a regular expression: {error}") from error
+        raise user_files.RowError("pattern", f"not a regular expression: {error}") from error
 
 
 def _tolerance(row: Mapping[str, Any]) -> NumericTolerance:
@@ -96,4 +96,4 @@ def _tolerance(row: Mapping[str, Any]) -> NumericTolerance:
             return NumericTolerance(number, relative)
     except InvalidOperation:
         pass
-    raise RowError("tolerance", f'expected a number from 0, or a share as "1%", got {value!r}')
+    raise user_files.RowError("tolerance", f'expected a number from 0, or a share as "1%", got {value!r}')

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from trtllm_pipeline.base import KINDS, DownloadError, FailureClass, JsonError, decode
+from trtllm_pipeline.base import DownloadError, FailureClass, reading, user_files
 
 T = TypeVar("T")
 MAX_JSON_BYTES: Final = 100_000_000
@@ -61,7 +61,7 @@ def find(folder: Path, name: str) -> Path | None:
             "if you trust this file, replace the link with a copy",
         )
     if not stat.S_ISREG(mode):
-        raise _refused(path, f"it is {KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file", _AGAIN)
+        raise _refused(path, f"it is {reading.KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file", _AGAIN)
     return real
 
 
@@ -137,8 +137,8 @@ def read_json(folder: Path, name: str) -> object:
             folder / name, "it is missing", "a model directory contains config.json, *.safetensors and tokenizer.json"
         )
     try:
-        return decode(text)
-    except JsonError as error:
+        return user_files.decode(text)
+    except user_files.JsonError as error:
         raise _refused(folder / name, f"{error}", _AGAIN) from error
 
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import DownloadError, FailureClass, Json, folder_bytes
+from trtllm_pipeline.base import DownloadError, FailureClass, Json, disk
 from trtllm_pipeline.models.hub.files import Progress, hex_digest
 
 logger = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def _watched(command: list[str], folder: Path, requirement: str, progress: Progr
         most, came_at = 0, time.monotonic()
         try:
             while pip.poll() is None:
-                size = folder_bytes(Path(temporary))
+                size = disk.folder_bytes(Path(temporary))
                 if size > most:
                     most, came_at = size, time.monotonic()
                     progress(size, None, "bytes")

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import DownloadError, FailureClass, Json, canonical, digest_file, fingerprint, folder_bytes
+from trtllm_pipeline.base import DownloadError, FailureClass, Json, canonical, digest_file, disk, fingerprint
 from trtllm_pipeline.models.hub import files
 from trtllm_pipeline.models.hub.files import MODEL
 from trtllm_pipeline.models.hub.hub_errors import HUGGING_FACE, MODELSCOPE, OfflineError, UnavailableError
@@ -248,7 +248,7 @@ def kept_bytes(pinned: Mapping[str, Json], partial: Path, folder: Path | None = 
         from trtllm_pipeline.models.hub import local
 
         return local.shared_bytes(folder, partial.parent)
-    return folder_bytes(partial / fingerprint(canonical(pinned)))
+    return disk.folder_bytes(partial / fingerprint(canonical(pinned)))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import DownloadError, decode
+from trtllm_pipeline.base import DownloadError, user_files
 from trtllm_pipeline.models.files import model_files
 from trtllm_pipeline.models.files.model_files import Fields
 from trtllm_pipeline.models.hub.files import CONFIGURATION, INDEX, MODEL, TOKENIZER, described, read_index, weight_files
@@ -95,7 +95,7 @@ def tensors(folder: Path, name: str) -> Shard:
             raise _damaged(folder.name, name, f"a header of {length} bytes does not fit a file of {size} bytes")
         text = file.read(length)
     try:
-        header = Fields.of(decode(text, unique=True), path).values
+        header = Fields.of(user_files.decode(text, unique=True), path).values
         entries = {key: _tensor(key, entry, 8 + length) for key, entry in header.items() if key != "__metadata__"}
     except ValueError as error:
         raise _damaged(folder.name, name, f"cannot read its header: {error}") from error

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import FailureClass, ServerError, decode_yaml
+from trtllm_pipeline.base import FailureClass, ServerError, user_files
 from trtllm_pipeline.models.triton_repository import model_config
 
 _STORE: Final = "store"
@@ -62,7 +62,7 @@ def _settings(repository: Path) -> Iterator[str]:
             continue  # the server says what is wrong with it
     for path in sorted(repository.glob("*/*/model.yaml")):
         try:
-            settings = decode_yaml(path.read_bytes())
+            settings = user_files.decode_yaml(path.read_bytes())
         except (OSError, ValueError):
             continue
         if isinstance(settings, dict):

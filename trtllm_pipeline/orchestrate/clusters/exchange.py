@@ -44,11 +44,11 @@ from trtllm_pipeline.base import (
     StageRunId,
     StateError,
     digest_file,
-    object_text,
     read_object,
     reading,
     terminal,
     write_json,
+    writing,
 )
 from trtllm_pipeline.orchestrate.clusters import agent
 from trtllm_pipeline.orchestrate.run import file_views
@@ -233,7 +233,7 @@ class Exchange:
             "artifacts": artifacts,
         }
         name = _parcel_name(mail.name, Path(job.attempt))
-        self._remote.write(_at(name, _PARCEL), object_text({**parcel, "files": files, "views": shown}).encode())
+        self._remote.write(_at(name, _PARCEL), writing.object_text({**parcel, "files": files, "views": shown}).encode())
 
     def _fail(self, mail: _Mail, run: str, why: str) -> None:
         failure.write(mail.attempts[StageRunId(run)], StageError(why, failure=FailureClass.TRANSIENT))
@@ -489,7 +489,7 @@ class _Node:
         ended = {run: {**answers["ended"][run], "failed": failed} for run, failed in done.items()}
         for run in self.attempts.keys() - done.keys():
             self.say_log(run)
-        content = object_text(
+        content = writing.object_text(
             {
                 "answers": {**answers, "ended": ended},
                 "logs": {run: pieces for run, (_, pieces) in self.logged.items()},
@@ -528,7 +528,7 @@ class _Node:
         name = _parcel_name(self.name, attempt)
         self.remote.send_files(_at(name, _LEFT), attempt, _contents(files, records), Progress())
         result: dict[str, Json] = {"files": manifest.listed(files), "records": manifest.listed(records)}
-        self.remote.write(_at(name, _RESULT), object_text(result).encode())
+        self.remote.write(_at(name, _RESULT), writing.object_text(result).encode())
         return failed
 
 

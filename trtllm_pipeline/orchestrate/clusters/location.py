@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.orchestrate.plan.planner import machine_of
 from trtllm_pipeline.orchestrate.plan.request import LOCAL, RAY, SLURM, Request
-from trtllm_pipeline.orchestrate.plan.selection import machine_of
-from trtllm_pipeline.orchestrate.run.forecast import capacities
+from trtllm_pipeline.orchestrate.run.order import capacities
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ray._private import worker
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trtllm_pipeline.base import MASK_VARIABLE, FailureClass, Machine, StageError, UsageError, probe
+from trtllm_pipeline.base import FailureClass, Machine, StageError, UsageError, gpus, probe
 from trtllm_pipeline.orchestrate.clusters.cluster import ClusterNode, KnownNodes, chosen, machine_of
 from trtllm_pipeline.orchestrate.run.executor import Job
 
@@ -137,7 +137,7 @@ def _check_listening(address: str) -> None:
 
 
 def _probe_node() -> Machine:
-    os.environ.pop(MASK_VARIABLE, None)  # all GPUs of the node: the task has none
+    os.environ.pop(gpus.MASK_VARIABLE, None)  # all GPUs of the node: the task has none
     return probe.this_machine()
 
 

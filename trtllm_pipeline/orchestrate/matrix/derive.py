@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, is_dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, create_model
 from pydantic import Field as Key
 
-from trtllm_pipeline.tensorrt import ParamField, Setting, table
+from trtllm_pipeline.tensorrt import Setting, params
 
 M = TypeVar("M", bound=BaseModel)
 STRICT: Final = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -28,7 +28,25 @@ def derived(cls: type, *, leave: tuple[str, ...] = ()) -> Callable[[type[M]], ty
             __base__=model,
             __doc__=model.__doc__,
             __module__=model.__module__,
-            **{each.name: key(each) for each in table(cls) if each.name not in but},
+            **{each.name: key(each) for each in params.table(cls) if each.name not in but},
+        )
+
+    return add
+
+
+def with_sections(sections: Mapping[str, type], base: type[BaseModel]) -> Callable[[type[M]], type[M]]:
+    """Add a field to a model for each class of parameters. Its value is a model of the class, derived from `base`."""
+
+    def section(name: str, cls: type) -> type[BaseModel]:
+        keys = {each.name: key(each) for each in params.table(cls)}
+        title = name.title().replace("_", "")
+        return create_model(title, __base__=base, __doc__=cls.__doc__, __module__=base.__module__, **keys)
+
+    def add(model: type[M]) -> type[M]:
+        models = {name: section(name, cls) for name, cls in sections.items()}
+        fields: Any = {name: (each, each()) for name, each in models.items()}
+        return create_model(
+            model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields
         )
 
     return add
@@ -36,10 +54,10 @@ def derived(cls: type, *, leave: tuple[str, ...] = ()) -> Callable[[type[M]], ty
 
 def model_of(cls: Any) -> type[BaseModel]:
     """A model with the fields of `cls`."""
-    return create_model(cls.__name__, __config__=STRICT, **{each.name: key(each) for each in table(cls)})
+    return create_model(cls.__name__, __config__=STRICT, **{each.name: key(each) for each in params.table(cls)})
 
 
-def key(field: ParamField) -> Any:
+def key(field: params.ParamField) -> Any:
     """A parameter as a field of a model."""
     default = ... if field.default is MISSING else field.default
     if is_dataclass(default):
@@ -47,7 +65,7 @@ def key(field: ParamField) -> Any:
     return _type(field), Key(default, description=description(field))
 
 
-def description(field: ParamField) -> str:
+def description(field: params.ParamField) -> str:
     """The description of a field, as sentences."""
     about = field.about
     text = about.help[:1].upper() + about.help[1:]
@@ -60,7 +78,7 @@ def description(field: ParamField) -> str:
     return text
 
 
-def _type(field: ParamField) -> Any:
+def _type(field: params.ParamField) -> Any:
     kind, about = field.type, field.about
     item: Any = get_args(kind)[0] if get_origin(kind) is tuple else kind
     if item in {int, float}:

@@ -597,9 +597,9 @@ class _SettingsByCell:
 
     def _check_perf(self, settings: Mapping[str, Any], matched: tuple[int, ...]) -> None:
         """Raise MatrixError for perf settings that contradict each other after all layers are merged."""
-        from trtllm_pipeline.tensorrt import conflicts
+        from trtllm_pipeline.tensorrt import params
 
-        why = next(conflicts(SimpleNamespace(**settings["perf"])), None)
+        why = next(params.conflicts(SimpleNamespace(**settings["perf"])), None)
         if why is None:
             return
         if "perf" in self.last:

@@ -38,7 +38,7 @@ from pydantic_core.core_schema import ModelSchema
 
 from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked
 from trtllm_pipeline.models import Form, dataset_file
-from trtllm_pipeline.orchestrate.matrix.derive import STRICT, derived
+from trtllm_pipeline.orchestrate.matrix.derive import STRICT, derived, with_sections
 from trtllm_pipeline.orchestrate.matrix.document import nearest
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
 from trtllm_pipeline.orchestrate.matrix.spelling import PARALLEL, canonical_lengths, canonical_parallel
@@ -446,11 +446,6 @@ class Build(Section):
     """Maximum tokens in one forward pass over all requests. Default: the toolchain's own."""
 
 
-@derived(params.CheckParams)
-class Check(Section):
-    """First prompt to a new engine, without a server. Only the stage check of TensorRT-LLM engines reads it."""
-
-
 TritonModel = Literal["preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"]
 
 
@@ -648,13 +643,13 @@ class OnCluster(Strict):
     """(--executor slurm) Options of sbatch and srun for every job: partition, account, time limit."""
 
 
+@with_sections(params.SECTIONS, Section)
 class Settings(Strict):
     """Settings of the stages."""
 
     download: Download = Download()
     quantize: Quantize = Quantize()
     build: Build = Build.model_validate({})
-    check: Check = Check()
     repository: Repository = Repository()
     lora: Lora = Lora()
     speculative: Speculative = Speculative()

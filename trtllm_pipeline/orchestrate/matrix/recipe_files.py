@@ -42,7 +42,7 @@ def load_recipe(path: Path) -> Recipe:
 
 def check_recipe(document: Document, path: Path | None) -> tuple[Recipe | None, list[Fault]]:
     """A recipe's data as a model, and its faults. If the recipe is a file, its name must be the file's."""
-    from trtllm_pipeline.orchestrate.matrix.check import check  # pydantic models are not needed to list recipes
+    from trtllm_pipeline.orchestrate.matrix.document import check  # pydantic models are not needed to list recipes
     from trtllm_pipeline.orchestrate.matrix.models import Recipe
 
     recipe, faults = check(Recipe, document)
@@ -142,10 +142,10 @@ def recipe_document(model: str, matrix: Path, *, offline: bool) -> tuple[Documen
     repository, name, revision = on_hub[1], on_hub[2], on_hub[3]
     if (known := _recipe_with_source(repository, base)) is not None:
         return (known, Path(known.name)) if revision is None else (_at_revision(known, repository, revision), None)
-    from trtllm_pipeline.models import configuration
+    from trtllm_pipeline.models import peek
 
     source: dict[str, Json] = {"hugging_face": repository, "revision": revision or "main"}
-    config = configuration(source, "config.json", folder=None, offline=offline)
+    config = peek.configuration(source, "config.json", folder=None, offline=offline)
     if config is None:
         raise UsageError(f"{model}: Hugging Face has no config.json for it", hint="check its name and revision")
     called = name if revision is None else f"{name}-{revision}"
@@ -213,12 +213,12 @@ def numbers_of(model: str, config: Mapping[str, Json] | None, directory: Path) -
 
 def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str, Json]:
     """The data of a recipe without sources."""
-    from trtllm_pipeline.models import named_alike, num_experts, rotary
+    from trtllm_pipeline.models import model_files
 
-    data: dict[str, Json] = named_alike(config)
+    data: dict[str, Json] = model_files.named_alike(config)
     if isinstance(text := data.get("text_config"), dict):  # a model that accepts images
         data = {**text, **data}
-    base, scaling = rotary(data)
+    base, scaling = model_files.rotary(data)
     heads, hidden, eos = (data.get(key) for key in ("num_attention_heads", "hidden_size", "eos_token_id"))
     recipe: dict[str, Json] = {
         "name": _called(name),
@@ -235,7 +235,7 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         "head_dim": data.get("head_dim")
         or data.get("v_head_dim")
         or (hidden // heads if isinstance(heads, int) and isinstance(hidden, int) and heads > 0 else None),
-        "num_experts": num_experts(data),
+        "num_experts": model_files.num_experts(data),
         "rope_theta": base,
         "rope_scaling": scaling,
         "eos_token_ids": [eos] if isinstance(eos, int) else eos,

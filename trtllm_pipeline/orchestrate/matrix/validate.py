@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import DownloadError, Fault, Json, MatrixError, UsageError
-from trtllm_pipeline.orchestrate.matrix import sets as set_arguments
-from trtllm_pipeline.orchestrate.matrix.check import check
-from trtllm_pipeline.orchestrate.matrix.document import Document, KeyPath, key_text, nearest, read
+from trtllm_pipeline.orchestrate.matrix.document import (
+    Assignment,
+    Document,
+    KeyPath,
+    apply_set,
+    apply_set_to_recipes,
+    check,
+    key_text,
+    nearest,
+    parse_set,
+    read,
+)
 from trtllm_pipeline.orchestrate.matrix.models import Axes, Matrix, Recipe, Settings
 from trtllm_pipeline.orchestrate.matrix.recipe_files import check_recipe, is_recipe_name, recipe_document
 from trtllm_pipeline.orchestrate.matrix.spelling import SETTINGS_PREFIX, nested, setting_axes
@@ -97,7 +106,7 @@ class LoadedMatrix:
 
 
 def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
-    """The matrix in a file with its recipes, changed by `sets` (see module `sets`). Raises MatrixError with all faults, UsageError."""
+    """The matrix in a file with its recipes, changed by `sets` (see `parse_set`). Raises MatrixError with all faults, UsageError."""
     document, final, changes, faults = _changed(path, sets)
     matrix, matrix_faults = check(Matrix, document)
     faults += matrix_faults
@@ -116,17 +125,17 @@ def load_matrix(path: Path, sets: Sequence[str] = ()) -> LoadedMatrix:
     return LoadedMatrix(path, document, matrix, command_line, recipes, axes_changed)
 
 
-def _changed(path: Path, sets: Sequence[str]) -> tuple[Document, Document, list[set_arguments.Assignment], list[Fault]]:
+def _changed(path: Path, sets: Sequence[str]) -> tuple[Document, Document, list[Assignment], list[Fault]]:
     """Returns a matrix file with its `--set` changes, the settings that override all others, the changes, and their faults."""
-    changes = [set_arguments.parse_set(argument) for argument in sets]
+    changes = [parse_set(argument) for argument in sets]
     document = read(path)
     final = Document("--set", {})
     faults: list[Fault] = []
     for change in changes:
         if change.path[0] == _SETTINGS:
-            faults += set_arguments.apply(final, set_arguments.Assignment(change.path[1:], change.value))
+            faults += apply_set(final, Assignment(change.path[1:], change.value))
         elif change.path[0] != "recipes":
-            faults += set_arguments.apply(document, change)
+            faults += apply_set(document, change)
     return document, final, changes, faults
 
 
@@ -207,9 +216,7 @@ def _repeated(document: Document, axes: Axes) -> Iterator[Fault]:
                 yield document.fault(("axes", name, index), f"the same value as {key_text(('axes', name, same))}")
 
 
-def _recipes(
-    document: Document, matrix: Path, changes: Sequence[set_arguments.Assignment]
-) -> tuple[dict[str, Recipe], list[Fault]]:
+def _recipes(document: Document, matrix: Path, changes: Sequence[Assignment]) -> tuple[dict[str, Recipe], list[Fault]]:
     """The recipes of all models by their names in the matrix, and their faults."""
     faults: list[Fault] = []
     places = _models(document)
@@ -225,7 +232,7 @@ def _recipes(
             about_model = [document.fault(place, str(fault)) for fault in error.faults]
             faults += error.faults if is_recipe_name(model) else about_model
     for change in changes:
-        faults += set_arguments.apply_to_recipes(files, change)
+        faults += apply_set_to_recipes(files, change)
     recipes: dict[str, Recipe] = {}
     for model, file in files.items():
         recipe, recipe_faults = check_recipe(file, paths[model])

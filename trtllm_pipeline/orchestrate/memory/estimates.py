@@ -1,7 +1,8 @@
 """Estimates of memory and disk for stage runs, corrected by earlier measurements, compared with the machine's resources.
 
 The toolchains compute the estimates (`Stage.needs`). Each stage run records its estimate and its actual use. The median ratio
-of the two corrects later estimates of the same kind, and the spread of the ratios is their error.
+of the two corrects later estimates of the same kind, and the spread of the ratios is their error. Labels tell the kinds: the
+measurements of one stage run predict others with the same label, or with a prefix of it.
 """
 
 from __future__ import annotations
@@ -11,9 +12,25 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.base import Cell, Json, Machine, Needs, memory_size
-from trtllm_pipeline.orchestrate.memory.labels import label_of, prefixes
 from trtllm_pipeline.orchestrate.store.index import Peak
 from trtllm_pipeline.tensorrt import Stage
+
+_SHORTEST: Final = 2
+"""Segments of the shortest useful prefix. Formulas of different toolchains have different errors."""
+
+
+def label_of(stage: Stage, cell: Cell) -> str:
+    """The label of the stage run of a cell: stage/toolchain/model/precision, and the type of GPU if the cell has one."""
+    gpu_type = "" if cell.gpu is None else f"/{cell.gpu}"
+    return f"{stage.name}/{cell.toolchain}/{cell.model}/{cell.precision}{gpu_type}"
+
+
+def prefixes(label: str) -> Iterator[str]:
+    """A label and its shorter prefixes, the longest first."""
+    while label.count("/") + 1 >= _SHORTEST:
+        yield label
+        label = label.rpartition("/")[0]
+
 
 HOST: Final = "host memory"
 GPU: Final = "GPU memory"

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from trtllm_pipeline.base import USUAL_NUM_TOKENS, Cell, Json, Machine, layout_name
-from trtllm_pipeline.tensorrt import ENGINES, companions, vision
+from trtllm_pipeline.tensorrt import catalog, companions, vision
 
 _MOST_FRACTION: Final = 0.95
 _LEAST_FRACTION: Final = 0.4
@@ -118,7 +118,7 @@ def _layouts(cell: Cell, machine: Machine) -> Iterator[Reduction]:
 
 
 def _shares(cell: Cell, machine: Machine) -> Iterator[Reduction]:
-    if companions.DRAFT in cell.companions and cell.toolchain == ENGINES:
+    if companions.DRAFT in cell.companions and cell.toolchain == catalog.ENGINES:
         return  # the caches of both engines share the memory
     share = cell.settings["repository"].get("kv_cache_free_gpu_mem_fraction")
     if vision.sees(cell):  # the vision encoder needs the rest of the memory

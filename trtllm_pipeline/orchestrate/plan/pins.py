@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.base import Cell, DownloadError, FailureClass, Json, UsageError, canonical, check, digest_file
+from trtllm_pipeline.base import Cell, DownloadError, FailureClass, Json, UsageError, canonical, digest_file, user_files
 from trtllm_pipeline.models import (
     AS_IS,
     CONFIGURATION,
@@ -22,7 +22,7 @@ from trtllm_pipeline.models import (
 )
 from trtllm_pipeline.orchestrate.matrix.recipe_files import list_recipes, numbers_of, sources_of
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt import ENGINES, brings_code, companions
+from trtllm_pipeline.tensorrt import catalog, companions, releases
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Pins:
         The cell gets a reason if the weights rule it out, since quantized weights can only be served as they are. The recipe's
         `quantization` becomes the one in the model's files.
         """
-        by_code = cell.toolchain == ENGINES and brings_code(str(cell.recipe["family"]))
+        by_code = cell.toolchain == catalog.ENGINES and releases.brings_code(str(cell.recipe["family"]))
         same = (id(cell.recipe), id(cell.settings["download"]), by_code)
         if same not in self._recipes:
             recipe = self._recipe(cell)
@@ -163,7 +163,7 @@ class Pins:
         self, pinned: Mapping[str, Json], cell: Cell, file: str, *, whole: bool = False
     ) -> Mapping[str, Json] | None:
         """The configuration of a pinned model, or the part that `companions.unfit` reads. None if it cannot be read now."""
-        from trtllm_pipeline.models import configuration
+        from trtllm_pipeline.models import peek
 
         source, folder = pinned["source"], pinned.get("folder")
         assert isinstance(source, dict)
@@ -176,7 +176,7 @@ class Pins:
             return None
         try:
             place = None if folder is None else Path(str(folder))
-            content = configuration(source, file, folder=place, offline=bool(cell.settings["download"]["offline"]))
+            content = peek.configuration(source, file, folder=place, offline=bool(cell.settings["download"]["offline"]))
         except DownloadError as error:
             logger.warning("%s: cannot check now if its models fit: %s", cell.id, error.message)
             return None
@@ -197,11 +197,11 @@ class Pins:
         request = canonical({"sources": [*sources], "source": settings["source"]})
         source = None if self._index is None else self._index.pin(request)
         if source is None:
-            from trtllm_pipeline.models import resolve, unpinned
+            from trtllm_pipeline.models import sources as model_sources
 
             prefer = str(settings["source"])
             try:
-                source = resolve(
+                source = model_sources.resolve(
                     sources,
                     prefer=prefer,
                     offline=bool(settings["offline"]),
@@ -213,14 +213,14 @@ class Pins:
             except DownloadError as error:
                 self._allow(error)
                 self._warn_unreached(error)
-                return {**cell.recipe, "source": _with_code(unpinned(sources, prefer=prefer), cell)}
+                return {**cell.recipe, "source": _with_code(model_sources.unpinned(sources, prefer=prefer), cell)}
             # A local directory may change under the same name. It is examined each time.
             if self._index is not None and "local" not in source:
                 self._index.set_pin(request, source)
         if "local" in source:
-            from trtllm_pipeline.models import local_folder
+            from trtllm_pipeline.models import sources as model_sources
 
-            folder = str(local_folder(sources, Path(cell.base_dir)))
+            folder = str(model_sources.local_folder(sources, Path(cell.base_dir)))
             pinned = _with_code({"local": source["local"]}, cell)
             return {**cell.recipe, "source": pinned, "files": source["files"], "folder": folder}
         if source.keys() & _HUBS:
@@ -236,7 +236,7 @@ class Pins:
 
         Known digests are stored: an hour without a hub must not make everything stale.
         """
-        from trtllm_pipeline.models import content_of
+        from trtllm_pipeline.models import sources as model_sources
 
         about = canonical({"content_of": dict(source)})
         known = None if self._index is None else self._index.pin(about)
@@ -244,7 +244,9 @@ class Pins:
             if not self._reached and self._guess:
                 return None
             try:
-                digests = content_of(source, offline=bool(cell.settings["download"]["offline"]), form=form)
+                digests = model_sources.content_of(
+                    source, offline=bool(cell.settings["download"]["offline"]), form=form
+                )
             except DownloadError as error:
                 if error.failure is not FailureClass.TRANSIENT:
                     return None  # offline, gated or missing: the download reports it for the cells that need it
@@ -259,7 +261,7 @@ class Pins:
 
     def _lacks_tokenizer(self, cell: Cell, recipe: Mapping[str, Json]) -> bool:
         """True if no stage can read the tokenizer of a model. False if it is unknown now."""
-        from trtllm_pipeline.models import configuration
+        from trtllm_pipeline.models import peek
 
         files, source, folder = recipe.get("files"), recipe["source"], recipe.get("folder")
         assert isinstance(source, dict)
@@ -270,7 +272,7 @@ class Pins:
         if known is None:
             place = None if folder is None else Path(str(folder))
             try:
-                tokenizer_settings = configuration(
+                tokenizer_settings = peek.configuration(
                     source, SETTINGS, folder=place, offline=bool(cell.settings["download"]["offline"])
                 )
             except DownloadError:
@@ -282,12 +284,12 @@ class Pins:
 
     def _weights_of(self, cell: Cell, recipe: Mapping[str, Json]) -> _Weights:
         """Quantization of the published weights, as far as known now."""
-        from trtllm_pipeline.models import quantized
+        from trtllm_pipeline.models import peek
 
         source, folder = recipe["source"], recipe.get("folder")
         assert isinstance(source, dict)
         if folder is not None:
-            return _Weights(quantized(source, folder=Path(str(folder)), offline=True))
+            return _Weights(peek.quantized(source, folder=Path(str(folder)), offline=True))
         about = canonical({"quantization_of": {name: value for name, value in source.items() if name != "code"}})
         known = None if self._index is None else self._index.pin(about)
         if known is None and not self._reached:
@@ -295,7 +297,7 @@ class Pins:
         if known is None:
             offline = bool(cell.settings["download"]["offline"])
             try:
-                weights = quantized(source, folder=None, offline=offline)
+                weights = peek.quantized(source, folder=None, offline=offline)
                 known = {} if weights is None else weights._asdict()
             except OfflineError:
                 return _UNKNOWN  # there was a warning, or the model needs no hub in this plan
@@ -312,21 +314,23 @@ class Pins:
 
         From the recipe, or from the hub. None if unknown now.
         """
-        from trtllm_pipeline.models import code_of, page_of
+        from trtllm_pipeline.models import sources as model_sources
 
         folder = None if recipe.get("folder") is None else Path(str(recipe["folder"]))
         source = {name: value for name, value in recipe["source"].items() if name != "code"}  # type: ignore[union-attr]
         if folder is None and not source.keys() & _HUBS:
             return None  # models from packages and generated models have none
         if (listed := _listed_code(recipe, source)) is not None:
-            return {"files": listed, "page": page_of(source, folder=folder)}
+            return {"files": listed, "page": model_sources.page_of(source, folder=folder)}
         about = canonical({"code_of": source})
         known = None if self._index is None or folder is not None else self._index.pin(about)
         if known is None:
             if not self._reached and folder is None:
                 return None
             try:
-                digests = code_of(source, folder=folder, offline=bool(cell.settings["download"]["offline"]))
+                digests = model_sources.code_of(
+                    source, folder=folder, offline=bool(cell.settings["download"]["offline"])
+                )
             except OfflineError:
                 return None  # there was a warning about its weights
             except DownloadError as error:
@@ -336,22 +340,22 @@ class Pins:
             if self._index is not None and folder is None:
                 self._index.set_pin(about, known)
         files = known.get("files")
-        return None if files is None else {"files": files, "page": page_of(source, folder=folder)}
+        return None if files is None else {"files": files, "page": model_sources.page_of(source, folder=folder)}
 
     def digest(self, name: str, cell: Cell) -> tuple[str, str]:
         """Path and digest of `name`, see `hub.dataset_file`. A guess if a hub cannot be reached and guesses are allowed."""
-        from trtllm_pipeline.models import data_file
+        from trtllm_pipeline.models import dataset_file
 
         content = self._files.get((name, cell.base_dir))
         if content is None:
             try:
-                path = data_file(name, Path(cell.base_dir))
+                path = dataset_file.data_file(name, Path(cell.base_dir))
             except DownloadError as error:
                 self._allow(error)
                 logger.warning("%s cannot be read now, it is planned as if it were new", name)
                 return name, "unknown"
             hint = "relative paths in a matrix start at the matrix file's directory"
-            check(
+            user_files.check(
                 path,
                 hint=_OF_THE_HUB.get(
                     name.rpartition("/")[2], f"{hint}; hub:ORGANIZATION/NAME is a data set on the Hub"

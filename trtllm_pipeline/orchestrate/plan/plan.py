@@ -8,7 +8,7 @@ uses plain objects and shared parts, no model classes.
 from __future__ import annotations
 
 import marshal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
@@ -26,11 +26,10 @@ from trtllm_pipeline.base import (
     UsageError,
     canonical,
     fingerprint,
-    uncollected,
 )
 from trtllm_pipeline.models import ModelPart, files_of
-from trtllm_pipeline.orchestrate.memory.labels import label_of
-from trtllm_pipeline.tensorrt import DRAFTER, Stage, Toolchain
+from trtllm_pipeline.orchestrate.memory.estimates import DISK, Corrections, Estimate, Need, expected, label_of, of_stage
+from trtllm_pipeline.tensorrt import Stage, catalog
 
 _LAST_OF_DRAFTER: Final = "build"
 
@@ -107,10 +106,9 @@ class Plan:
         return need
 
 
-@uncollected()
 def make_plan(
     cells: Sequence[Cell],
-    toolchains: Mapping[str, Toolchain],
+    toolchains: Mapping[str, catalog.Toolchain],
     machine: Machine,
     *,
     digest: Callable[[str, Cell], tuple[str, str]],
@@ -124,9 +122,9 @@ def make_plan(
     forms: dict[tuple[str, str | None], list[_Form]] = {}
     for name, gpu in dict.fromkeys((cell.toolchain, cell.gpu) for cell in cells if cell.reason is None):
         forms[name, gpu] = _forms(toolchains[name], toolchains[name].identity(machine.of(gpu)), until)
-    from trtllm_pipeline.tensorrt import key  # readers of a written plan need no keys
+    from trtllm_pipeline.tensorrt import params as stage_params  # readers of a written plan need no keys
 
-    graph = _Graph(machine, digest, key)
+    graph = _Graph(machine, digest, stage_params.key)
     runs = graph.runs
     by_cell: dict[CellId, tuple[StageRunId, ...]] = {}
     for cell in cells:
@@ -138,7 +136,7 @@ def make_plan(
                 of_engine = [form for form in forms[cell.toolchain, cell.gpu] if form.stage.name in needed]
                 graph.add(of_engine, drafter, of_drafter, cell.id)
                 if _LAST_OF_DRAFTER in of_drafter:
-                    of_cell[DRAFTER] = of_drafter[_LAST_OF_DRAFTER]
+                    of_cell[catalog.DRAFTER] = of_drafter[_LAST_OF_DRAFTER]
             graph.add(forms[cell.toolchain, cell.gpu], cell, of_cell, cell.id)
         # If a stage occurs twice, the cell's own run is the last.
         by_cell[cell.id] = tuple(dict.fromkeys((*of_drafter.values(), *of_cell.values())))
@@ -150,7 +148,7 @@ def make_plan(
     return Plan(tuple(cells), runs, by_cell, machine)
 
 
-def _stages_until(toolchain: Toolchain, until: str | None) -> tuple[Stage, ...]:
+def _stages_until(toolchain: catalog.Toolchain, until: str | None) -> tuple[Stage, ...]:
     """`until` and all stages that it needs, including services."""
     if until is None:
         return toolchain.stages
@@ -237,7 +235,7 @@ class _Form:
     """Forms by exact parameters, files and parts."""
 
 
-def _forms(toolchain: Toolchain, identity: Mapping[str, Json], until: str | None) -> list[_Form]:
+def _forms(toolchain: catalog.Toolchain, identity: Mapping[str, Json], until: str | None) -> list[_Form]:
     forms = []
     for stage in _stages_until(toolchain, until):
         parts: dict[str, Json] = {"schema": SCHEMA, "stage": stage.name, "version": stage.version}
@@ -443,3 +441,35 @@ def to_run(plan: Plan, present: Callable[[StageRun], bool]) -> set[StageRunId]:
             needed.update(run.needs)
         read.update(run.inputs.values())
     return missing
+
+
+def of_run(run: StageRun, machine: Machine, corrections: Corrections) -> list[Need]:
+    """The memory that a stage run needs."""
+    needs = expected(run.stage, run.first_cell, machine)
+    return of_stage(needs, run.stage, run.first_cell, machine, corrections, run.label)
+
+
+def of_plan(
+    plan: Plan,
+    runs: Iterable[StageRun],
+    corrections: Corrections,
+    free: int | None,
+    fetched: Mapping[StageRunId, int] | None = None,
+) -> list[Need]:
+    """Needs of these stage runs of a plan: memory of each, and disk of all together. `free` bytes of disk are available.
+
+    `fetched` are bytes of downloads that are already on the disk.
+    """
+    result: list[Need] = []
+    leaves = scratch = on_disk = measured = 0
+    for run in runs:
+        needs = expected(run.stage, run.first_cell, plan.machine)
+        result += of_stage(needs, run.stage, run.first_cell, plan.machine, corrections, run.label)
+        if needs is not None and needs.leaves + needs.scratch:
+            artifact = corrections.on(run.first_cell.gpu).of(run.label, DISK, needs.leaves, needs.error)
+            leaves, scratch = leaves + artifact.value, max(scratch, needs.scratch)
+            measured += bool(artifact.measured)
+            on_disk += min((fetched or {}).get(run.id, 0), artifact.value + needs.scratch)
+    if leaves + scratch:
+        result.append(Need("", "", DISK, Estimate(leaves + scratch - on_disk, 0.1, measured), free))
+    return result

@@ -7,13 +7,14 @@ Status, logs and reports need nothing else, so they do not read the matrix.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base import (
     Cell,
@@ -25,16 +26,18 @@ from trtllm_pipeline.base import (
     SettingChange,
     StageRunId,
     StateError,
-    decode_mapping,
     in_flow_order,
-    json_lines,
     reading,
-    uncollected,
-    write_lines,
+    user_files,
+    writing,
 )
 from trtllm_pipeline.models import shown
 from trtllm_pipeline.orchestrate.memory.estimates import Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.tensorrt import JOB, OUT, SERVICE_FILE, StageContext
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.base import Machine
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
@@ -145,7 +148,7 @@ def plan_lines(
     `commands` returns a stage run's command lines, `times` its milliseconds, `needs` its memory, `pulls` the bytes to pull.
     `run_id` is None if nothing was run. In the plan of a run, only stage runs that will run have the first three.
     """
-    from trtllm_pipeline.tensorrt import to_json  # not needed to read a plan
+    from trtllm_pipeline.tensorrt import params  # not needed to read a plan
 
     whole = run_id is None
 
@@ -172,7 +175,7 @@ def plan_lines(
             "cells": list(run.cells),
             "argv": [list(command) for command in commands(run)] if full else [],
             "program": run.stage.program,
-            "params": to_json(run.params),
+            "params": params.to_json(run.params),
             "environment": {},
             "resources": _resources(plan.resources(run)),
             **_expected(times(run) if full else None),
@@ -182,7 +185,7 @@ def plan_lines(
             "reason": reasons.get(run.id),
         }
 
-    return json_lines(
+    return writing.json_lines(
         schema=SCHEMA,
         run=run_id,
         cells=map(cell_entry, plan.cells),
@@ -217,7 +220,7 @@ def _expected(estimate: Estimate | None) -> dict[str, Json]:
 def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
     """Write `lines` of a plan, and its outline next to it."""
     path.with_name(OUTLINE).unlink(missing_ok=True)  # after a kill, no outline is better than an old one
-    write_lines(path, lines)
+    writing.write_lines(path, lines)
     shape = outline(plan)
     numbers = {run: number for number, run in enumerate(shape.stage_runs)}
 
@@ -232,8 +235,8 @@ def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
         [run.id, run.stage, run.fingerprint, run.scope.value, numbered(run.inputs), numbered(run.after)]
         for run in shape.stage_runs.values()
     )
-    text = json_lines(schema=SCHEMA, plan_bytes=path.stat().st_size, cells=cells, stage_runs=runs)
-    write_lines(path.with_name(OUTLINE), text)
+    text = writing.json_lines(schema=SCHEMA, plan_bytes=path.stat().st_size, cells=cells, stage_runs=runs)
+    writing.write_lines(path.with_name(OUTLINE), text)
 
 
 def _read_outline(path: Path, plan_bytes: int) -> Outline:
@@ -269,13 +272,12 @@ def _changes(written: Collection[Mapping[str, Any]]) -> tuple[SettingChange, ...
     return tuple([SettingChange(**{**change, "refused": tuple(change.get("refused", ()))}) for change in written])
 
 
-@uncollected()
 def read_plan(path: Path) -> Outline:
     """The outline of a plan file. Raises StateError if the file is not a plan."""
     with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
         return _read_outline(path.with_name(OUTLINE), path.stat().st_size)
     try:
-        data = decode_mapping(reading.read_bytes(path))
+        data = user_files.decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: plan of schema {data['schema']}, this release reads {SCHEMA}")
         return Outline(
@@ -304,3 +306,45 @@ def read_plan(path: Path) -> Outline:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StateError(f"{path}: not a plan: {error}", hint="`pipeline run` writes one when it starts") from error
+
+
+def command_lines(
+    run: StageRun, inputs: Mapping[str, str], attempt: str, machine: Machine, *, started: bool = False
+) -> tuple[tuple[str, ...], ...]:
+    """Return the commands of one attempt at a stage run on `machine`, in order: external programs, then ours.
+
+    With `started`, as in plans, the commands that our own program starts come first.
+    """
+    machine = machine.of(run.first_cell.gpu)
+
+    def context() -> StageContext[Any]:
+        paths = {name: Path(path) for name, path in inputs.items()}
+        files = {name: Path(path) for name, path in run.files.items()}
+        return StageContext(run.params, paths, files, Path(attempt) / OUT, Path(attempt))
+
+    lines: list[Sequence[str]] = []
+    if started and run.stage.starts is not None:
+        lines += run.stage.starts(run.first_cell, context(), machine)
+    if run.stage.commands is not None:
+        lines += run.stage.commands(context(), machine)
+    if run.stage.program is not None:
+        lines.append((sys.executable, "-m", "trtllm_pipeline.tensorrt.worker", f"{attempt}/{JOB}"))
+    return tuple(map(tuple, lines))
+
+
+def commands_of(plan: Plan, artifact: Callable[[StageRun], str]) -> Callable[[StageRun], tuple[tuple[str, ...], ...]]:
+    """Return the command lines by stage run of a plan. `artifact` returns the path of a result."""
+
+    def commands(run: StageRun) -> tuple[tuple[str, ...], ...]:
+        # A server's command line may name the inputs of its repository.
+        of_inputs = [plan.stage_runs[each].inputs for each in run.inputs.values() if run.stage.starts is not None]
+        upstreams = dict(item for each in (*of_inputs, run.inputs) for item in each.items())
+        inputs = {
+            name: f"{{attempt of {upstream}}}/{SERVICE_FILE}"
+            if plan.stage_runs[upstream].stage.scope is Scope.SERVICE
+            else artifact(plan.stage_runs[upstream])
+            for name, upstream in upstreams.items()
+        }
+        return command_lines(run, inputs, "{attempt}", plan.machine, started=True)
+
+    return commands

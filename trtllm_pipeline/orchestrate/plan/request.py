@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import Json, UsageError, decode_mapping, reading
+from trtllm_pipeline.base import Json, UsageError, reading, user_files
 
 REQUEST_FILE: Final = "request.json"
 LOCAL: Final = "local"
@@ -68,7 +68,7 @@ class Request:
 def read_request(path: Path) -> Request:
     """The request of an earlier run. Raises UsageError if the file is not a request."""
     try:
-        data = decode_mapping(reading.read_bytes(path))
+        data = user_files.decode_mapping(reading.read_bytes(path))
         lists = {name: tuple(data[name]) for name in ("sets", "cells")}
         return Request(**{**data, **lists, "matrix": Path(data["matrix"])})
     except (OSError, ValueError, KeyError, TypeError) as error:

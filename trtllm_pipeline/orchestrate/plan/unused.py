@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import Fingerprint, StateError, UsageError, count, decode_mapping, reading, write_json
+from trtllm_pipeline.base import Fingerprint, StateError, UsageError, count, reading, user_files, write_json
 from trtllm_pipeline.orchestrate.plan.plan_file import NAME, read_plan
 from trtllm_pipeline.orchestrate.plan.runs import find_run, run_folders
 from trtllm_pipeline.orchestrate.store import manifest
@@ -153,7 +153,7 @@ def kept(store: Store) -> dict[Fingerprint, str]:
     """Artifacts that are protected from removal, each with its stage. Raises StateError if the list cannot be read."""
     path = store.workspace / KEPT
     try:
-        data = decode_mapping(reading.read_bytes(path))
+        data = user_files.decode_mapping(reading.read_bytes(path))
         return {Fingerprint(each["fingerprint"]): str(each["stage"]) for each in data["artifacts"]}
     except FileNotFoundError:
         return {}

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from trtllm_pipeline.base import StateError, UsageError, canonical, digests_of_file
+from trtllm_pipeline.base import StateError, UsageError, canonical, digest
 from trtllm_pipeline.orchestrate.provenance.checking import mismatches, read_envelope
 from trtllm_pipeline.orchestrate.provenance.dsse import Envelope, EnvelopeError, SigningKey
 from trtllm_pipeline.orchestrate.provenance.statement import statement_of
@@ -31,7 +31,7 @@ def _sha256(folder: Path, sealed: Manifest) -> dict[str, str]:
     paths = {entry.path: folder / OUT / entry.path for entry in sealed.files if entry.link is None}
     try:
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            digests = dict(zip(paths, threads.map(digests_of_file, paths.values()), strict=True))
+            digests = dict(zip(paths, threads.map(digest.digests_of_file, paths.values()), strict=True))
     except OSError as error:
         raise manifest.unreadable(error, folder) from error
     for entry in sealed.files:

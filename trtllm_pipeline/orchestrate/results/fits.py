@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from trtllm_pipeline.base import Block, Cell, CellId, Items, Json, MatrixError, TextLine, ToPaste, count, layout_name
+from trtllm_pipeline.base import Cell, CellId, Json, MatrixError, count, layout_name, text_blocks
 from trtllm_pipeline.orchestrate.matrix.expand import segment
 from trtllm_pipeline.orchestrate.matrix.spelling import SETTINGS_PREFIX
 from trtllm_pipeline.orchestrate.memory import estimates, fitting
 from trtllm_pipeline.orchestrate.plan.pins import Pins
+from trtllm_pipeline.orchestrate.plan.planner import expanded, infeasible, lacks_gpu, load, machine_of
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.plan.selection import expanded, infeasible, lacks_gpu, load, machine_of
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import companions
@@ -102,12 +102,12 @@ class Fits:
         """The output of `pipeline plan --fit --format json`."""
         return {"schema": SCHEMA, "cells": self.cells, "fits": [fit.to_json() for fit in self.fits]}
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[text_blocks.Block]:
         """Text for people. Cells with the same change form a group."""
         if not self.fits:
             enough = f"this machine has enough memory for {_all(self.cells)}"
             return [
-                TextLine(
+                text_blocks.TextLine(
                     enough
                     if self.cells
                     else "no cell can work, independent of memory: `pipeline plan` shows the reasons"
@@ -118,21 +118,23 @@ class Fits:
             alike.setdefault((fit.works, fit.added, fit.proposal), []).append(fit)
         return [block for group in alike.values() for block in self._together(group)]
 
-    def _together(self, group: Sequence[Fit]) -> list[Block]:
+    def _together(self, group: Sequence[Fit]) -> list[text_blocks.Block]:
         first = group[0]
-        blocks: list[Block] = [
-            Items(_title(first, len(group)), [TextLine(f"{fit.cell.id}: {fit.why}") for fit in group])
+        blocks: list[text_blocks.Block] = [
+            text_blocks.Items(
+                _title(first, len(group)), [text_blocks.TextLine(f"{fit.cell.id}: {fit.why}") for fit in group]
+            )
         ]
         settings = list(first.proposal or ())
         if first.added:
             axes = [setting for setting in settings if setting.startswith(_AXIS)]
             values = (setting.removeprefix(_AXIS).translate(_PLAIN).replace("=", ": ") for setting in axes)
-            blocks.append(TextLine(f"  in `add` of the matrix: {', '.join(values)}", "bold"))
+            blocks.append(text_blocks.TextLine(f"  in `add` of the matrix: {', '.join(values)}", "bold"))
             settings = [setting for setting in settings if setting not in axes]
         words = [word for setting in settings for word in ("--set", setting)]
         if words and (self.selected or len(group) < self.cells):  # the change is to an axis or to settings of all cells
             words += [word for cell in dict.fromkeys(fit.changed_id for fit in group) for word in ("--cells", cell)]
-        return [*blocks, ToPaste(shlex.join(words))] if words else blocks
+        return [*blocks, text_blocks.ToPaste(shlex.join(words))] if words else blocks
 
 
 def fits_of(request: Request, store: Store | None) -> Fits:

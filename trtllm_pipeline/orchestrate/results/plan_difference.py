@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.base import Block, Grid, Heading, Items, Json, StageRunId, TextLine, changes, count
+from trtllm_pipeline.base import Json, StageRunId, changes, count, text_blocks
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.plan.plan_file import commands_of
 from trtllm_pipeline.orchestrate.plan.planner import plan_of
-from trtllm_pipeline.orchestrate.plan.reasons import in_words
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.run.plan_commands import commands_of
+from trtllm_pipeline.orchestrate.plan.stage_status import in_words
 from trtllm_pipeline.orchestrate.store.store import Store
 
 Commands = Callable[[StageRun], Sequence[Sequence[str]]]
@@ -82,33 +82,35 @@ class PlanDifference:
             ],
         }
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[text_blocks.Block]:
         """Text for people."""
-        yield Heading(f"{self.new}, compared with {self.base}")
+        yield text_blocks.Heading(f"{self.new}, compared with {self.base}")
         new, base = self.feasible
         if not (self.cells or any(each.changed or each.only_new or each.only_base for each in self.stages)):
-            yield TextLine(f"{count(new, 'feasible cell')}. The plans are the same: no fingerprint differs")
+            yield text_blocks.TextLine(f"{count(new, 'feasible cell')}. The plans are the same: no fingerprint differs")
             return
-        yield TextLine(f"{count(new, 'feasible cell')}, {base} before")
+        yield text_blocks.TextLine(f"{count(new, 'feasible cell')}, {base} before")
         rows = [
             (each.stage, *map(str, (each.same, each.changed, each.only_new, each.only_base))) for each in self.stages
         ]
-        yield Grid(["stage", "the same", "made again", "new", "gone"], rows)
+        yield text_blocks.Grid(["stage", "the same", "made again", "new", "gone"], rows)
         for kind, title in (
             ("lost", "can no longer work"),
             ("gained", "can work now"),
             ("toolchain", "made by another toolchain"),
         ):
-            lines = [TextLine(f"{each.cell}: {each.reason}") for each in self.cells if each.change == kind]
-            yield Items(f"{title} ({len(lines)})", lines, folded=len(lines) > _FOLDED)
-        yield Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in self.reasons])
-        yield Items("command lines", list(map(_command_line, self.commands)))
+            lines = [text_blocks.TextLine(f"{each.cell}: {each.reason}") for each in self.cells if each.change == kind]
+            yield text_blocks.Items(f"{title} ({len(lines)})", lines, folded=len(lines) > _FOLDED)
+        yield text_blocks.Items(
+            "why", [text_blocks.TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in self.reasons]
+        )
+        yield text_blocks.Items("command lines", list(map(_command_line, self.commands)))
 
 
-def _command_line(each: CommandChange) -> TextLine:
+def _command_line(each: CommandChange) -> text_blocks.TextLine:
     sides = (("without", each.removed), ("with", each.added))
     words = "; ".join(f"{side} {' '.join(words)}" for side, words in sides if words)
-    return TextLine(f"{each.stage} ({count(each.stage_runs, 'stage run')}): {words}")
+    return text_blocks.TextLine(f"{each.stage} ({count(each.stage_runs, 'stage run')}): {words}")
 
 
 def _keys_of_inputs(run: StageRun, plan: Plan) -> dict[str, str]:

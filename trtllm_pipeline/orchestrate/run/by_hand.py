@@ -21,17 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trtllm_pipeline.base import (
-    MASK_VARIABLE,
-    Exclusive,
-    FailureClass,
-    Scope,
-    StageError,
-    UsageError,
-    probe,
-    reading,
-    without_secrets,
-)
+from trtllm_pipeline.base import Exclusive, FailureClass, Scope, StageError, UsageError, probe, reading, without_secrets
+from trtllm_pipeline.base import gpus as gpu_devices
 from trtllm_pipeline.orchestrate.run.executor import Job, failure_of
 from trtllm_pipeline.orchestrate.store.claims import (
     WaitingPlace,
@@ -153,7 +144,7 @@ def _leased(
         place.leave()
     claims, names = leased
     try:
-        shown = {MASK_VARIABLE: ",".join(names)} if names else {}
+        shown = {gpu_devices.MASK_VARIABLE: ",".join(names)} if names else {}
         yield {**environment, **shown}, [claim.fd for claim in claims]
     finally:
         for claim in claims:

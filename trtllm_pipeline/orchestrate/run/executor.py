@@ -18,35 +18,23 @@ from typing import Final, TypeAlias
 
 from trtllm_pipeline.base import (
     Exclusive,
-    Exited,
     FailureClass,
-    GpuPeaks,
-    Guardian,
     Json,
-    Refused,
     Resources,
     Scope,
-    Spawned,
     StageError,
     StageRunId,
     UsageError,
-    decode_mapping,
     hub_tokens,
-    object_text,
+    process,
     reading,
-    write_once,
+    user_files,
+    writing,
 )
+from trtllm_pipeline.base import gpus as gpu_devices
 from trtllm_pipeline.orchestrate.run.scheduler import NodeCame, NodeGone
 from trtllm_pipeline.orchestrate.store.store import LOG
-from trtllm_pipeline.tensorrt import (
-    SERVICE_FILE,
-    LogText,
-    failure,
-    first_cause,
-    first_error,
-    out_of_memory,
-    telling_lines,
-)
+from trtllm_pipeline.tensorrt import SERVICE_FILE, causes, failure, out_of_memory
 
 SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02
@@ -97,7 +85,7 @@ class Job:
         """Write the job file."""
         data = {each: getattr(self, each) for each in self.__slots__}
         data |= {"scope": self.scope.value, "resources": _table(self.resources)}
-        write_once(path, object_text(data))
+        writing.write_once(path, writing.object_text(data))
 
 
 def _table(resources: Resources) -> dict[str, Json]:
@@ -108,7 +96,7 @@ def _table(resources: Resources) -> dict[str, Json]:
 def read_job(path: Path) -> Job:
     """Return the job in a job file. Raises UsageError if it is not a job file."""
     try:
-        data = decode_mapping(reading.read_bytes(path))
+        data = user_files.decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise UsageError(f"{path}: job schema {data['schema']}, this release reads {SCHEMA}")
         data["commands"] = tuple(tuple(command) for command in data["commands"])
@@ -169,7 +157,7 @@ def failure_of(
     *,
     timed_out: bool,
     before: out_of_memory.Counts | None = None,
-    said: LogText | None = None,
+    said: causes.LogText | None = None,
 ) -> StageError:
     """Return why a job's command ended with `returncode` (negative: the signal), from its log and files.
 
@@ -187,9 +175,9 @@ def failure_of(
     recorded = failure.read(attempt, log)
     if recorded is not None:
         return recorded
-    logs = [LogText(log) if said is None else said]
+    logs = [causes.LogText(log) if said is None else said]
     how = f"was ended by {signal.Signals(-returncode).name}" if returncode < 0 else f"ended with exit code {returncode}"
-    cause = first_cause(logs)
+    cause = causes.first_cause(logs)
     if (cause and cause.killed) or (returncode == -signal.SIGKILL and not (cause and cause.certain)):
         kind, words, hint = out_of_memory.verdict(before)
         line = cause.line if cause else next(iter(logs[0].last(1)), None)
@@ -204,10 +192,10 @@ def failure_of(
             log=log,
             line=cause.line.number,
             setting=cause.setting(job.stage, job.params),
-            telling=() if cause.certain else tuple(map(str, telling_lines(logs))),
+            telling=() if cause.certain else tuple(map(str, causes.telling_lines(logs))),
         )
-    lines = telling_lines(logs)
-    error = first_error(logs)
+    lines = causes.telling_lines(logs)
+    error = causes.first_error(logs)
     quote = f"; its log says: {error.message}" if error else f"; its last line: {lines[-1].message}" if lines else ""
     return StageError(
         f"{job.stage}: {how}{quote}",
@@ -240,11 +228,11 @@ class Executor:
     """Runs jobs on this machine."""
 
     def __init__(self) -> None:
-        self._guardian = Guardian()
+        self._guardian = process.Guardian()
         self._poll = select.poll()
         self._poll.register(self._guardian, select.POLLIN)
         self._active: dict[StageRunId, _Active] = {}
-        self._gpus = GpuPeaks()
+        self._gpus = gpu_devices.GpuPeaks()
         self._counts: out_of_memory.Counts | None = None
 
     def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it
@@ -302,7 +290,7 @@ class Executor:
             self._poll.poll((min(remaining, _READY_POLL_S) if starting else remaining) * 1e3)
             events: list[ExecutorEvent] = []
             for event in self._guardian.read_events():
-                if not isinstance(event, Spawned):  # not requested
+                if not isinstance(event, process.Spawned):  # not requested
                     events += self._over(event)
             events += self._newly_ready()
             self._gpus.look()
@@ -310,12 +298,12 @@ class Executor:
             if events or time.monotonic() >= until:
                 return events
 
-    def _over(self, event: Exited | Refused) -> list[ExecutorEvent]:
+    def _over(self, event: process.Exited | process.Refused) -> list[ExecutorEvent]:
         """Handle a command that has ended or could not start: start the next one, or end the job."""
         active = self._active[StageRunId(event.id)]
         job = active.job
         error: StageError | None = None
-        if isinstance(event, Refused):
+        if isinstance(event, process.Refused):
             error = StageError(f"{job.stage}: cannot be started: {event.message}")
         else:
             active.took = _added(active.took, event, time.monotonic() - active.started)
@@ -360,7 +348,7 @@ class Executor:
         self._gpus.close()
 
 
-def _added(took: Usage, event: Exited, wall_s: float) -> Usage:
+def _added(took: Usage, event: process.Exited, wall_s: float) -> Usage:
     """Return a job's usage including the command that has just ended, `wall_s` after the first one started."""
     return Usage(
         wall_s,

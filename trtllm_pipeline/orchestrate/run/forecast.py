@@ -1,40 +1,57 @@
 """The forecast of a run: time, disk and memory.
 
 The time comes from the scheduler, simulated on expected durations: formulas of the model, the machine and the release,
-corrected by earlier runs.
+corrected by earlier runs. A `ForecastCheck` compares the forecast with the actual time and memory.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base import Fingerprint, Json, Machine, Resources, Scope, StageRunId
-from trtllm_pipeline.models import kept_bytes
-from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, TIME, Corrections, Estimate, Need, is_known
-from trtllm_pipeline.orchestrate.plan.memory_needs import of_plan, of_run
-from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, to_run
-from trtllm_pipeline.orchestrate.plan.plan_file import action
-from trtllm_pipeline.orchestrate.plan.reasons import RERUN, reasons
+from trtllm_pipeline.base import Fingerprint, Json, Machine, Scope, StageRunId, duration, read_object, size
+from trtllm_pipeline.models import sources
+from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME, Corrections, Estimate, Need
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_plan, of_run, to_run
+from trtllm_pipeline.orchestrate.plan.plan_file import action, commands_of, plan_lines
+from trtllm_pipeline.orchestrate.plan.stage_status import RERUN, reasons
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
-from trtllm_pipeline.orchestrate.run.order import FIRST, play
+from trtllm_pipeline.orchestrate.run.order import capacities, section, simulate
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.tensorrt import PARTIAL, DownloadParams
+from trtllm_pipeline.tensorrt import PARTIAL
+from trtllm_pipeline.tensorrt import params as stage_params
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate.run.pulling import Offers
+    from trtllm_pipeline.orchestrate.store.remote_store import ArtifactTransfer
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """Artifacts of a plan in a remote store."""
+
+    url: str
+    pulls: Mapping[StageRunId, ArtifactTransfer] = field(default_factory=dict)
+    """Needed and available."""
+    refused: Mapping[StageRunId, ArtifactTransfer] = field(default_factory=dict)
+    """Available but not usable."""
+    fault: str | None = None
+    """Why the remote store cannot be read."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes to pull."""
+        return sum(each.transfer_bytes for each in self.pulls.values())
+
 
 _GUESS_ERROR: Final = 0.6
 """Relative error of a time formula (docs/project/estimates.md)."""
 _KNOWN_ERROR: Final = 0.3
 """Relative error of a duration measured on an unknown system."""
-_MOST_SIMULATED: Final = 2_000
-"""Larger plans are not simulated: the schedule takes 1% to 4% longer than the bound of `least_s`, which is less than the
-error of the durations."""
 _ALL: Final = ""
 """The label of all stage runs."""
 
@@ -214,10 +231,10 @@ def forecast(
 def _fetched(run: StageRun, store: Store) -> int:
     """Return the bytes of a download that are already on the disk."""
     params = run.params
-    if not isinstance(params, DownloadParams):
+    if not isinstance(params, stage_params.DownloadParams):
         return 0
     folder = None if params.folder is None else Path(params.folder)
-    return kept_bytes(params.source, store.work_dir / PARTIAL, folder)
+    return sources.kept_bytes(params.source, store.work_dir / PARTIAL, folder)
 
 
 def durations(plan: Plan, forecast: Forecast, *, every: bool = True) -> list[Need]:
@@ -247,134 +264,112 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(next(each for each in (folder, *folder.parents) if each.exists())).free
 
 
-def capacity(machine: Machine) -> scheduling.Capacity:
-    """Return the capacity of `machine`: whole GPUs by name, CPU slots."""
-    host, shared = machine.memory_bytes, machine.shared_bytes
-    return scheduling.Capacity(
-        cpus=machine.cpus,
-        gpus=tuple(gpu.uuid for gpu in machine.gpus),
-        memory=None if host is None or shared is None else (host, shared),
+def plan_json(plan: Plan, store: Store | None, forecast: Forecast, *, run_id: str | None = None) -> Iterator[str]:
+    """Yield lines of the plan in its documented form with real command lines; `{attempt}` is only known at run time."""
+    artifacts = "{workspace}/store" if store is None else str(store.artifacts_dir)
+    return plan_lines(
+        plan,
+        present=forecast.present,
+        to_run=forecast.to_run,
+        reasons=forecast.reasons,
+        times=forecast.durations.estimate,
+        needs=lambda run: of_run(run, plan.machine, forecast.corrections),
+        commands=commands_of(plan, lambda run: f"{artifacts}/{run.stage.name}/{run.fingerprint}/out"),
+        pulls=forecast.pulls,
+        run_id=run_id,
     )
 
 
-def capacities(machine: Machine) -> list[scheduling.Capacity]:
-    """Return the capacity of `machine`. With several GPU types: an empty one for this machine, and one node of each type."""
-    nodes = (
-        scheduling.Capacity(each.cpus, tuple(gpu.uuid for gpu in each.gpus), 0, name, name)
-        for name, each in machine.types
-    )
-    return [scheduling.Capacity(0), *nodes] if machine.types else [capacity(machine)]
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """Expected and actual use of one resource by the stage runs of one stage.
 
-
-def simulate(
-    plan: Plan,
-    takes: Mapping[StageRunId, float],
-    on: Sequence[scheduling.Capacity],
-    among: Collection[StageRunId],
-    corrections: Corrections | None = None,
-    *,
-    running: Collection[StageRunId] = (),
-) -> float:
-    """Return the wall-clock seconds of running `among` of `plan` on the nodes `on`, if each `takes` these seconds.
-
-    Stage runs that are already `running` start first.
+    Time is the sum in milliseconds. Memory is the maximum of a stage run in bytes.
     """
-    if len(among) > _MOST_SIMULATED:
-        return least_s(plan, takes, on, among)
-    known = list(tasks(plan, among, lambda run: takes[run.id], corrections, on))
-    return play(known, scheduling.Scheduler(known, *on, favour=dict.fromkeys(running, FIRST)))
+
+    stage: str
+    resource: str
+    stage_runs: int
+    expected: int
+    taken: int
+
+    def __str__(self) -> str:
+        verb, of = ("took ", "") if self.resource == TIME else ("", f" of {self.resource}")
+        return f"{verb}{self._in_words(self.taken)}{of} (estimate {self._in_words(self.expected)})"
+
+    def _in_words(self, value: int) -> str:
+        return duration(value / 1000) if self.resource == TIME else size(value)
 
 
-def least_s(
-    plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[scheduling.Capacity], among: Collection[StageRunId]
-) -> float:
-    """Return the lower bound of `Scheduler.least_s` in a sixth of the time."""
-    runs = plan.stage_runs
-    ends: dict[StageRunId, float] = {}
-    work: dict[Resources, list[float]] = {}
-    for run_id, run in runs.items():  # after all its needs
-        if run_id in among:
-            seconds, begin, service = takes[run_id], 0.0, _service(plan, run)
-            for each in run.needs:
-                if (end := ends.get(each, 0.0)) > begin:
-                    begin = end
-            ends[run_id] = begin + seconds
-            resources = plan.resources(run)
-            measures, holder = resources.exclusive.alone, run
-            if service is not None:  # inside it, one after another
-                ends[service], holder = ends[run_id], runs[service]
-                resources = plan.resources(holder)
-            if (
-                not (service is not None and measures)
-                and scheduling.may_overlap(resources, on)
-                and is_known(holder.stage, holder.first_cell)
-            ):
-                seconds /= 2  # as two do at a time
-            work.setdefault(resources, [0.0])[0] += seconds
-    total = {resources: seconds for resources, (seconds,) in work.items()}
-    return max(scheduling.work_s(total, on), max(ends.values(), default=0.0))
+@dataclass(frozen=True, slots=True)
+class ForecastCheck:
+    """Forecast and actual use of one run."""
+
+    expected_s: float | None
+    """Wall-clock seconds of the whole run. None if it was incomplete or waited for other pipelines."""
+    took_s: float
+    stages: tuple[StageForecast, ...]
+    """Entries in the order of the plan, time first."""
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON in a report."""
+        return {
+            "expected_s": None if self.expected_s is None else round(self.expected_s, 3),
+            "took_s": round(self.took_s, 3),
+            "stages": [asdict(stage) for stage in self.stages],
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> ForecastCheck:
+        """Read the JSON. Raises KeyError, TypeError, ValueError for anything else."""
+        stages = tuple(StageForecast(**stage) for stage in data["stages"])
+        numbers = (number for stage in stages for number in (stage.stage_runs, stage.expected, stage.taken))
+        if not all(type(number) is int and number > 0 for number in numbers):
+            raise ValueError("a forecast without numbers")
+        expected_s = data["expected_s"]
+        return ForecastCheck(None if expected_s is None else float(expected_s), float(data["took_s"]), stages)
+
+    def line(self) -> str:
+        """The whole run in one line."""
+        took = f"Took {duration(self.took_s)}"
+        return took if self.expected_s is None else f"{took} (estimate {duration(self.expected_s)})"
+
+    def lines(self) -> list[str]:
+        """One line per stage."""
+        by_stage: dict[str, list[str]] = {}
+        for each in self.stages:
+            by_stage.setdefault(each.stage, []).append(str(each))
+        return [f"{stage}: {'; '.join(entries)}" for stage, entries in by_stage.items()]
 
 
-def _service(plan: Plan, run: StageRun) -> StageRunId | None:
-    """Return the service that a stage run runs inside."""
-    for up in run.inputs.values():
-        if plan.stage_runs[up].stage.scope is Scope.SERVICE:
-            return up
+def of_report(path: Path) -> ForecastCheck | None:
+    """The forecast in a run's report, or None."""
+    with suppress(KeyError, TypeError, ValueError):
+        return ForecastCheck.from_json((read_object(path) or {})["run"]["forecast"])
     return None
 
 
-def tasks(
-    plan: Plan,
-    among: Collection[StageRunId],
-    takes: Callable[[StageRun], float],
-    corrections: Corrections | None = None,
-    on: Sequence[scheduling.Capacity] = (),
-) -> Iterator[scheduling.Task]:
-    """Return the scheduler tasks of `among` on the nodes `on`. `corrections` are for memory needs."""
-    order = {cell.id: number for number, cell in enumerate(plan.cells)} if among else {}
-    corrections = corrections or Corrections((), plan.machine)
-    host = plan.machine.memory_bytes if len(on) == 1 else None  # unknown for the nodes of a cluster
-    limit = None if host is None else (on[0].cpus, host)
-    for run in plan.stage_runs.values():
-        if run.id not in among:
-            continue
-        settings, resources = section(run), plan.resources(run)
-        service = run.stage.scope is Scope.SERVICE
-        memory = _memory(run, plan.machine, corrections) if service or limit else {}
-        if limit and HOST in memory and (slots := _slots(memory[HOST].value, *limit)) > resources.cpus:
-            resources = replace(resources, cpus=slots)
-        yield scheduling.Task(
-            id=run.id,
-            needs=tuple(each for each in run.needs if each in among),
-            scope=run.stage.scope,
-            service=_service(plan, run),
-            resources=resources,
-            expected_s=takes(run),
-            retries=run.stage.retries if settings.get("retries") is None else int(str(settings["retries"])),
-            order=order[run.first_cell.id],
-            memory=_at_most(memory) if service else None,
-        )
+def checked(
+    plan: Plan, forecast: Forecast, taken: Mapping[Fingerprint, Mapping[str, int]], took_s: float, *, comparable: bool
+) -> ForecastCheck | None:
+    """Compare the `forecast` with the actual use `taken` by stage runs of a plan, in bytes and milliseconds by kind. None if none ran.
 
-
-def _memory(run: StageRun, machine: Machine, corrections: Corrections) -> dict[str, Estimate]:
-    """Return the known memory needs of a stage run by resource."""
-    return {need.resource: need.estimate for need in of_run(run, machine, corrections)}
-
-
-def _at_most(memory: Mapping[str, Estimate]) -> tuple[int, int] | None:
-    """Return the maximum host memory and /dev/shm. None if unknown."""
-    shared = memory.get(SHARED)
-    return (memory[HOST].most, 0 if shared is None else shared.most) if HOST in memory else None
-
-
-def _slots(host: int, cpus: int, memory: int) -> int:
-    """Return its share of the machine's memory in CPU slots, so that stage runs that do not fit together do not run together.
-
-    0 for less than a slot: stage runs that need no CPU are limited otherwise.
+    `comparable` is that of the `Outcome`.
     """
-    return 0 if host * cpus < memory else min(cpus, -(-host * cpus // memory))
-
-
-def section(run: StageRun) -> Mapping[str, Json]:
-    """Return the settings section of a stage run's stage."""
-    return run.first_cell.settings[run.stage.section or run.stage.name]
+    pairs_by_resource: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for run in plan.stage_runs.values():
+        if run.fingerprint not in taken or run.id not in forecast.times:
+            continue
+        took = taken[run.fingerprint]
+        expected = [(TIME, forecast.times[run.id].value)]
+        expected += [(need.resource, need.estimate.value) for need in of_run(run, plan.machine, forecast.corrections)]
+        for resource, value in expected:
+            if value and took.get(KINDS[resource]):
+                pairs_by_resource.setdefault((run.stage.name, resource), []).append((value, took[KINDS[resource]]))
+    if not pairs_by_resource:
+        return None
+    stages = []
+    for (stage, resource), pairs in pairs_by_resource.items():
+        total = tuple(map(sum, zip(*pairs, strict=True))) if resource == TIME else max(pairs, key=lambda pair: pair[1])
+        stages.append(StageForecast(stage, resource, len(pairs), *total))
+    return ForecastCheck(forecast.total_s if comparable else None, took_s, tuple(stages))

@@ -29,25 +29,23 @@ from trtllm_pipeline.base import (
     StageRunId,
     StageStatus,
     StateError,
-    cpus_near,
     disk,
-    made_by,
-    maker,
+    probe,
     read_object,
 )
 from trtllm_pipeline.orchestrate.memory import estimates
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, to_run
+from trtllm_pipeline.orchestrate.plan.plan_file import command_lines
 from trtllm_pipeline.orchestrate.run import file_views
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEvent, Job, Ready, Usage, read_job
-from trtllm_pipeline.orchestrate.run.forecast import Durations, guess_s, section, tasks
-from trtllm_pipeline.orchestrate.run.order import favourable
-from trtllm_pipeline.orchestrate.run.plan_commands import command_lines
+from trtllm_pipeline.orchestrate.run.forecast import Durations, guess_s
+from trtllm_pipeline.orchestrate.run.order import favourable, section, tasks
 from trtllm_pipeline.orchestrate.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
 from trtllm_pipeline.orchestrate.store.index import Artifact, Peak, Published
 from trtllm_pipeline.orchestrate.store.manifest import Manifest, read
 from trtllm_pipeline.orchestrate.store.store import Attempt, Store
-from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, class_name, to_json
+from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, params
 
 _POLL_S: Final = 0.2
 """Poll interval for state without events: claims of other invocations, progress of stages, the user's interrupt."""
@@ -238,7 +236,7 @@ class _Execution:
     _queued: list[scheduling.Event] = field(default_factory=list)
     _begun: bool = False
     _system: dict[str, Json] | None = None
-    _made_by: dict[str, Json] = field(default_factory=made_by)
+    _made_by: dict[str, Json] = field(default_factory=probe.made_by)
     _trees: dict[Fingerprint, str] = field(default_factory=dict)
     _known_infeasible: dict[Fingerprint, str] = field(init=False)
     _tried: dict[Fingerprint, int] = field(init=False)
@@ -487,7 +485,7 @@ class _Execution:
                 return self._busy(run, self._refused[kind], self._unleased.setdefault(kind, {}))
             leases, gpus = leased
             if exclusive.pinned:
-                cpus = cpus_near(gpus)
+                cpus = probe.cpus_near(gpus)
         left = self._store.unended(run.fingerprint) if start.node else None
         if left is not None and self._executor.adopt(left):
             attempt = self._store.join(self._run_id, run.stage.name, run.fingerprint, left)
@@ -557,8 +555,8 @@ class _Execution:
             commands=command_lines(run, inputs, folder, self._plan.machine),
             environment=environment,
             program=run.stage.program,
-            params_class=class_name(run.params),
-            params=to_json(run.params),
+            params_class=params.class_name(run.params),
+            params=params.to_json(run.params),
             inputs=inputs,
             viewed=viewed,
             files=run.files,
@@ -640,7 +638,7 @@ class _Execution:
     def _provenance(self, held: _Running, event: Ended) -> dict[str, Json]:
         run, usage, system = held.run, event.usage, event.system or self._system
         if system is None:  # inspected once per run, and only if it produces an artifact
-            system = self._system = maker()
+            system = self._system = probe.maker()
         return {
             "run": self._run_id,
             "attempt": held.attempt.number,

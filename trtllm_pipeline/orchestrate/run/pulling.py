@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ from trtllm_pipeline.base import Fingerprint, RemoteError, Scope, StageRunId, am
 from trtllm_pipeline.orchestrate import provenance
 from trtllm_pipeline.orchestrate.plan.plan import Plan, to_run, wanted
 from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.run.forecast import Offers
 from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.orchestrate.store import remote_store
 from trtllm_pipeline.orchestrate.store.index import Artifact
@@ -25,24 +25,6 @@ from trtllm_pipeline.orchestrate.store.store import Store
 
 _EVERY_S: Final = 5.0
 _POLL_S: Final = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Offers:
-    """Artifacts of a plan in a remote store."""
-
-    url: str
-    pulls: Mapping[StageRunId, ArtifactTransfer] = field(default_factory=dict)
-    """Needed and available."""
-    refused: Mapping[StageRunId, ArtifactTransfer] = field(default_factory=dict)
-    """Available but not usable."""
-    fault: str | None = None
-    """Why the remote store cannot be read."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes to pull."""
-        return sum(each.transfer_bytes for each in self.pulls.values())
 
 
 class RemoteSource:

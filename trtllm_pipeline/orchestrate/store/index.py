@@ -20,17 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
-from trtllm_pipeline.base import (
-    Fingerprint,
-    Json,
-    StageError,
-    StateError,
-    encoding,
-    reading,
-    stamp,
-    stamped_digest,
-    write_all,
-)
+from trtllm_pipeline.base import Fingerprint, Json, StageError, StateError, digest, reading, writing
 from trtllm_pipeline.orchestrate.store.database import DamagedError, Database, Rows
 from trtllm_pipeline.orchestrate.store.manifest import Manifest
 from trtllm_pipeline.tensorrt import OUT
@@ -98,7 +88,7 @@ _TAIL_BYTES: Final = 64 << 10
 _FEW: Final = 1000
 """Maximum number of artifacts that are looked up one by one."""
 
-_encode: Final = encoding(json.JSONEncoder(separators=(",", ":")))
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -222,7 +212,7 @@ class History:
         except reading.NotAFileError as error:
             raise self._unusable(error) from error
         try:
-            write_all(fd, data)
+            writing.write_all(fd, data)
         finally:
             os.close(fd)
 
@@ -663,9 +653,9 @@ class Index(Database):
             errors="backslashreplace"
         ).decode()  # file names may be invalid text, which SQLite does not accept
         known = self._rows("SELECT stamp, digest FROM digests WHERE path = ?", (key,))
-        if known and known[0][0] == stamp(name):
+        if known and known[0][0] == digest.stamp(name):
             return str(known[0][1])
-        stamped = stamped_digest(name)
+        stamped = digest.stamped_digest(name)
         if stamped[0] is not None:
             self.run(lambda db: db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?)", (key, *stamped)))
         return stamped[1]

@@ -15,18 +15,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import (
-    Fingerprint,
-    Json,
-    StateError,
-    canonical,
-    digest_file,
-    digest_text,
-    fingerprint,
-    object_text,
-    reading,
-    write_once,
-)
+from trtllm_pipeline.base import Fingerprint, Json, StateError, canonical, digest_file, fingerprint, reading, writing
+from trtllm_pipeline.base import digest as digests
 from trtllm_pipeline.tensorrt import OUT
 
 SCHEMA: Final = 1
@@ -76,7 +66,7 @@ class Manifest:
         Without links, `find . -type f | cut -c3- | LC_ALL=C sort | xargs -r b3sum | b3sum` gives the same.
         """
         lines = sorted((entry.path.encode(), content_digest(entry)) for entry in self.files)
-        return digest_text("".join(f"{digest}  {path.decode()}\n" for path, digest in lines))
+        return digests.digest_text("".join(f"{digest}  {path.decode()}\n" for path, digest in lines))
 
     @property
     def anonymous(self) -> Manifest:
@@ -109,7 +99,7 @@ class Manifest:
 
     def write(self, folder: str | Path) -> int:
         """Write it into `folder`. Returns its size in bytes."""
-        return write_once(f"{folder}/{NAME}", object_text(self._content(), key=self.key))
+        return writing.write_once(f"{folder}/{NAME}", writing.object_text(self._content(), key=self.key))
 
 
 def inputs(manifest: Manifest) -> dict[str, Fingerprint]:
@@ -125,7 +115,7 @@ def inputs(manifest: Manifest) -> dict[str, Fingerprint]:
 
 def content_digest(entry: FileEntry) -> str:
     """Return the BLAKE3 of a file's content, or of a link's target as text."""
-    return digest_text(entry.link) if entry.link is not None else str(entry.digest)
+    return digests.digest_text(entry.link) if entry.link is not None else str(entry.digest)
 
 
 def listed(files: Iterable[FileEntry]) -> list[Json]:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.base import Fingerprint, Json, StageError, StateError, disk, uncollected
+from trtllm_pipeline.base import Fingerprint, Json, StageError, StateError, disk
 from trtllm_pipeline.orchestrate.store import claims, manifest
 from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, Index, Peak, Published
 from trtllm_pipeline.orchestrate.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
@@ -156,7 +156,6 @@ class Store:
         """Return the directory of this artifact, published or not."""
         return self.artifacts_dir / stage / fingerprint
 
-    @uncollected()
     def present(self, wanted: Mapping[Fingerprint, str]) -> dict[Fingerprint, Artifact]:
         """Return those of `wanted` (fingerprint -> stage) that are published with all files of the right size.
 

@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base import StateError, decode_yaml, sha256_of_file, write_json
+from trtllm_pipeline.base import StateError, user_files, write_json
+from trtllm_pipeline.base import digest as digests
 from trtllm_pipeline.models import Engine, model_config
-from trtllm_pipeline.orchestrate import manifest, statement_of
-from trtllm_pipeline.serve.export import card, start_script
+from trtllm_pipeline.orchestrate import manifest, provenance
+from trtllm_pipeline.serve.export import card
 from trtllm_pipeline.serve.export.deployment import BESIDE, Deployment
-from trtllm_pipeline.tensorrt import DRAFTER, SERVE_FILE, companions
+from trtllm_pipeline.tensorrt import SERVE_FILE, catalog, companions, start_script
 
 SCHEMA: Final = 1
 FILE: Final = "bundle.json"
@@ -70,7 +71,7 @@ def write(deployment: Deployment, folder: Path) -> None:
         if stage in served.artifacts
     }
     if served.drafter is not None:
-        moved[served.drafter.fingerprint] = f"{start_script.BUNDLE}/{DRAFTER}"
+        moved[served.drafter.fingerprint] = f"{start_script.BUNDLE}/{catalog.DRAFTER}"
     _copy(served.repository, folder / "repository")
     command = _fill(folder / "repository", moved)
     start = folder / START
@@ -107,7 +108,7 @@ def write_sums(folder: Path) -> None:
     """Write the SHA-256 of every file below `directory` into SHA256SUMS, as `sha256sum -c` takes it."""
     names = [name for name in files(folder) if name != SUMS]
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # SHA-256 of one file takes one core
-        sums = threads.map(sha256_of_file, (folder / name for name in names))
+        sums = threads.map(digests.sha256_of_file, (folder / name for name in names))
         lines = [f"{digest}  {name}\n" for digest, name in zip(sums, names, strict=True)]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
@@ -146,7 +147,7 @@ def _fill(repository: Path, moved: Mapping[str, str]) -> list[str]:
     import yaml
 
     for path in repository.rglob("*.yaml"):
-        data = _each(decode_yaml(path.read_bytes()), moved, path)
+        data = _each(user_files.decode_yaml(path.read_bytes()), moved, path)
         path.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
     if not (repository / SERVE_FILE).exists():
         return []
@@ -183,7 +184,7 @@ def _write_provenance(deployment: Deployment, folder: Path) -> None:
         write_json(folder / f"{stage}.{manifest.NAME}", manifest.read(artifact.folder).anonymous.to_json())
         if (artifact.folder / manifest.ENVELOPE).is_file():
             shutil.copyfile(artifact.folder / manifest.ENVELOPE, folder / f"{stage}.{manifest.ENVELOPE}")
-        write_json(folder / f"{stage}.statement.json", statement_of(artifact.folder, anonymous=True))
+        write_json(folder / f"{stage}.statement.json", provenance.statement_of(artifact.folder, anonymous=True))
     write_json(folder / "results.json", deployment.result.to_json())
 
 

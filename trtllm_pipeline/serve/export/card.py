@@ -12,9 +12,9 @@ from trtllm_pipeline import __version__
 from trtllm_pipeline.base import read_object, size
 from trtllm_pipeline.measure import IMAGE_INPUT
 from trtllm_pipeline.models import AS_IS, shown
-from trtllm_pipeline.orchestrate import UNQUANTIZED, Artifact
+from trtllm_pipeline.orchestrate import Artifact, report_file
 from trtllm_pipeline.serve.export.deployment import Deployment
-from trtllm_pipeline.tensorrt import EMBEDDED, JOB, companions
+from trtllm_pipeline.tensorrt import JOB, catalog, companions
 
 _HUB_LICENCES: Final = {
     # as recipes say it -> as Hugging Face's model cards list it
@@ -30,7 +30,7 @@ _HUB_LICENCES: Final = {
     "Llama 3.3 Community License": "llama3.3",
 }
 _NEEDS: Final = {
-    EMBEDDED: "Linux with glibc 2.35 or newer, Python 3.10 to 3.12, and `pipeline` on PATH: trtllm-pipeline[embedded] {version}.",
+    catalog.EMBEDDED: "Linux with glibc 2.35 or newer, Python 3.10 to 3.12, and `pipeline` on PATH: trtllm-pipeline[embedded] {version}.",
     "engine": "TensorRT-LLM {release} with Triton, as in the image `{image}`, and {gpus}. An engine runs with no other release and on no other kind of GPU.",
     "llmapi": "TensorRT-LLM {release} with Triton, as in the image `{image}`, and {gpus}.",
     "trtllm_serve": "TensorRT-LLM {release} with trtllm-serve, as in the image `{image}`, and {gpus}.",
@@ -150,7 +150,7 @@ def _front_matter(deployment: Deployment) -> Iterator[str]:
     base = _base_model(deployment)
     if base is not None:
         metadata["base_model"] = base
-        if deployment.served.cell.precision not in (*UNQUANTIZED, AS_IS):
+        if deployment.served.cell.precision not in (*report_file.UNQUANTIZED, AS_IS):
             metadata["base_model_relation"] = "quantized"
     metadata |= {
         "pipeline_tag": "text-generation",
@@ -178,7 +178,7 @@ def _base_model(deployment: Deployment) -> str | None:
 
 
 def _server(deployment: Deployment) -> str:
-    return {EMBEDDED: "Triton with llama.cpp", "trtllm_serve": "trtllm-serve"}.get(
+    return {catalog.EMBEDDED: "Triton with llama.cpp", "trtllm_serve": "trtllm-serve"}.get(
         deployment.kind, "Triton with TensorRT-LLM"
     )
 

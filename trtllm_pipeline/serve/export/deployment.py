@@ -9,22 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import StateError, UsageError, count
-from trtllm_pipeline.models import BLS_MODEL, ENSEMBLE
-from trtllm_pipeline.orchestrate import (
-    CellResult,
-    Kind,
-    Policy,
-    ServedCell,
-    StageRun,
-    Store,
-    manifest,
-    provenance,
-    run_command,
-)
+from trtllm_pipeline.models import model_names
+from trtllm_pipeline.orchestrate import CellResult, StageRun, Store, manifest, provenance, served_cell
 from trtllm_pipeline.serve.export import container_images, kubernetes_names
 from trtllm_pipeline.serve.kept.serve_target import require_text
-from trtllm_pipeline.tensorrt import DRAFTER, EMBEDDED, SERVE_FILE, SERVERS, VISUAL, companions
 from trtllm_pipeline.tensorrt import MODEL as LLMAPI_MODEL
+from trtllm_pipeline.tensorrt import SERVE_FILE, catalog, companions
 
 DEFAULT_LOAD_S: Final = 200.0
 """Assumed load time of a server without a measurement. Three times that is ten minutes."""
@@ -32,7 +22,7 @@ VOLUME_BYTES_PER_S: Final = 100_000_000
 """Assumed read rate of a volume. The machine that measured the load time may have read the weights from its page cache."""
 _GIB: Final = 1 << 30
 _LABEL_DOMAIN: Final = "app.kubernetes.io"
-BESIDE: Final = (*companions.NAMES, DRAFTER, VISUAL)
+BESIDE: Final = (*companions.NAMES, catalog.DRAFTER, catalog.VISUAL)
 """Inputs of a server other than its engine or weights: a directory of the bundle for each, with the same name."""
 
 
@@ -40,7 +30,7 @@ BESIDE: Final = (*companions.NAMES, DRAFTER, VISUAL)
 class Deployment:
     """One verified cell, as templates and the card read it."""
 
-    served: ServedCell
+    served: served_cell.ServedCell
     result: CellResult
     name: str
     """Name of every object created for it: a DNS label."""
@@ -75,12 +65,12 @@ class Deployment:
             return "model" if self.served.engine is None else "engine"
         if self.kind == "llmapi":
             return LLMAPI_MODEL
-        return ENSEMBLE if self.served.drafter is None else BLS_MODEL
+        return model_names.ENSEMBLE if self.served.drafter is None else model_names.BLS_MODEL
 
     @property
     def sees(self) -> bool:
         """True if each request to it has an image."""
-        return VISUAL in self.served.launch.inputs
+        return catalog.VISUAL in self.served.launch.inputs
 
     @property
     def nodes(self) -> int:
@@ -165,13 +155,13 @@ def label(name: str) -> str:
     return f"{_LABEL_DOMAIN}/{name}"
 
 
-def check(served: ServedCell, store: Store, policy: Policy) -> CellResult:
+def check(served: served_cell.ServedCell, store: Store, policy: provenance.Policy) -> CellResult:
     """The cell's results. Raises UsageError unless its server was tested and no stage failed, StateError
     for damaged artifacts and for signatures that `policy` does not accept.
 
     Every byte of its artifacts is read. A performance measurement is optional: the card notes its absence.
     """
-    if served.cell.toolchain in SERVERS:
+    if served.cell.toolchain in catalog.SERVERS:
         raise UsageError(
             f"{served.cell.id}: a server of others is not exported: {served.cell.toolchain} has images and charts of its own",
             hint="pipeline plan --format json has its command line",
@@ -185,10 +175,12 @@ def check(served: ServedCell, store: Store, policy: Policy) -> CellResult:
     if problem is None and "smoke" not in served.artifacts:
         problem = "its server was never tested (smoke)"
     if problem is not None:
-        raise UsageError(f"{served.cell.id} is not verified: {problem}", hint=run_command(served.request, store))
+        raise UsageError(
+            f"{served.cell.id} is not verified: {problem}", hint=served_cell.run_command(served.request, store)
+        )
     for artifact in served.all_artifacts.values():
         for found in manifest.inspect(artifact.folder, contents=True):
-            if found.kind is Kind.DAMAGED:
+            if found.kind is manifest.Kind.DAMAGED:
                 raise StateError(
                     f"{found}: nothing is exported from damaged files",
                     hint=f"pipeline store verify --workspace {store.workspace} sets them aside; then run again",
@@ -198,7 +190,7 @@ def check(served: ServedCell, store: Store, policy: Policy) -> CellResult:
 
 
 def describe(
-    served: ServedCell,
+    served: served_cell.ServedCell,
     result: CellResult,
     store: Store,
     *,
@@ -212,8 +204,8 @@ def describe(
     """The deployment of a checked cell. Raises UsageError for what cannot be deployed like that."""
     cell, machine = served.cell, served.plan.machine
     kind = _kind(served)
-    world_size = 0 if kind == EMBEDDED else cell.tp * cell.pp
-    release = machine.tensorrt_llm.release if kind != EMBEDDED and machine.tensorrt_llm else None
+    world_size = 0 if kind == catalog.EMBEDDED else cell.tp * cell.pp
+    release = machine.tensorrt_llm.release if kind != catalog.EMBEDDED and machine.tensorrt_llm else None
     if cell.settings["serve"]["frontend"] == "triton_openai":
         raise UsageError(
             "what Triton's own OpenAI front end serves is not exported",
@@ -250,7 +242,7 @@ def describe(
         bundle_bytes=bundle_bytes,
         memory_bytes=memory_bytes,
         memory_from=memory_from,
-        cpus=machine.cpus if kind == EMBEDDED else 4 + 2 * world_size,
+        cpus=machine.cpus if kind == catalog.EMBEDDED else 4 + 2 * world_size,
         openai=openai,
         api_keys=api_keys,
         storage_class=None if storage_class is None else kubernetes_names.checked_storage_class(storage_class),
@@ -266,15 +258,15 @@ def _image(given: str | None, kind: str, release: str | None) -> str:
     )
 
 
-def _kind(served: ServedCell) -> str:
-    if served.cell.toolchain == EMBEDDED:
-        return EMBEDDED
+def _kind(served: served_cell.ServedCell) -> str:
+    if served.cell.toolchain == catalog.EMBEDDED:
+        return catalog.EMBEDDED
     if (served.repository / SERVE_FILE).exists():
         return "trtllm_serve"
     return "engine" if "engine" in served.launch.inputs else "llmapi"
 
 
-def _memory(served: ServedCell, store: Store, bundle_bytes: int) -> tuple[int, str]:
+def _memory(served: served_cell.ServedCell, store: Store, bundle_bytes: int) -> tuple[int, str]:
     """Host memory that the server takes, `/dev/shm` included, and what that follows from: as a plan has it."""
     host, shared = served.host_memory(store)
     if host is None:
@@ -285,7 +277,7 @@ def _memory(served: ServedCell, store: Store, bundle_bytes: int) -> tuple[int, s
     return host.most + shared, f"the server's estimated memory, {margin}, not measured"
 
 
-def _load_s(served: ServedCell, store: Store) -> float | None:
+def _load_s(served: served_cell.ServedCell, store: Store) -> float | None:
     """Seconds from the start of the launch stage to that of the smoke test, which waits for nothing else."""
     smoke = next((run for run in _runs(served) if run.stage.name == "smoke"), None)
     if smoke is None:
@@ -301,7 +293,7 @@ def _load_s(served: ServedCell, store: Store) -> float | None:
     return attempts.started_s - launches[-1] if launches else None
 
 
-def _runs(served: ServedCell) -> list[StageRun]:
+def _runs(served: served_cell.ServedCell) -> list[StageRun]:
     runs = served.plan.stage_runs
     return [runs[run] for run in served.plan.by_cell[served.cell.id]]
 

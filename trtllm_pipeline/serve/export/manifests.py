@@ -11,10 +11,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.orchestrate import CONFIG_FILE, SCHEMA, GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve.export import container_images
 from trtllm_pipeline.serve.export.deployment import Deployment, label
-from trtllm_pipeline.tensorrt import EMBEDDED, companions, load
+from trtllm_pipeline.serve.gateway.gateway_config import CONFIG_FILE, SCHEMA, GatewayConfig, OfferedModel
+from trtllm_pipeline.tensorrt import catalog, companions
+from trtllm_pipeline.tensorrt import params as stage_params
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -69,7 +71,7 @@ def gateway_config(deployment: Deployment, host: str, keys: Path | None = None) 
         adapters={name: Path(MODELS, place) for place, (name, _) in companions.adapters(served.cell).items()},
     )
     settings = {name: value for name, value in served.cell.settings.get("gateway", {}).items() if value is not None}
-    params = load(GatewayParams, settings)
+    params = stage_params.load(GatewayParams, settings)
     return GatewayConfig(
         models=(model,),
         host="0.0.0.0",  # noqa: S104  the container's
@@ -114,7 +116,13 @@ def _write_base(
 
 
 def _render(name: str, deployment: Deployment, folder: Path, *, target: str | None = None, **values: Any) -> None:
-    known = {"d": deployment, "models": MODELS, "embedded": EMBEDDED, "gateway_image": container_images.CPU, **values}
+    known = {
+        "d": deployment,
+        "models": MODELS,
+        "embedded": catalog.EMBEDDED,
+        "gateway_image": container_images.CPU,
+        **values,
+    }
 
     def part(name: str, **more: Any) -> str:
         return _environment().get_template(f"{name}.yaml.j2").render({**known, "part": part, **more}).rstrip("\n")

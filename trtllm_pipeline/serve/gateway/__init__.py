@@ -9,7 +9,7 @@ from trtllm_pipeline.base import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtllm_pipeline.orchestrate import GatewayConfig
+    from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig
     from trtllm_pipeline.serve.gateway.gateway_server import Announce
 
 

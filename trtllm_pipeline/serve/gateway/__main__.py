@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_pipeline.base import PipelineError
-from trtllm_pipeline.orchestrate import GatewayConfig
 from trtllm_pipeline.serve.gateway import run
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig
 
 
 def main(argv: Sequence[str]) -> int:

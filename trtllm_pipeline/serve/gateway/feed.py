@@ -11,7 +11,7 @@ from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import Content
 from trtllm_pipeline.serve.gateway.openai_answers import DONE, Answers, TokenUsage
 from trtllm_pipeline.serve.gateway.openai_backend import Passed
-from trtllm_pipeline.tensorrt import MOST_TOKENS
+from trtllm_pipeline.tensorrt import params
 
 if TYPE_CHECKING:
     from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
@@ -132,7 +132,7 @@ class PassedFeed(Feed):
 
 
 def _count(told: object) -> int | None:
-    return told if isinstance(told, int) and 0 <= told <= MOST_TOKENS else None
+    return told if isinstance(told, int) and 0 <= told <= params.MOST_TOKENS else None
 
 
 class ChoicesFeed(Feed):

@@ -19,7 +19,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
 from trtllm_pipeline.base import UsageError, allow_open_files, write_json
-from trtllm_pipeline.orchestrate import GATEWAY_FILE, SCHEMA, GatewayConfig
+from trtllm_pipeline.serve.gateway.gateway_config import GATEWAY_FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.serve.gateway.http_protocol import GatewayProtocol
 from trtllm_pipeline.serve.gateway.openai_app import GatewayApp
 from trtllm_pipeline.tensorrt import reachable
@@ -122,7 +122,7 @@ def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
     if config.api_keys_file is not None or reachable(config.host) is not None:
         return gateway
     own = f"[{config.host}]" if ":" in config.host else config.host
-    allowed = [_PORT.sub("", name) for name in config.params.allowed_hosts]
+    allowed = [_PORT.sub("", name).lower() for name in config.params.allowed_hosts]
     for name in allowed:
         if name != "*" and "*" in name.removeprefix("*."):
             raise UsageError(f"--allowed-hosts {name}: expected a host name, *.DOMAIN or *")

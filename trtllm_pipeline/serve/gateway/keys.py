@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import PipelineError, UsageError, read_text
+from trtllm_pipeline.base import PipelineError, UsageError, user_files
 
 _SHORTEST: Final = 8
 _LOG: Final = logging.getLogger(__name__)
@@ -16,7 +16,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 def read_keys(path: Path) -> list[str]:
     """The keys in a file; empty lines and lines that start with # are left alone. Raises MatrixError or UsageError."""
-    lines = [line.strip() for line in read_text(path, limit=1 << 20).splitlines()]
+    lines = [line.strip() for line in user_files.read_text(path, limit=1 << 20).splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 

@@ -25,10 +25,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from trtllm_pipeline.base import return_free_memory
-from trtllm_pipeline.orchestrate import GatewayConfig
 from trtllm_pipeline.serve.gateway.api_error import ApiError, bad, unavailable
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.feed import ChoicesFeed, Feed, PassedFeed
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig
 from trtllm_pipeline.serve.gateway.keys import Keys
 from trtllm_pipeline.serve.gateway.names import UNKNOWN
 from trtllm_pipeline.serve.gateway.openai_backend import OpenAiBackend

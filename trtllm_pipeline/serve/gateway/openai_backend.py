@@ -13,11 +13,12 @@ from trtllm_pipeline.measure import MAX_STREAM_BYTES, Connection, HttpError, fet
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint
 from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter
-from trtllm_pipeline.tensorrt import lora_request, number_of
+from trtllm_pipeline.tensorrt import server_requests
 
 if TYPE_CHECKING:
     from trtllm_pipeline.measure import Option, Service
-    from trtllm_pipeline.orchestrate import GatewayParams, OfferedModel
+    from trtllm_pipeline.orchestrate import GatewayParams
+    from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 
 IDLE_S: Final = 4.0
 """Servers close a connection that has no request after some time, uvicorn's after 5 s."""
@@ -76,7 +77,9 @@ class OpenAiBackend:
         self.broken = False
         """Nothing is known of the server that could be wrong when it comes back."""
         self._adapters: dict[str, Mapping[str, Option]] = {
-            name: {} if folder is None else lora_request(name, number_of(folder), folder)
+            name: {}
+            if folder is None
+            else server_requests.lora_request(name, server_requests.number_of(folder), folder)
             for name, folder in served.names.items()
         }
         """Model name of clients -> the other fields of a request."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from trtllm_pipeline.base import JsonError, decode
+from trtllm_pipeline.base import user_files
 from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
 
 Endpoint = Literal["chat", "completions"]
@@ -178,8 +178,8 @@ def parse_body(body: bytes) -> dict[str, Any]:
     if body.count(b"[") + body.count(b"{") > _MOST_BRACKETS:
         raise ApiError(400, f"the body has more than {_MOST_BRACKETS} lists and objects", code="invalid_json")
     try:
-        value = decode(body)
-    except JsonError as error:
+        value = user_files.decode(body)
+    except user_files.JsonError as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body is not a JSON object", code="invalid_json")

@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 from trtllm_pipeline.base import ServerError
 from trtllm_pipeline.measure import Service
-from trtllm_pipeline.orchestrate import OF_TRITON, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate import GatewayParams
 from trtllm_pipeline.serve.gateway import openai_backend, triton_backend
 from trtllm_pipeline.serve.gateway.admission import Admission
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.serve.gateway.dialects import dialect_for
+from trtllm_pipeline.serve.gateway.gateway_config import OF_TRITON, OfferedModel
 from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 from trtllm_pipeline.serve.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.serve.gateway.triton_backend import TritonBackend

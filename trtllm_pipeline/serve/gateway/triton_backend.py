@@ -31,18 +31,19 @@ from trtllm_pipeline.measure import (
     is_on,
     is_unknown,
 )
-from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine
-from trtllm_pipeline.orchestrate import OF_TRITON
+from trtllm_pipeline.models import Engine, model_names
 from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import DialectError, Turn, dialect_for, special_markers
+from trtllm_pipeline.serve.gateway.gateway_config import OF_TRITON
 from trtllm_pipeline.serve.gateway.model_texts import PromptTokens
 from trtllm_pipeline.serve.gateway.parsed_request import Guide, ParsedRequest
-from trtllm_pipeline.tensorrt import draft_options, load_adapter, number_of
+from trtllm_pipeline.tensorrt import server_requests
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import GatewayParams, OfferedModel
+    from trtllm_pipeline.orchestrate import GatewayParams
     from trtllm_pipeline.serve.gateway.dialects import AnswerParser, Dialect
+    from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
     from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 
 CONNECT_S: Final = 5.0
@@ -138,14 +139,14 @@ class TritonBackend:
         client = Client(service, name, "grpc", timeout_s=CONNECT_S)
         try:
             await client.__aenter__()
-            await client.stop_by(ENGINE_MODEL)
+            await client.stop_by(model_names.ENGINE_MODEL)
             special = await client.adds_special_tokens()
             dropped = is_on(await client.parameters(_POSTPROCESSING), "skip_special_tokens")
-            parameters = await client.parameters(ENGINE_MODEL)
+            parameters = await client.parameters(model_names.ENGINE_MODEL)
             guided = client.model.takes(_GUIDE) and _follows_guides(parameters)
             engine = _engine(parameters)
-            alone = engine is None and client.model.name == BLS_MODEL
-            drafts = alone and await client.parameters(DRAFT_MODEL) is not None
+            alone = engine is None and client.model.name == model_names.BLS_MODEL
+            drafts = alone and await client.parameters(model_names.DRAFT_MODEL) is not None
             backend = cls(client, served, params, texts, special=special, dropped=dropped, guided=guided, engine=engine)
         except ServerError as error:
             if error.failure is FailureClass.TRANSIENT:
@@ -418,8 +419,8 @@ class TritonBackend:
     async def _load(self, name: str, folder: Path) -> Mapping[str, Option]:
         model, limit_s = self._client.model.name, self._params.generation_timeout_s
         try:
-            return await load_adapter(
-                self._client.service, model, name, number_of(folder), folder, self._engine, limit_s
+            return await server_requests.load_adapter(
+                self._client.service, model, name, server_requests.number_of(folder), folder, self._engine, limit_s
             )
         except StageError as error:
             if error.failure is FailureClass.TRANSIENT:
@@ -536,7 +537,7 @@ async def _model_at(service: Service, name: str) -> str:
     Raises ApiError 502 if it is ambiguous. A server that lists no models, like ours, has to be queried for each.
     """
     client = Client(service, "", "grpc", timeout_s=CONNECT_S)
-    tried = tuple(dict.fromkeys((name, ENSEMBLE, BLS_MODEL, ENGINE_MODEL)))
+    tried = tuple(dict.fromkeys((name, model_names.ENSEMBLE, model_names.BLS_MODEL, model_names.ENGINE_MODEL)))
     for each in tried:
         try:
             await client.config(each)
@@ -572,6 +573,6 @@ def _engine(told: Mapping[str, str] | None) -> Path | None:
 
 def _of_every_request(model: ServedModel, engine: Path) -> dict[str, Option]:
     """Fields of every request to an engine that drafts tokens: their number, or a request for their counts."""
-    drafts = draft_options(model.name, engine)
+    drafts = server_requests.draft_options(model.name, engine)
     counted = model.tells_drafts and Engine.read(engine).speculation is not None
     return drafts or ({PERF_METRICS: True} if counted else {})

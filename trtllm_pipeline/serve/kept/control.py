@@ -23,25 +23,13 @@ from trtllm_pipeline.base import (
     StateError,
     UsageError,
     disk,
-    kill,
-    process_table,
+    guardian,
     read_object,
-    with_descendants,
     without_secrets,
 )
-from trtllm_pipeline.orchestrate import (
-    AUTO,
-    GATEWAY_FILE,
-    LOG,
-    GatewayConfig,
-    GatewayParams,
-    Job,
-    OfferedModel,
-    Store,
-    claims,
-    read_job,
-)
+from trtllm_pipeline.orchestrate import LOG, GatewayParams, Job, Store, claims, read_job
 from trtllm_pipeline.serve.gateway import require_packages
+from trtllm_pipeline.serve.gateway.gateway_config import AUTO, GATEWAY_FILE, GatewayConfig, OfferedModel
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
 from trtllm_pipeline.serve.kept.serve_target import ServeTarget, require_text, write_repository
@@ -57,7 +45,8 @@ from trtllm_pipeline.serve.kept.servers import (
     KeptServer,
     State,
 )
-from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, class_name, remove_stale_leftovers, to_json
+from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, remove_stale_leftovers
+from trtllm_pipeline.tensorrt import params as stage_params
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _POLL_S: Final = 0.1
@@ -222,8 +211,8 @@ def _job(target: ServeTarget, wish: Wish, repository: Path, folder: Path) -> Job
         commands=(),
         environment={"PYTHONUNBUFFERED": "1"},
         program=target.launch.program,
-        params_class=class_name(params),
-        params=to_json(params),
+        params_class=stage_params.class_name(params),
+        params=stage_params.to_json(params),
         inputs={name: str(path) for name, path in inputs.items()},
         files={},
         out="",
@@ -362,8 +351,8 @@ def _signal_all(folder: Path, signo: signal.Signals) -> None:
     if signo is signal.SIGKILL:
         time.sleep(_POLL_S)
         holders &= servers.holders(folder)  # who only looks whether it is held has closed it again
-    for pid in with_descendants(holders, process_table()) - {os.getpid()}:
-        kill(pid, signo)
+    for pid in guardian.with_descendants(holders, guardian.process_table()) - {os.getpid()}:
+        guardian.kill(pid, signo)
 
 
 def _recorded(server: KeptServer) -> KeptServer:

@@ -27,21 +27,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import (
-    FIND_REASON,
-    Exited,
     FailureClass,
-    Guardian,
     PipelineError,
-    Refused,
     ServerError,
     StateError,
     count,
     disk,
+    process,
     read_object,
     terminal,
     write_json,
 )
-from trtllm_pipeline.orchestrate import GATEWAY_FILE, LOG, Job, claims, failure_of, read_job
+from trtllm_pipeline.orchestrate import LOG, Job, claims, failure_of, read_job
+from trtllm_pipeline.serve.gateway.gateway_config import GATEWAY_FILE
 from trtllm_pipeline.serve.kept import servers, signed
 from trtllm_pipeline.serve.kept.health import Health, gateway_health, server_health
 from trtllm_pipeline.serve.kept.prometheus_setup import write_targets
@@ -52,8 +50,8 @@ from trtllm_pipeline.tensorrt import (
     LOG_FILE,
     REPAIR_FILE,
     SERVICE_FILE,
-    LogText,
     busy_ports,
+    causes,
     out_of_memory,
     stop_requested,
 )
@@ -122,10 +120,10 @@ class _Program:
             self.health.close()
             self.health = None
 
-    def printed(self) -> LogText:
+    def printed(self) -> causes.LogText:
         """Its output since its start. The keeper writes to the same log."""
         grown = self.log.exists() and self.log.stat().st_size >= self.log_bytes  # else it was rotated
-        return LogText(self.log, since=self.log_bytes if grown else 0, but=_OWN_LINE)
+        return causes.LogText(self.log, since=self.log_bytes if grown else 0, but=_OWN_LINE)
 
 
 class _Kept:
@@ -149,7 +147,7 @@ class _Kept:
         )
         self.job = _here(read_job(folder / JOB), folder)
         self.fds = [lock.fd]
-        self.guardian: Guardian | None = None
+        self.guardian: process.Guardian | None = None
         self.unwritten = False
         self.look_at_logs_s = 0.0
         stop_s = float(str(self.job.params.get("stop_timeout_s", 3.0)))
@@ -232,7 +230,7 @@ class _Kept:
 
     def _step(self) -> None:
         if self.guardian is None:
-            self.guardian = Guardian(claim_fds=(self.lock.fd,))
+            self.guardian = process.Guardian(claim_fds=(self.lock.fd,))
         now = time.monotonic()
         for program in self.programs:
             first = program.after is None or program.after.worked
@@ -253,7 +251,7 @@ class _Kept:
         except PipelineError:
             killed = ServerError(
                 f"process {self.guardian.pid} above the server was killed, and the server with it",
-                hint=f"{FIND_REASON}, then pipeline serve restart {self.folder.name}",
+                hint=f"{process.FIND_REASON}, then pipeline serve restart {self.folder.name}",
             )
             self.guardian = None
             for program in self.programs:
@@ -261,7 +259,7 @@ class _Kept:
                     self._died(program, killed)
             return
         for event in events:
-            if isinstance(event, (Exited, Refused)):
+            if isinstance(event, (process.Exited, process.Refused)):
                 program = next(each for each in self.programs if each.name == event.id)
                 self._died(program, self._why(program, event))
 
@@ -396,8 +394,8 @@ class _Kept:
         self.tell(State.RESTARTING, error.message, error.hint)
         self.say(f"{error.message}; started again in {pause_s:g} s")
 
-    def _why(self, program: _Program, event: Exited | Refused) -> PipelineError:
-        if isinstance(event, Refused):
+    def _why(self, program: _Program, event: process.Exited | process.Refused) -> PipelineError:
+        if isinstance(event, process.Refused):
             return ServerError(f"the {program.name} cannot be started: {event.message}", failure=FailureClass.USER)
         if program.name == "server":
             if event.returncode == 0:
@@ -435,7 +433,7 @@ class _Kept:
                 program.ready_file.unlink(missing_ok=True)
             shutil.rmtree(self.folder / "links", ignore_errors=True)
 
-    def _end_one(self, guardian: Guardian, program: _Program) -> None:
+    def _end_one(self, guardian: process.Guardian, program: _Program) -> None:
         guardian.signal(program.name, signal.SIGTERM)
         deadline = time.monotonic() + program.grace_s
         forced = False
@@ -445,7 +443,7 @@ class _Kept:
                 guardian.end(program.name, _FORCED_GRACE_S)
             select.select([guardian], [], [], _POLL_S)
             for event in guardian.read_events():
-                if isinstance(event, (Exited, Refused)):
+                if isinstance(event, (process.Exited, process.Refused)):
                     next(each for each in self.programs if each.name == event.id).runs = False
 
 
@@ -453,9 +451,9 @@ def lease(gpus: int) -> tuple[list[claims.Claim], tuple[str, ...]]:
     """Claims on this machine and on as many GPUs, with their names; see `claims.lease_machine`. Raises StateError."""
     known: list[str] = []
     if gpus:
-        from trtllm_pipeline.base import this_machine
+        from trtllm_pipeline.base import probe
 
-        known = [gpu.uuid for gpu in this_machine().gpus]
+        known = [gpu.uuid for gpu in probe.this_machine().gpus]
         if len(known) < gpus:
             raise StateError(
                 f"the server needs {count(gpus, 'GPU')}, this machine has {len(known)}", hint="pipeline doctor"

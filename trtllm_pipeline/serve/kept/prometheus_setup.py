@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base import reading, write_json, write_lines
+from trtllm_pipeline.base import reading, write_json, writing
 from trtllm_pipeline.serve.kept.servers import FOLDER, TRTLLM_SERVE, KeptServer, State, find, metrics_urls
 
 DASHBOARD: Final = PACKAGE / "data" / "dashboard.json"
@@ -212,7 +212,7 @@ def write(folder: Path, workspace: Path, *, prometheus_url: str, ttft_p99_s: flo
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_lines(path, (yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True).rstrip(),))
+        writing.write_lines(path, (yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True).rstrip(),))
     (folder / board).parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(DASHBOARD, folder / board)
     return [*files, board]

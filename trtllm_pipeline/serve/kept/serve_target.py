@@ -10,26 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base import Json, Machine, PlanError, StateError, UsageError, decode_yaml, read_object
-from trtllm_pipeline.models import (
-    ENCODERS_MODEL,
-    ENGINE_MODEL,
-    ENSEMBLE,
-    Engine,
-    EngineError,
-    model_config,
-    referenced_paths,
-)
+from trtllm_pipeline.base import Json, Machine, PlanError, StateError, UsageError, read_object, user_files
+from trtllm_pipeline.models import Engine, EngineError, model_config, model_names, referenced_paths
 from trtllm_pipeline.orchestrate import manifest, served_cell
-from trtllm_pipeline.tensorrt import OUT, Stage, StageContext, adapters, load
+from trtllm_pipeline.tensorrt import OUT, Stage, StageContext, companions
 from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import params as stage_params
 
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate import Artifact, Request, Store
 
 _EMBEDDED_WEIGHTS: Final = "model.gguf"
 _EXPECTED: Final = (
-    f"a directory with a Triton repository ({ENSEMBLE}/config.pbtxt), what the repository stage wrote for trtllm-serve "
+    f"a directory with a Triton repository ({model_names.ENSEMBLE}/config.pbtxt), what the repository stage wrote for trtllm-serve "
     "(serve.json), or an engine (config.json)"
 )
 
@@ -70,7 +63,7 @@ class ServeTarget:
 
 def require_text(inputs: Mapping[str, Path]) -> None:
     """Raise UsageError for a server that cannot have a gateway: one whose requests have images."""
-    if "repository" in inputs and (inputs["repository"] / ENCODERS_MODEL).is_dir():
+    if "repository" in inputs and (inputs["repository"] / model_names.ENCODERS_MODEL).is_dir():
         raise UsageError(
             "--openai: the gateway hands on text alone, and each question to this server has an image",
             hint="leave it out",
@@ -125,7 +118,7 @@ def of_cell(found: served_cell.ServedCell) -> ServeTarget:
         max_input_len=cell.isl,
         gpus=found.plan.resources(found.launch).gpus,
         cell=cell.id,
-        adapters={name: found.inputs[place] for place, (name, _) in adapters(cell).items()},
+        adapters={name: found.inputs[place] for place, (name, _) in companions.adapters(cell).items()},
         artifacts={stage: found.artifacts[stage] for stage in sorted({*stages, "build"} & found.artifacts.keys())},
         gateway=cell.settings.get("gateway", {}),
     )
@@ -140,8 +133,8 @@ def of_folder(folder: Path, model_folder: Path | None, machine: Machine) -> Serv
         folder /= OUT  # an artifact's
     if (folder / SERVE_FILE).is_file():
         return _of_serve_file(folder, model_folder, machine)
-    if (folder / ENSEMBLE / model_config.FILE_NAME).is_file() or (
-        folder / ENGINE_MODEL / model_config.FILE_NAME
+    if (folder / model_names.ENSEMBLE / model_config.FILE_NAME).is_file() or (
+        folder / model_names.ENGINE_MODEL / model_config.FILE_NAME
     ).is_file():
         return _of_repository(folder, model_folder, machine)
     if (folder / "config.json").is_file():
@@ -173,7 +166,7 @@ def _number(words: list[str], option: str) -> int:
 
 
 def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
-    inner = folder / ENGINE_MODEL
+    inner = folder / model_names.ENGINE_MODEL
     settings = inner / "1" / "model.yaml"
     if settings.is_file():
         return _of_llmapi(folder, settings, model_folder, machine)
@@ -187,7 +180,7 @@ def _of_repository(folder: Path, model_folder: Path | None, machine: Machine) ->
     engine = _engine(Path(named)) if named else None
     if engine is None:
         raise UsageError(
-            f"{folder}: its model {ENGINE_MODEL} names no engine directory that is there: {named or 'none'}",
+            f"{folder}: its model {model_names.ENGINE_MODEL} names no engine directory that is there: {named or 'none'}",
             hint="write the repository again: pipeline stage repository --engine DIR --model DIR --output-dir DIR",
         )
     try:
@@ -213,7 +206,7 @@ def _tokenizer_of(repository: Path) -> Path | None:
 
 def _of_llmapi(folder: Path, settings: Path, model_folder: Path | None, machine: Machine) -> ServeTarget:
     try:
-        data = decode_yaml(settings.read_bytes())
+        data = user_files.decode_yaml(settings.read_bytes())
         model = Path(str(data["model"]))
         sizes = [data.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
         gpus = int(sizes[0]) * int(sizes[1])
@@ -271,7 +264,7 @@ def _of(
     return ServeTarget(
         toolchain=toolchain,
         launch=launch,
-        params=load(launch.params, {**params, "restarts": 0}),
+        params=stage_params.load(launch.params, {**params, "restarts": 0}),
         inputs=inputs,
         model=model,
         name=_name(name),
@@ -295,7 +288,7 @@ def write_repository(target: ServeTarget, out: Path) -> Path:
 
     stage = toolchains.load(target.toolchain).stage("repository")
     engine = Engine.read(target.inputs["engine"])
-    params = load(stage.params, {"max_batch_size": engine.max_batch_size or 1})
+    params = stage_params.load(stage.params, {"max_batch_size": engine.max_batch_size or 1})
     assert stage.program is not None
     with redirect_stdout(sys.stderr):  # a stage's stdout is its log, that of a command its answer
         run_program(stage.program, stage.name, StageContext(params, target.inputs, {}, out, out.parent))

@@ -28,7 +28,8 @@ from typing import Any, Final
 
 from trtllm_pipeline.base import ServerError, read_object, running_since, write_json
 from trtllm_pipeline.measure import Service
-from trtllm_pipeline.orchestrate import CONFIG_FILE, GATEWAY_FILE, claims
+from trtllm_pipeline.orchestrate import claims
+from trtllm_pipeline.serve.gateway.gateway_config import CONFIG_FILE, GATEWAY_FILE
 from trtllm_pipeline.tensorrt import LOOPBACK, SERVICE_FILE
 
 SCHEMA: Final = 1

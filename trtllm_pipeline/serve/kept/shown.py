@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from trtllm_pipeline.base import Json, aligned, duration, plain_table, shorten, terminal
+from trtllm_pipeline.base import Json, duration, shorten, terminal, text_tables
 from trtllm_pipeline.orchestrate import LOG
 from trtllm_pipeline.serve.kept.servers import GATEWAY_LOG, KeptServer, api_keys_file
 from trtllm_pipeline.tensorrt import LOG_FILE
@@ -82,10 +82,10 @@ def to_table(found: Sequence[KeptServer], width: int | None = None) -> str:
         return "no servers are kept in this workspace"
     rows = [_row(server) for server in found]
     if width is not None:
-        others = plain_table([{**row, _SERVES: ""} for row in rows]).splitlines()
+        others = text_tables.plain_table([{**row, _SERVES: ""} for row in rows]).splitlines()
         left = max(_LEAST_WIDTH, width - max(map(len, others)) + len(_SERVES))
         rows = [{**row, _SERVES: shorten(str(row[_SERVES]), left)} for row in rows]
-    return plain_table(rows)
+    return text_tables.plain_table(rows)
 
 
 def _row(server: KeptServer) -> dict[str, object]:
@@ -143,7 +143,7 @@ def _paragraph(server: KeptServer) -> str:
     if server.keeper is not None:
         lines["keeper"] = f"process {server.keeper.pid}"
     lines["folder"] = str(server.folder)
-    return aligned(lines)
+    return text_tables.aligned(lines)
 
 
 def endpoints(server: KeptServer) -> dict[str, str]:

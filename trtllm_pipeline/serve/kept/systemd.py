@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import EXAMPLES_VARIABLE, TEMPLATES_VARIABLE
+from trtllm_pipeline.base import probe
 from trtllm_pipeline.serve.kept.servers import KeptRecord
 
 PREFIX: Final = "trtllm-pipeline-"
 MARK: Final = "# Written by `pipeline serve install`; it writes this file again.\n"
 PASSED_ON: Final = (
-    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", EXAMPLES_VARIABLE, TEMPLATES_VARIABLE),
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", probe.EXAMPLES_VARIABLE, probe.TEMPLATES_VARIABLE),
     "TRTLLM_NO_USAGE_STATS",
 )
 """Environment variables by which a server is found and started. No others are written: the environment may have secrets."""

@@ -9,6 +9,7 @@ import gc
 import importlib
 import inspect
 import os
+import re
 import signal
 import sys
 import threading
@@ -40,23 +41,7 @@ _RUNS: Final = "Runs"
 _RESULTS: Final = "Results"
 _SERVERS: Final = "Servers"
 _FILES: Final = "Files and this machine"
-
-STAGES: Final = {
-    "download": "Fetch a model and verify it.",
-    "adapter": "Fetch a LoRA adapter and verify it.",
-    "draft": "Fetch the draft model of speculative decoding and verify it.",
-    "quantize": "Quantize a model into a checkpoint.",
-    "convert": "Convert a model into a checkpoint, quantized if the precision requires it.",
-    "build": "Build an engine from a checkpoint.",
-    "visual": "Build the vision encoder engine.",
-    "check": "Generate one response from an engine, without a server.",
-    "repository": "Write a Triton model repository for an engine.",
-    "launch": "Start a server for a repository and keep it running.",
-    "smoke": "Check the responses of a running server over every protocol.",
-    "perf": "Measure the latency and throughput of a running server.",
-    "accuracy": "Score the answers of a running server.",
-    "score": "Score the answers recorded by perf.",
-}
+_STAGE: Final = "stage"
 COMMANDS: Final = (
     Command("run", "run:run", "Run every cell of a matrix that is not done yet.", _RUNS),
     Command("plan", "run:plan", "Show what would run and why, shared stages, and expected times.", _RUNS),
@@ -64,7 +49,7 @@ COMMANDS: Final = (
     Command("logs", "logs:logs", "Print the log of a stage.", _RUNS),
     Command("explain", "explain:explain", "Explain why a stage has to run.", _RUNS),
     Command("resume", "run:resume", "Continue the latest run (short for run --resume).", _RUNS, hidden=True),
-    Command("report", "report:report", "Show results: table, HTML page, JSON, CSV, Markdown, JUnit XML.", _RESULTS),
+    Command("report", "report:report", "Show results as a table, a page, or in formats of other programs.", _RESULTS),
     Command("compare", "compare:compare", "Compare runs or cells, and optionally fail on regressions.", _RESULTS),
     Command(
         "recommend", "recommend:recommend", "Recommend a configuration, and explain why others were excluded.", _RESULTS
@@ -113,10 +98,10 @@ COMMANDS: Final = (
     Command("store provenance", "provenance:provenance", "Show, sign and verify the provenance of artifacts."),
     Command("store push", "remote:push", "Send artifacts to a remote store: S3, GCS, Azure, a directory."),
     Command("store pull", "remote:pull", "Fetch artifacts from a remote store, and verify them."),
-    Command("stage", "", "Run one stage for cells of a matrix or on explicit files.", _RUNS, hidden=True),
-    *(Command(f"stage {name}", f"stage:{name}", text) for name, text in STAGES.items()),
-    Command("stage replay", "execute:execute", "Rerun the commands of one job.json."),
+    Command(_STAGE, "", "Run one stage for cells of a matrix or on explicit files.", _RUNS, hidden=True),
+    Command(f"{_STAGE} replay", "execute:execute", "Rerun the commands of one job.json."),
 )
+"""All commands but those of stages, which `commands` adds."""
 GROUPS: Final = frozenset(row.path for row in COMMANDS if not row.target)
 _ABOUT: Final = (
     "Download, quantize, build, serve, test and measure models on Triton, from a matrix of configurations. An "
@@ -128,6 +113,17 @@ NO_TELEMETRY: Final = "TRTLLM_NO_USAGE_STATS"
 """With 1, TensorRT-LLM processes send no telemetry. A value set by the user stays."""
 _ABSENT: Final = dict.fromkeys(("help", "install_completion", "show_completion"), False)
 """Typer converts every value except bool with pydantic, even the None of an absent option, which costs 80 ms."""
+
+
+def commands() -> tuple[Command, ...]:
+    """All commands. Those of stages come from the toolchains' tables, which takes longer than all other imports here."""
+    from trtllm_pipeline.tensorrt import catalog
+
+    stages = (
+        Command(f"{_STAGE} {name}", f"stage:{name}", stage.sentence) for name, stage in catalog.with_command().items()
+    )
+    *others, replay = COMMANDS
+    return (*others, *stages, replay)
 
 
 def build(words: Collection[str] | None, *, rich: bool = False, complete: bool = False) -> typer.Typer:
@@ -150,7 +146,7 @@ def build(words: Collection[str] | None, *, rich: bool = False, complete: bool =
 
     app = new(_ABOUT, _top)
     groups = {row.path: new(row.help, _help_alone) for row in COMMANDS if not row.target}
-    for row in COMMANDS:
+    for row in commands() if words is None or _STAGE in words else COMMANDS:
         *group, name = row.path.split()
         hidden = row.hidden and not complete
         if not row.target:
@@ -338,8 +334,9 @@ def _mistake(error: typer.TyperException) -> Exception:
     message = (error.message if near else error.format_message()).rstrip(".").replace("Value error, ", "")
     ctx = getattr(error, "ctx", None)
     hint = None if ctx is None else f"{ctx.command_path} --help"
-    if stage := next((each for each in STAGES if message.startswith(f"No such command '{each}'")), None):
-        hint = f"pipeline stage {stage} --help"
+    unknown = re.match(r"No such command '(\w+)'", message)
+    if unknown and any(row.path == f"{_STAGE} {unknown[1]}" for row in commands()):
+        hint = f"pipeline stage {unknown[1]} --help"
     params = () if ctx is None else ctx.command.params
     if ctx is not None and getattr(error, "option_name", "") in {"-u", "--url"}:
         hint = _OF_ANY_SERVER.get(ctx.command.name or "", hint)

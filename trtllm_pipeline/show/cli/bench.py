@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from trtllm_pipeline.base import UsageError, raw
+from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as, note
 from trtllm_pipeline.tensorrt import params
@@ -284,7 +284,7 @@ def load(
         parse_precisions,
         read_lengths,
     )
-    from trtllm_pipeline.models import data_file, tokenizer_at
+    from trtllm_pipeline.models import dataset_file, tokenizer_at
     from trtllm_pipeline.show.report import load_tables
 
     objectives = of_load(slo)
@@ -344,7 +344,9 @@ def load(
             options.folder("--repository", repository),
             "the command line",
         ),
-        input_data=None if made and input_data is None else data_file(input_data or BUILT_IN_PROMPTS, Path()),
+        input_data=None
+        if made and input_data is None
+        else dataset_file.data_file(input_data or BUILT_IN_PROMPTS, Path()),
         turns=turns,
         most_rows=num_prompts,
         workload=Workload(
@@ -394,12 +396,12 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --tokenizer MODEL_DIR --slo ttft=300ms
       pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
-    from trtllm_pipeline.base import check
+    from trtllm_pipeline.base import user_files
     from trtllm_pipeline.measure import BenchComparison, EngineReport, LoadResult, analyze, of_load, write_dataset
     from trtllm_pipeline.models import tokenizer_at
     from trtllm_pipeline.show.report import load_tables
 
-    check(events)
+    user_files.check(events)
     result = analyze(events, None if tokenizer is None else tokenizer_at(tokenizer), of_load(slo))
     beside = None if trtllm_bench is None else BenchComparison.of(result, EngineReport.read(trtllm_bench))
     if trtllm_dataset is not None:
@@ -430,6 +432,6 @@ def _progress() -> Callable[[int, int], None]:
     """Shows on a terminal how far a load is."""
 
     def shown(done: int, total: int) -> None:
-        raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
+        terminal.raw(sys.stderr).write(f"\r{done} of {total} requests" + "\n" * (done == total))
 
     return shown if sys.stderr.isatty() else lambda _done, _total: None

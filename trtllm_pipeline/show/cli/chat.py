@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trtllm_pipeline.base import PipelineError, ServerError, UsageError, raw
+from trtllm_pipeline.base import PipelineError, ServerError, UsageError, terminal
 from trtllm_pipeline.measure import Conversation, Reply, models
 from trtllm_pipeline.orchestrate import provenance
 from trtllm_pipeline.serve import GATEWAY_CONFIG, KeptServer, State, api_keys_file, find, look, read_keys
@@ -325,7 +325,7 @@ class _Terminal:
 
     def _color(self, code: str) -> None:
         if self._colors:
-            raw(sys.stdout).write(code)
+            terminal.raw(sys.stdout).write(code)
 
 
 def _split(message: str) -> tuple[str, str]:

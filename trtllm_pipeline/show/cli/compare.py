@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base import UsageError, clean
+from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_rendered, explain_error, note, rendered, write_output
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import Side
+    from trtllm_pipeline.show.report.measured import Side
 
 
 def compare(
@@ -77,8 +77,8 @@ def compare(
       pipeline compare latest main-report.json --fail-on 'ttft_p99:+10%,output_tps:-5%,accuracy:-1%'
       pipeline compare latest vllm.jsonl --cells '*/fp8/*' --format markdown
     """
-    from trtllm_pipeline.orchestrate import load_measured, selected
     from trtllm_pipeline.show.report import gate, report_formats
+    from trtllm_pipeline.show.report.measured import load_measured, selected
 
     if (by is None) == (baseline is None):
         raise UsageError(
@@ -105,7 +105,7 @@ def compare(
         allow=allowed,
     )
     shown = report_formats.compared(judged, format)
-    text = clean(shown) if isinstance(shown, str) else rendered(shown)
+    text = terminal.clean(shown) if isinstance(shown, str) else rendered(shown)
     if output is None:
         emit_rendered(text)
     else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def matrices(incomplete: str) -> list[str]:
     """Matrix files and directories."""
-    from trtllm_pipeline.orchestrate import matrices_folder
+    from trtllm_pipeline.orchestrate import recipe_files
 
     folder = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
     prefix = "" if str(folder) == "." and not incomplete.startswith("./") else f"{folder}/".replace("//", "/")
@@ -25,7 +25,7 @@ def matrices(incomplete: str) -> list[str]:
         here = [f"{prefix}{each.name}{'/' * each.is_dir()}" for each in sorted(folder.iterdir())]
     except OSError:
         here = []
-    shipped = [file.stem for file in sorted(matrices_folder().glob("*.yaml"))]
+    shipped = [file.stem for file in sorted(recipe_files.matrices_folder().glob("*.yaml"))]
     return [name for name in [*here, *shipped] if name.startswith(incomplete) and not name.startswith(".")]
 
 
@@ -38,9 +38,9 @@ def toolchains() -> list[str]:
 
 def recipes() -> list[str]:
     """Names of the user's and the project's recipes."""
-    from trtllm_pipeline.orchestrate import list_recipes
+    from trtllm_pipeline.orchestrate import recipe_files
 
-    return list(list_recipes(Path()))
+    return list(recipe_files.list_recipes(Path()))
 
 
 def runs(ctx: typer.Context) -> list[tuple[str, str]]:
@@ -92,9 +92,10 @@ def stages(ctx: typer.Context) -> list[str]:
 
 
 def _cells_of(params: dict[str, Any]) -> list[str]:
-    from trtllm_pipeline.orchestrate import expand, find_matrix, load_matrix
+    from trtllm_pipeline.orchestrate import expand, load_matrix
+    from trtllm_pipeline.orchestrate import matrices as matrix_files
 
-    loaded = load_matrix(find_matrix(params["matrix"]), params.get("sets") or ())
+    loaded = load_matrix(matrix_files.find_matrix(params["matrix"]), params.get("sets") or ())
     return [str(cell.id) for cell in expand(loaded, default_toolchain=params.get("toolchain") or "auto")]
 
 
@@ -108,8 +109,8 @@ def _store(ctx: typer.Context) -> Store | None:
 
 
 def _outlines(ctx: typer.Context) -> Iterator[Outline]:
-    from trtllm_pipeline.orchestrate import find_run, read_run
+    from trtllm_pipeline.orchestrate import runs as run_folders
 
     store = _store(ctx)
     if store is not None:
-        yield read_run(find_run(store, ctx.params.get("run")))
+        yield run_folders.read_run(run_folders.find_run(store, ctx.params.get("run")))

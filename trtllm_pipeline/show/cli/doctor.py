@@ -77,7 +77,7 @@ def doctor(
 def _deep(
     workspace: Path, assume: str | None, toolchain: str | None, family: str | None, precision: str | None, form: str
 ) -> int:
-    from trtllm_pipeline.base import on_terminal
+    from trtllm_pipeline.base import text_blocks
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.proof import examination
     from trtllm_pipeline.show.proof.findings import DeepExamination
@@ -94,7 +94,7 @@ def _deep(
             name: tuple(part.strip() for part in text.split(",")) for name, text in selected.items() if text is not None
         },
     )
-    emit_as(form, deep, json=DeepExamination.to_json, text=lambda deep: on_terminal(deep.blocks()))
+    emit_as(form, deep, json=DeepExamination.to_json, text=lambda deep: text_blocks.on_terminal(deep.blocks()))
     note(f"written to {workspace / examination.FOLDER / examination.RESULT}")
     if deep.interrupted:
         note("interrupted; run the same command to continue")

@@ -69,8 +69,8 @@ def answers(
           --input-data builtin:accuracy --format csv
     """
     from trtllm_pipeline.measure import AccuracyResult, Target, score_url
-    from trtllm_pipeline.models import data_file
-    from trtllm_pipeline.orchestrate import score_tables
+    from trtllm_pipeline.models import dataset_file
+    from trtllm_pipeline.show.report import score_tables
 
     target = Target.at(
         url,
@@ -85,7 +85,7 @@ def answers(
     names = [name.strip() for name in metrics.split(",") if name.strip()]
     scores = score_url(
         target,
-        data_file(input_data, Path()),
+        dataset_file.data_file(input_data, Path()),
         names,
         concurrency=concurrency,
         tokenizer=tokenizer,
@@ -113,7 +113,7 @@ def drift(
       pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
     """
     from trtllm_pipeline.measure import DRIFT, MEAN_INTERVAL, drift
-    from trtllm_pipeline.orchestrate import score_tables
+    from trtllm_pipeline.show.report import score_tables
 
     comparison = drift.compare(drift.read(reference), drift.read(other))
     data = {"schema": 1, **comparison.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
@@ -165,7 +165,7 @@ def lm_eval(
       pipeline eval lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
     """
     from trtllm_pipeline.measure import AccuracyResult, lm_eval
-    from trtllm_pipeline.orchestrate import score_tables
+    from trtllm_pipeline.show.report import score_tables
 
     evaluation = lm_eval.Evaluation(
         url=url if "://" in url else f"http://{url}",

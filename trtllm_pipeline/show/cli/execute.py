@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Annotated
 
-from trtllm_pipeline.orchestrate import provenance, read_job, replay
+from trtllm_pipeline.orchestrate import by_hand, provenance, read_job
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as, note
 
@@ -39,5 +39,7 @@ def execute(
     if policy.required:
         read_from = {**{name: Path(path) for name, path in read.inputs.items()}, **given}
         provenance.require_folders(read_from.values(), policy)
-    out = replay(read, options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}"))
+    out = by_hand.replay(
+        read, options.empty_folder(output_dir), given, lambda command: note(f"+ {shlex.join(command)}")
+    )
     emit_as(format, {"schema": 1, "output_dir": str(out)}, text=lambda _: str(out))

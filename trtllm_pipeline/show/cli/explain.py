@@ -42,5 +42,5 @@ def explain(
     store = options.store_at(workspace)
     request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, assume)
     plan = plan_of(request, store, guess=assume is not None)
-    explained = explanation(plan, forecast(plan, store), stage, store)
+    explained = explanation(plan, forecast.forecast(plan, store), stage, store)
     emit_as(format, explained, text=lambda each: explanation_text(each, full=stage is not None))

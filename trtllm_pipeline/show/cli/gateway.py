@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from trtllm_pipeline.base import UsageError
-from trtllm_pipeline.orchestrate import AUTO, GatewayConfig, GatewayParams, OfferedModel
-from trtllm_pipeline.serve import run
+from trtllm_pipeline.orchestrate import GatewayParams
+from trtllm_pipeline.serve import AUTO, GatewayConfig, OfferedModel, run
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit, note
-from trtllm_pipeline.tensorrt import to_json
+from trtllm_pipeline.tensorrt import params
 
 _HOST = "127.0.0.1"
 _of = options.option
@@ -74,13 +74,8 @@ def _command(
             "Address to listen on. Other machines can connect unless it is a loopback address (default: 127.0.0.1).",
         ),
     ] = None,
-    port: Annotated[
-        int | None, _of("--port", "PORT", "Port of the OpenAI endpoint (default: any free port).", min=0, max=65535)
-    ] = None,
-    api_keys: Annotated[
-        str | None,
-        _of("--api-keys", "FILE", "File with one API key per line. Requests need one of them (default: no keys)."),
-    ] = None,
+    port: options.GatewayPort = None,
+    api_keys: options.ApiKeys = None,
     format: options.TextOrJson = "text",
     **typed: Any,
 ) -> None:
@@ -125,7 +120,7 @@ def _command(
             "no server given",
             hint="pipeline serve gateway NAME=service.json; start a server with pipeline stage launch",
         )
-    defaults = to_json(options_of_model.params) if options_of_model else {}
+    defaults = params.to_json(options_of_model.params) if options_of_model else {}
     gateway = GatewayConfig(
         models=tuple(served.values()),
         host=host or (options_of_model.host if options_of_model else _HOST),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from trtllm_pipeline.base import UsageError, aligned, reading
-from trtllm_pipeline.orchestrate import Outline, Store, newest_cells
+from trtllm_pipeline.base import UsageError, reading, text_tables
+from trtllm_pipeline.orchestrate import Outline, Store, runs
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit, emit_json, note, print_log
 from trtllm_pipeline.show.report.log_choice import failure_of, log_of, logs_of, measurements_of, stage_run_of
@@ -45,7 +45,7 @@ def logs(
     if follow and format == "json":
         raise UsageError("--follow only prints text", hint="omit --format json")
     store = options.known_store(workspace)
-    outline = newest_cells(store, run).outline
+    outline = runs.newest_cells(store, run).outline
     chosen = stage_run_of(outline, store, cell, stage, server=server)
     if chosen is None:
         return _list(outline, store, cell, workspace, as_json=format == "json")
@@ -74,7 +74,7 @@ def _list(outline: Outline, store: Store, cell: str, workspace: str, *, as_json:
     chosen, listed = logs_of(outline, store, cell)
     if as_json:
         return emit_json({"schema": 1, "cell": chosen.id, "logs": {stage: str(path) for stage, path in listed.items()}})
-    emit(aligned({stage: str(path) for stage, path in listed.items()}))
+    emit(text_tables.aligned({stage: str(path) for stage, path in listed.items()}))
     return note(f"to print one: pipeline logs {chosen.id} STAGE{options.typed_again(workspace)}")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from trtllm_pipeline.base import aligned
+from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note
 
@@ -27,9 +27,9 @@ def init(
       pipeline matrix init my-matrix.yaml
       pipeline matrix init my-matrix.yaml --from quickstart
     """
-    from trtllm_pipeline.orchestrate import write_matrix
+    from trtllm_pipeline.orchestrate import matrices
 
-    write_matrix(file, shipped=shipped, force=force)
+    matrices.write_matrix(file, shipped=shipped, force=force)
     emit_as(format, {"schema": 1, "file": str(file)}, text=lambda _: f"wrote {file}; next: pipeline matrix show {file}")
 
 
@@ -49,9 +49,9 @@ def check(
       pipeline matrix check my-matrix.yaml
       pipeline matrix check my-matrix.yaml --set axes.precision=[fp16]
     """
-    from trtllm_pipeline.orchestrate import check_matrix
+    from trtllm_pipeline.orchestrate import matrices
 
-    checks = [check_matrix(file, sets or ()) for file in files]
+    checks = [matrices.check_matrix(file, sets or ()) for file in files]
     if format == "json":
         emit_json({"schema": 1, "files": [each.to_json() for each in checks]})
     else:
@@ -88,15 +88,16 @@ def show(
       pipeline matrix show my-matrix.yaml --assume 2xH100,tensorrt_llm==1.2
       pipeline matrix show my-matrix.yaml --set axes.precision=[fp16]
     """
-    from trtllm_pipeline.orchestrate import axes, expand, load, select, selection
+    from trtllm_pipeline.orchestrate import expand, load, machine_and_cells, plan_file, select
 
     request = options.request(matrix, cells, sets, None, toolchain, assume)
-    loaded = load(request)
     if assume is None:
-        selected = select(expand(loaded, default_toolchain=toolchain or "auto"), request.cells)
+        selected = select(expand(load(request), default_toolchain=toolchain or "auto"), request.cells)
     else:
-        selected = selection.select_cells(request, loaded, selection.machine_of(request))
-    rows = [{"id": cell.id, **axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in selected]
+        _, selected = machine_and_cells(request)
+    rows = [
+        {"id": cell.id, **plan_file.axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in selected
+    ]
     lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in selected)
     emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: "\n".join(lines))
 
@@ -107,14 +108,14 @@ def list_(format: options.TextOrJson = "text") -> None:
     examples:
       pipeline matrix list
     """
-    from trtllm_pipeline.orchestrate import list_matrices, summary
+    from trtllm_pipeline.orchestrate import matrices
 
-    shipped = {name: (path, summary(path)) for name, path in list_matrices().items()}
+    shipped = {name: (path, matrices.summary(path)) for name, path in matrices.list_matrices().items()}
     rows = [{"name": name, "summary": text, "file": str(path)} for name, (path, text) in shipped.items()]
     emit_as(
         format,
         {"schema": 1, "matrices": rows},
-        text=lambda _: aligned({name: text for name, (_, text) in shipped.items()}),
+        text=lambda _: text_tables.aligned({name: text for name, (_, text) in shipped.items()}),
     )
 
 

@@ -204,6 +204,13 @@ Progress = Annotated[
     ),
 ]
 Output = Annotated[str | None, option("-o --output", "FILE", "Write to this file instead of stdout.")]
+GatewayPort = Annotated[
+    int | None, option("--port", "PORT", "Port of the OpenAI endpoint (default: any free port).", min=0, max=65535)
+]
+ApiKeys = Annotated[
+    str | None,
+    option("--api-keys", "FILE", "File with one API key per line. Requests need one of them (default: no keys)."),
+]
 Url = Annotated[str, option("-u --url", "URL", "Server address: HOST:PORT or http(s)://...")]
 Model = Annotated[str, option("--model", "NAME", "Model name.")]
 RequireSigned = Annotated[
@@ -343,9 +350,9 @@ def request(
     assume: str | None,
 ) -> Request:
     """The request that the options specify. Raises UsageError if the matrix is neither a file nor a shipped name."""
-    from trtllm_pipeline.orchestrate import find_matrix
+    from trtllm_pipeline.orchestrate import matrices
 
-    return Request(find_matrix(matrix), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
+    return Request(matrices.find_matrix(matrix), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
 
 
 def request_or_latest(
@@ -500,13 +507,13 @@ def counts(option: str, text: str | None, most: int) -> tuple[int, ...]:
 
 def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:
     """Names and values of a repeatable option. Values are decoded as JSON if possible. Raises UsageError."""
-    from trtllm_pipeline.base import decode
+    from trtllm_pipeline.base import user_files
 
     values = {}
     for text in texts or ():
         name, value = pair(option, text, sign)
         try:
-            values[name] = decode(value)
+            values[name] = user_files.decode(value)
         except ValueError:
             values[name] = value
     return values

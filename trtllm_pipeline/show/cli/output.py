@@ -16,10 +16,10 @@ from trtllm_pipeline.base import (
     StateError,
     UsageError,
     disk,
-    follow,
     terminal,
-    write_text,
+    writing,
 )
+from trtllm_pipeline.show.cli.following import follow
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def write_output(path: str, text: str) -> None:
         if target.is_symlink() or (target.exists() and not target.is_file()):
             target.write_text(text, encoding="utf-8", newline="")
         else:
-            write_text(target, text)
+            writing.write_text(target, text)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from trtllm_pipeline.base import UsageError, count
-from trtllm_pipeline.orchestrate import find_artifacts
 from trtllm_pipeline.orchestrate import provenance as library
+from trtllm_pipeline.orchestrate import runs
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit, emit_json, note
 
@@ -56,7 +56,7 @@ def provenance(
     """
     policy = library.policy(trusted_keys, required=require_signed)
     store = options.known_store(workspace)
-    folders = [artifact.folder for artifact in find_artifacts(store, name)]
+    folders = [artifact.folder for artifact in runs.find_artifacts(store, name)]
     if attach is not None:
         if len(folders) != 1:
             raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from trtllm_pipeline.base import aligned
+from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as
 
@@ -16,12 +16,12 @@ def list_(format: options.TextOrJson = "text") -> None:
     examples:
       pipeline models list
     """
-    from trtllm_pipeline.orchestrate import list_recipes, load_recipe
+    from trtllm_pipeline.orchestrate import recipe_files
 
-    recipes = [load_recipe(path) for path in list_recipes(Path()).values()]
+    recipes = [recipe_files.load_recipe(path) for path in recipe_files.list_recipes(Path()).values()]
     keys = {"name", "summary", "family", "license"}
     data = {"schema": 1, "recipes": [recipe.model_dump(mode="json", include=keys) for recipe in recipes]}
-    emit_as(format, data, text=lambda _: aligned({recipe.name: recipe.summary for recipe in recipes}))
+    emit_as(format, data, text=lambda _: text_tables.aligned({recipe.name: recipe.summary for recipe in recipes}))
 
 
 def show(
@@ -34,9 +34,9 @@ def show(
       pipeline models show smollm2-135m-instruct
       pipeline models show smollm2-135m-instruct --format json
     """
-    from trtllm_pipeline.orchestrate import find_recipe, load_recipe
+    from trtllm_pipeline.orchestrate import recipe_files
 
-    path = find_recipe(name, Path())
-    recipe = load_recipe(path)
+    path = recipe_files.find_recipe(name, Path())
+    recipe = recipe_files.load_recipe(path)
     data = {"schema": 1, "file": str(path), **recipe.model_dump(mode="json")}
     emit_as(format, data, text=lambda _: f"# {path}\n{path.read_text(encoding='utf-8-sig').rstrip()}")

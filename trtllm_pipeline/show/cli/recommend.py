@@ -28,8 +28,8 @@ def recommend(
       pipeline recommend --slo ttft_p99=300ms,tpot_p99=40ms --min-accuracy -1%
       pipeline recommend 20261121 --slo e2e_p95=2s --objective size
     """
-    from trtllm_pipeline.orchestrate import load_measured
     from trtllm_pipeline.show.report import recommendation as library
+    from trtllm_pipeline.show.report.measured import load_measured
 
     slos = library.parse_slo(slo) if slo else ()
     least = None if min_accuracy is None else library.parse_least(min_accuracy)

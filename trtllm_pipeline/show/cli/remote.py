@@ -17,7 +17,7 @@ from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, note
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.orchestrate import ArtifactKey, ArtifactTransfer, Progress
+    from trtllm_pipeline.orchestrate import remote_store
 
 Url = Annotated[
     str,
@@ -123,7 +123,7 @@ def pull(
       pipeline store pull s3://engines/nightly build --require-signed --trusted-keys trusted/
       pipeline store pull https://engines.example/nightly build-4a46c422fbf3
     """
-    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.base import probe
     from trtllm_pipeline.orchestrate import provenance, remote_store
 
     policy = provenance.policy(trusted_keys, required=require_signed)
@@ -133,10 +133,10 @@ def pull(
         store = Store(Path(workspace))
         store.check_writable()
         chosen = _chosen(store, known, selection, request)
-        gpus = () if allow_other_gpu else {gpu.name for gpu in this_machine().gpus}
+        gpus = () if allow_other_gpu else {gpu.name for gpu in probe.this_machine().gpus}
         comparison = remote_store.compare_to_pull(store, source, chosen, gpus)
         pending = _begin(comparison, f"pull from {source.url}", absent=len(chosen) - len(comparison))
-        done: dict[str, ArtifactTransfer] = {}
+        done: dict[str, remote_store.ArtifactTransfer] = {}
         if not dry_run:
             remote_store.check_room(store, pending)
             judge = partial(provenance.check, policy=policy, contents=False)  # every file has just been verified
@@ -145,35 +145,47 @@ def pull(
 
 
 def _chosen(
-    store: Store, known: Sequence[ArtifactKey] | None, selection: ArtifactSelection, request: Request | None
-) -> list[ArtifactKey]:
+    store: Store,
+    known: Sequence[remote_store.ArtifactKey] | None,
+    selection: ArtifactSelection,
+    request: Request | None,
+) -> list[remote_store.ArtifactKey]:
     """The selected artifacts out of `known`. None means those of the run or the matrix."""
-    from trtllm_pipeline.orchestrate import BOUND, ArtifactKey, find_named, find_run, read_run
+    from trtllm_pipeline.orchestrate import remote_store
+    from trtllm_pipeline.orchestrate import runs as run_folders
 
-    selected: Iterable[ArtifactKey] | None = None
+    selected: Iterable[remote_store.ArtifactKey] | None = None
     if request is not None:
         from trtllm_pipeline.orchestrate import plan_of
 
         runs = plan_of(request, store).stage_runs.values()
         selected = [
-            ArtifactKey(each.stage.name, each.fingerprint) for each in runs if each.stage.scope is not Scope.SERVICE
+            remote_store.ArtifactKey(each.stage.name, each.fingerprint)
+            for each in runs
+            if each.stage.scope is not Scope.SERVICE
         ]
     elif selection.run is not None:
-        planned = read_run(find_run(store, selection.run)).stage_runs.values()
-        selected = [ArtifactKey(each.stage, each.fingerprint) for each in planned if each.scope is not Scope.SERVICE]
+        planned = run_folders.read_run(run_folders.find_run(store, selection.run)).stage_runs.values()
+        selected = [
+            remote_store.ArtifactKey(each.stage, each.fingerprint)
+            for each in planned
+            if each.scope is not Scope.SERVICE
+        ]
     if selected is not None:
         names = set(selected if known is None else known)
         known = [place for place in selected if place in names]
     assert known is not None
-    matches = [place for name in selection.names or (None,) for place in find_named(store, known, name)]
-    if selection.names and BOUND.intersection(selection.names):
+    matches = [place for name in selection.names or (None,) for place in run_folders.find_named(store, known, name)]
+    if selection.names and remote_store.BOUND.intersection(selection.names):
         raise UsageError(
             "model repositories contain absolute paths of their workspace", hint="a run generates them within a second"
         )
-    return [place for place in dict.fromkeys(matches) if place.stage not in BOUND]
+    return [place for place in dict.fromkeys(matches) if place.stage not in remote_store.BOUND]
 
 
-def _begin(artifacts: Sequence[ArtifactTransfer], what: str, absent: int = 0) -> list[ArtifactTransfer]:
+def _begin(
+    artifacts: Sequence[remote_store.ArtifactTransfer], what: str, absent: int = 0
+) -> list[remote_store.ArtifactTransfer]:
     """Print the work to do, and return it."""
     pending = [each for each in artifacts if each.state == "pending"]
     present = sum(each.state == "present" for each in artifacts)
@@ -184,15 +196,15 @@ def _begin(artifacts: Sequence[ArtifactTransfer], what: str, absent: int = 0) ->
     return pending
 
 
-def _progress(pending: Sequence[ArtifactTransfer]) -> Progress:
-    from trtllm_pipeline.orchestrate import Progress, paced
+def _progress(pending: Sequence[remote_store.ArtifactTransfer]) -> remote_store.Progress:
+    from trtllm_pipeline.orchestrate import paced, remote_store
 
-    return Progress(paced(sum(each.transfer_bytes for each in pending), note))
+    return remote_store.Progress(paced(sum(each.transfer_bytes for each in pending), note))
 
 
-def _each(transfers: Iterable[ArtifactTransfer]) -> dict[str, ArtifactTransfer]:
+def _each(transfers: Iterable[remote_store.ArtifactTransfer]) -> dict[str, remote_store.ArtifactTransfer]:
     """Print the outcome of each artifact. Returns them by fingerprint."""
-    results: dict[str, ArtifactTransfer] = {}
+    results: dict[str, remote_store.ArtifactTransfer] = {}
     for each in transfers:
         results[each.fingerprint] = each
         if each.state == "busy":
@@ -200,7 +212,7 @@ def _each(transfers: Iterable[ArtifactTransfer]) -> dict[str, ArtifactTransfer]:
     return results
 
 
-def _end(url: str, results: Sequence[ArtifactTransfer], format: str, done: str) -> None:
+def _end(url: str, results: Sequence[remote_store.ArtifactTransfer], format: str, done: str) -> None:
     words = {"done": done, "pending": f"to be {done}", "present": "already there"}
     artifacts: list[Json] = []
     lines = []

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from trtllm_pipeline.base import UsageError, count, terminal, uncollected
+from trtllm_pipeline.base import UsageError, count, terminal
 from trtllm_pipeline.orchestrate import Request, Store, check_feasible, flow, load
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_as, note
@@ -59,7 +59,7 @@ def run(
       pipeline run my.yaml --set settings.perf.concurrency=[1,8]
       pipeline run my.yaml --rerun perf,accuracy
     """
-    from trtllm_pipeline.orchestrate import check_name
+    from trtllm_pipeline.orchestrate import runs
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.report.report_formats import Report, write
 
@@ -71,7 +71,7 @@ def run(
             hint="pipeline run FILE, or pipeline run --resume; create a matrix with pipeline matrix init",
         )
     # Only a valid request creates a workspace.
-    called = None if name is None else check_name(name)
+    called = None if name is None else runs.check_name(name)
     workspace_store = options.store_at(workspace)
     request = pulling.of(options.request_or_latest(ctx, workspace_store, matrix, cells, sets, until, toolchain, assume))
     again = tuple(filter(None, map(str.strip, (rerun or "").split(","))))
@@ -167,22 +167,22 @@ def plan(
         return _show_fit(request, store, format)
     if compare is None:
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
-    from trtllm_pipeline.base import as_markdown, on_terminal
-    from trtllm_pipeline.orchestrate import PlanDifference, compare_plans
+    from trtllm_pipeline.base import text_blocks
+    from trtllm_pipeline.orchestrate import plan_difference
 
     emit_as(
         format,
-        compare_plans(request, compare, store),
-        json=PlanDifference.to_json,
-        text=lambda found: on_terminal(found.blocks()),
-        markdown=lambda found: as_markdown(found.blocks()),
+        plan_difference.compare_plans(request, compare, store),
+        json=plan_difference.PlanDifference.to_json,
+        text=lambda found: text_blocks.on_terminal(found.blocks()),
+        markdown=lambda found: text_blocks.as_markdown(found.blocks()),
     )
     return 0
 
 
 def _show_fit(request: Request, store: Store | None, format: str) -> int:
     """Print changes that make cells fit. The exit code is 3 if some cells fit with no change."""
-    from trtllm_pipeline.base import as_markdown, on_terminal
+    from trtllm_pipeline.base import text_blocks
     from trtllm_pipeline.orchestrate import Fits, fits_of
 
     outcome = fits_of(request, store)
@@ -190,21 +190,20 @@ def _show_fit(request: Request, store: Store | None, format: str) -> int:
         format,
         outcome,
         json=Fits.to_json,
-        text=lambda fits: on_terminal(fits.blocks()),
-        markdown=lambda fits: as_markdown(fits.blocks()),
+        text=lambda fits: text_blocks.on_terminal(fits.blocks()),
+        markdown=lambda fits: text_blocks.as_markdown(fits.blocks()),
     )
     return 3 if not outcome.cells or any(each.proposal is None and not each.works for each in outcome.fits) else 0
 
 
-@uncollected()
 def _show_plan(request: Request, store: Store | None, workspace: Path, format: str, *, verbose: bool) -> int:
     """Print the plan of a request. Then raises PlanError if no cell is feasible."""
-    from trtllm_pipeline.orchestrate import plan_json
+    from trtllm_pipeline.orchestrate import forecast
     from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
 
     fits, outlook = flow.outlook(request, store, workspace)
     if format == "json":
-        for line in plan_json(fits, store, outlook):
+        for line in forecast.plan_json(fits, store, outlook):
             emit(line)
     elif format == "markdown":
         emit(plan_markdown(fits, outlook, f"Plan of {request.matrix.name}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -11,23 +10,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from trtllm_pipeline.base import UsageError, aligned, allow_open_files, terminal
-from trtllm_pipeline.orchestrate import OF_TRITON, GatewayParams
-from trtllm_pipeline.serve import UNRESPONSIVE_S, KeptServer, State, find, shown
+from trtllm_pipeline.base import UsageError, allow_open_files, terminal, text_tables
+from trtllm_pipeline.orchestrate import GatewayParams
+from trtllm_pipeline.serve import OF_TRITON, UNRESPONSIVE_S, KeptServer, State, find, shown
 from trtllm_pipeline.serve import look as look_at
 from trtllm_pipeline.show.cli import completion, options, stage_options
 from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, write_output
-from trtllm_pipeline.tensorrt import reachable, table
+from trtllm_pipeline.tensorrt import params as stage_params
+from trtllm_pipeline.tensorrt import reachable
 
 if TYPE_CHECKING:
     from trtllm_pipeline.serve import ServeTarget
 
+_KEEPER: Final = ("host", "restarts")
+"""Parameters of the launch stage that the keeper sets."""
+OF_LAUNCH: Final = tuple(
+    each.name
+    for each in stage_params.table(stage_params.LaunchEmbedded)
+    if not (each.about.of_matrix or each.name in _KEEPER)
+)
+"""Those of the embedded toolchain. Every launch stage has most of them."""
 _PANELS: Final = {
     "What is served": ("sets", "toolchain", "require_signed", "trusted_keys"),
-    "The server": (
-        *("http_port", "grpc_port", "metrics_port", "threads"),
-        *("ready_timeout_s", "stop_timeout_s", "unresponsive_timeout_s"),
-    ),
+    "The server": (*OF_LAUNCH, "unresponsive_timeout_s"),
     "The model as OpenAI clients see it": ("model_name", "model_folder", "dialect"),
     "Sampling of OpenAI requests that name none": (
         *("temperature", "top_p", "top_k", "repetition_penalty"),
@@ -35,27 +40,10 @@ _PANELS: Final = {
     ),
 }
 """Options of `serve start` below the ten that are typed often."""
-_NOT_TYPED: Final = ("stop_timeout_s",)
-"""Limits of the gateway that the matrix has alone: the server has an option of this name."""
-_LAUNCH: Final = ("http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads")
-
 Servers = Annotated[
     list[str] | None, options.argument("NAME", "Managed servers (pipeline serve ps).", complete=completion.servers)
 ]
 All = Annotated[bool, options.switch("--all", "All of the workspace.")]
-Port = Annotated[
-    int | None, options.option("--port", "PORT", "Port of the OpenAI endpoint (default: a free one).", min=0, max=65535)
-]
-ServerPort = Annotated[
-    int | None,
-    options.option("--http-port", "PORT", "Triton's HTTP, or trtllm-serve (default: a free one).", min=0, max=65535),
-]
-GrpcPort = Annotated[
-    int | None, options.option("--grpc-port", "PORT", "Triton's gRPC (default: a free one).", min=0, max=65535)
-]
-MetricsPort = Annotated[
-    int | None, options.option("--metrics-port", "PORT", "Triton's metrics (default: a free one).", min=0, max=65535)
-]
 
 
 def _start(
@@ -82,11 +70,8 @@ def _start(
         str,
         options.option("--host", "ADDRESS", "Address that clients reach it at; anything but loopback lets others in."),
     ] = "127.0.0.1",
-    port: Port = None,
-    api_keys: Annotated[
-        str | None,
-        options.option("--api-keys", "FILE", "A key on each line; requests need one of them (default: none needed)."),
-    ] = None,
+    port: options.GatewayPort = None,
+    api_keys: options.ApiKeys = None,
     restart_: Annotated[
         bool,
         options.switch("--restart", "Start it again when it dies or hangs, after 1, 2, 4 and up to 60 seconds."),
@@ -100,28 +85,10 @@ def _start(
     trusted_keys: options.TrustedKeys = None,
     unresponsive_timeout_s: Annotated[
         float | None,
-        options.option(
+        options.duration(
             "--unresponsive-timeout-s",
-            "SECONDS",
-            "With --restart: how long it may not answer before it is started again (default: 60).",
-            min=1,
-            max=1e9,
+            f"With --restart: time without a response before it is started again (default: {UNRESPONSIVE_S:g}).",
         ),
-    ] = None,
-    http_port: ServerPort = None,
-    grpc_port: GrpcPort = None,
-    metrics_port: MetricsPort = None,
-    threads: Annotated[
-        int | None,
-        options.option("--threads", "N", "CPU threads of the embedded runtime (default: one a core).", min=0, max=4096),
-    ] = None,
-    ready_timeout_s: Annotated[
-        float | None,
-        options.option("--ready-timeout-s", "SECONDS", "Limit from start to ready (default: the matrix's, or 600)."),
-    ] = None,
-    stop_timeout_s: Annotated[
-        float | None,
-        options.option("--stop-timeout-s", "SECONDS", "Limit for a polite stop (default: the matrix's, or 3)."),
     ] = None,
     model_name: Annotated[
         str | None, options.option("--model-name", "NAME", "What clients call the model (default: its recipe's name).")
@@ -136,12 +103,13 @@ def _start(
             "--dialect", "NAME", "How the model writes tool calls and reasoning (default: by its chat template)."
         ),
     ] = None,
-    **gateway: Any,
+    **typed: Any,
 ) -> None:
     """Start a server and keep it running after this terminal is closed.
 
     A cell is one of --matrix, or else of the workspace's latest run, and must be built. What was signed has to be as it was
     signed. With --openai an OpenAI endpoint listens at --host and --port, and the server behind it on this machine alone.
+    Options override the matrix.
 
     examples:
       pipeline serve start '*/int8_wo/*/bs4' --openai --port 8000
@@ -151,31 +119,24 @@ def _start(
     from trtllm_pipeline.orchestrate import provenance
     from trtllm_pipeline.serve import control, dialect_for
 
-    typed = {each: value for each, value in gateway.items() if value not in (None, [])}
-    params = {
-        each: value
-        for each, value in zip(
-            _LAUNCH, (http_port, grpc_port, metrics_port, ready_timeout_s, stop_timeout_s, threads), strict=True
-        )
-        if value is not None
-    }
+    given = {each: value for each, value in typed.items() if value not in (None, [])}
+    of_launch = {each: given.pop(each) for each in OF_LAUNCH if each in given}
     if unresponsive_timeout_s is not None and not restart_:
         raise UsageError("--unresponsive-timeout-s says when a server is started again", hint="give --restart as well")
-    if unresponsive_timeout_s is not None and math.isnan(unresponsive_timeout_s):
-        raise UsageError("--unresponsive-timeout-s: expected a number of seconds")
-    _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **typed})
+    if unresponsive_timeout_s is not None and not 1 <= unresponsive_timeout_s <= 1e9:
+        raise UsageError(f"--unresponsive-timeout-s: expected 1s or more, got {unresponsive_timeout_s:g} s")
+    _check_openai(openai, {"port": port, "model_name": model_name, "dialect": dialect, "api_keys": api_keys, **given})
     _check_folders(model_folder, api_keys)
     control.check_name(name) if name is not None else None
     dialect_for(dialect, None) if dialect is not None else None  # raises for an unknown one
     policy = provenance.policy(trusted_keys, required=require_signed)
     target = target_of(ctx, what, matrix, sets, toolchain, workspace=workspace, model_folder=model_folder)
     provenance.require_folders(target.folders, policy)
-    if problem := [each for each in params if each not in {one.name for one in table(target.launch.params)}]:
-        raise UsageError(f"{stage_options.flag(problem[0])}: this toolchain has no such option")
-    limits = stage_options.read_class(GatewayParams, typed, target.gateway)
+    params = stage_options.values(target.launch, of_launch)
+    limits = stage_options.read_class(GatewayParams, given, target.gateway)
     if openai and getattr(target.params, "frontend", "triton") != "triton":
         for each in OF_TRITON:
-            if each in typed:
+            if each in given:
                 raise UsageError(
                     f"{stage_options.flag(each)}: the server takes no such input; it knows the model's own",
                     hint="leave it out",
@@ -219,7 +180,7 @@ def target_of(
     model_folder: str | None = None,
 ) -> ServeTarget:
     """What is to be served. Raises UsageError, PlanError."""
-    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.base import probe
     from trtllm_pipeline.serve import serve_target as target
 
     tokenizer = None if model_folder is None else Path(model_folder).absolute()
@@ -227,7 +188,7 @@ def target_of(
         given = (("--matrix", matrix), ("--set", sets), ("--toolchain", options.typed(ctx, "toolchain", toolchain)))
         if only := [flag for flag, value in given if value]:
             raise UsageError(f"{only[0]} is for a cell, and {what} is a directory, which says itself what serves it")
-        return target.of_folder(Path(what), tokenizer, this_machine())
+        return target.of_folder(Path(what), tokenizer, probe.this_machine())
     store = options.known_store(workspace)
     return target.of_request(options.request_of_cell(ctx, store, matrix, what, sets, toolchain), store, tokenizer)
 
@@ -272,13 +233,19 @@ def _until_ready(server: KeptServer) -> KeptServer:
 
 
 def _show_started(server: KeptServer, form: str) -> None:
-    emit_as(form, shown.entry(server), text=lambda _: aligned({"name": server.name, **shown.endpoints(server)}))
+    emit_as(
+        form, shown.entry(server), text=lambda _: text_tables.aligned({"name": server.name, **shown.endpoints(server)})
+    )
     if form == "text" and server.state is State.READY:
         note(f"For instance:\n  {shown.example(server)}\npipeline serve stop {server.name} ends it")
 
 
 start = stage_options.with_class(
-    _start, GatewayParams, but=_NOT_TYPED, panels=_PANELS, panel="Limits of the OpenAI endpoint"
+    stage_options.with_class(_start, stage_params.LaunchEmbedded, but=_KEEPER),
+    GatewayParams,
+    but=OF_LAUNCH,
+    panels=_PANELS,
+    panel="Limits of the OpenAI endpoint",
 )
 
 

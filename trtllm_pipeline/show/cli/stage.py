@@ -20,51 +20,29 @@ from trtllm_pipeline.orchestrate import by_hand, provenance
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit_as, note
 from trtllm_pipeline.show.cli.stage_options import FETCHING, OF_ANOTHER, SHARED, flag, flag_of
-from trtllm_pipeline.tensorrt import Stage, StageContext, companions, load
+from trtllm_pipeline.tensorrt import Stage, StageContext, companions
 from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import params as stage_params
 
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate import Plan, Request, Store
 
-_EXAMPLES = {
-    "download": ("download Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
-    "adapter": ("adapter ORGANIZATION/NAME --output-dir adapter",),
-    "draft": ("draft ORGANIZATION/NAME --output-dir draft",),
-    "quantize": ("quantize --model model --precision fp8 --family qwen2 --output-dir checkpoint",),
-    "convert": ("convert --model model --precision int8_wo --output-dir checkpoint",),
-    "build": (
-        "build --checkpoint checkpoint --max-batch-size 4 --max-input-len 512 --max-seq-len 640 --output-dir engine",
-    ),
-    "visual": ("visual --model model --family qwen2_vl --output-dir visual",),
-    "check": ("check --engine engine --model model --output-dir checked",),
-    "repository": ("repository --engine engine --model model --max-batch-size 4 --output-dir repository",),
-    "launch": (
-        "launch --repository repository",
-        "launch --repository repository --format json > service.json",
-        "launch --repository repository --print",
-    ),
-    "smoke": ("smoke --service service.json --repository repository --engine engine --model model --output-dir smoke",),
-    "perf": ("perf --service service.json --repository repository --engine engine --model model --output-dir perf",),
-    "accuracy": ("accuracy --service service.json --engine engine --model model --output-dir accuracy",),
-    "score": ("score --perf perf --engine engine --model model --input-data questions.jsonl --output-dir scores",),
-}
-
 
 def __getattr__(name: str) -> Callable[..., int]:
-    stages = stage_options.of_name(name)
-    if not stages:
+    shown = toolchains.with_command().get(name)
+    if shown is None:
         raise AttributeError(name)
 
     def command(**values: Any) -> int:
         return _run(name, {each: value for each, value in values.items() if value not in (None, [])})
 
-    vars(command)["__signature__"] = stage_options.signature(name, stages)
+    vars(command)["__signature__"] = stage_options.signature(name, stage_options.of_name(name))
     matrix = "--matrix quickstart --cells 'smollm2*/int8_wo/*/bs4'"
-    lines = (*_EXAMPLES[name], f"{name} {matrix}")
+    lines = (*shown.examples, matrix)
     command.__doc__ = (
-        f"{stage_options.capital(stages[0].summary)}.\n\n"
+        f"{shown.sentence}\n\n"
         "With --matrix, runs for the selected cells in the workspace, after all earlier stages. Without --matrix, uses only "
-        "the given files.\n\nexamples:\n" + "\n".join(f"  pipeline stage {line}" for line in lines)
+        "the given files.\n\nexamples:\n" + "\n".join(f"  pipeline stage {name} {line}" for line in lines)
     )
     return command
 
@@ -84,9 +62,9 @@ def _run(name: str, typed: dict[str, Any]) -> int:
     )
     if name in FETCHING:
         options.empty_folder(typed["output_dir"])  # before a hub request
-        values |= _download(name, typed.get("model"), offline=values.get("offline", False))
+        values |= _download(stage, typed.get("model"), offline=values.get("offline", False))
     try:
-        params = load(stage.params, values)
+        params = stage_params.load(stage.params, values)
     except ValueError as error:
         raise UsageError(
             f"pipeline stage {name}: {error}", hint=f"list all options with pipeline stage {name} --help"
@@ -108,10 +86,10 @@ def _stage(name: str, toolchain: str | None) -> Stage:
     """
     if toolchain is not None:
         return toolchains.load(toolchain).stage(name)
-    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.base import probe
 
     known = [toolchains.load(each) for each in toolchains.names()]
-    usable = [each for each in known if each.missing(this_machine()) is None]
+    usable = [each for each in known if each.missing(probe.this_machine()) is None]
     for each in (*usable, *reversed(known)):
         for stage in each.stages:
             if stage.name == name:
@@ -159,10 +137,9 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
 
     Raises UsageError.
     """
-    from trtllm_pipeline.orchestrate import selection
+    from trtllm_pipeline.orchestrate import machine_and_cells
 
-    machine = selection.machine_of(request)
-    cells = selection.select_cells(request, selection.load(request), machine)
+    machine, cells = machine_and_cells(request)
     able = [cell for cell in cells if cell.reason is None]
     if len(able) > 1:
         ids = ", ".join(cell.id for cell in able[:8]) + (", ..." if len(able) > 8 else "")
@@ -197,18 +174,20 @@ def _serve_cell(stage: Stage, typed: dict[str, Any], values: Mapping[str, Any], 
     return _by_hand(stage, typed, replace(of_matrix, **values))
 
 
-def _download(name: str, model: str | None, *, offline: bool) -> dict[str, Any]:
-    """Parse a model source for the stage `name` and resolve its revision."""
-    from trtllm_pipeline.models import MODEL, local_folder, resolve
-    from trtllm_pipeline.orchestrate import sources_of
+def _download(stage: Stage, model: str | None, *, offline: bool) -> dict[str, Any]:
+    """Parse a model source for a stage and resolve its revision."""
+    from trtllm_pipeline.models import MODEL
+    from trtllm_pipeline.models import sources as model_sources
+    from trtllm_pipeline.orchestrate import recipe_files
 
     if model is None:
-        raise UsageError(f"pipeline stage {name}: no model given", hint=f"pipeline stage {_EXAMPLES[name][0]}")
-    sources, form = sources_of(model, Path()), name if name in companions.NAMES else None
-    source = resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
+        command = f"pipeline stage {stage.name}"
+        raise UsageError(f"{command}: no model given", hint=f"{command} {stage.examples[0]}")
+    sources, form = recipe_files.sources_of(model, Path()), stage.name if stage.name in companions.NAMES else None
+    source = model_sources.resolve(sources, prefer="auto", offline=offline, base_dir=Path(), form=form or MODEL)
     kind, *_ = source
     note(f"{kind}: {source[kind]}" + (f", revision {source['revision']}" if "revision" in source else ""))
-    folder = local_folder(sources, Path())
+    folder = model_sources.local_folder(sources, Path())
     return {"source": source, "folder": None if folder is None else str(folder), "form": form}
 
 
@@ -251,7 +230,8 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
 
 def _print_command(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
     """Print the command that starts a server in a shell, at the requested ports, else at the usual or at free ones."""
-    from trtllm_pipeline.base import MASK_VARIABLE, this_machine
+    from trtllm_pipeline.base import gpus as devices
+    from trtllm_pipeline.base import probe
     from trtllm_pipeline.tensorrt import USUAL_PORTS, busy_ports, named, ports
 
     assert stage.starter is not None
@@ -262,9 +242,11 @@ def _print_command(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
     with by_hand.scratch(stage.name) as scratch:
         context = _context(stage, typed, params, scratch)
         command = named(stage.starter)(context).pasted(params.host, at := ports(wanted))
-        gpus = [gpu.uuid for gpu in this_machine().gpus]
+        gpus = [gpu.uuid for gpu in probe.this_machine().gpus]
         leased = gpus[: stage.gpus(context)]
-    mask = {MASK_VARIABLE: ",".join(leased)} if leased != gpus and MASK_VARIABLE not in os.environ else {}
+    mask = (
+        {devices.MASK_VARIABLE: ",".join(leased)} if leased != gpus and devices.MASK_VARIABLE not in os.environ else {}
+    )
     shell = command.to_shell(mask)
     data = {"schema": 1, "argv": list(command.words), "ports": at._asdict(), "shell": shell}
     emit_as(typed["format"], data, text=lambda _: shell)
@@ -273,7 +255,7 @@ def _print_command(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
 
 def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
     """Problems with the inputs and files of a stage: missing or unreadable."""
-    from trtllm_pipeline.base import check
+    from trtllm_pipeline.base import user_files
 
     inputs = {name: typed.get(f"in_{name}") for name in stage.inputs}
     wrong = [
@@ -290,7 +272,7 @@ def _wrong_paths(stage: Stage, typed: Mapping[str, Any]) -> list[str]:
             wrong += [] if exists else [f"{flag(name)}: {path} does not exist"]
         elif path:
             try:
-                check(Path(path))
+                user_files.check(Path(path))
             except MatrixError as error:
                 wrong.append(f"{flag(name)}: {error.message}")
     if typed.get("output_dir") is None and stage.scope is not Scope.SERVICE:
@@ -317,12 +299,12 @@ def _files(stage: Stage, typed: Mapping[str, Any]) -> dict[str, str]:
 
 def _file(stage: Stage, name: str, given: str | None) -> str | None:
     """Path of a file: as typed, a `builtin:NAME`, or the default of a matrix."""
-    from trtllm_pipeline.models import data_file
+    from trtllm_pipeline.models import dataset_file
     from trtllm_pipeline.orchestrate import Settings
 
     defaults = getattr(Settings(), stage.section or stage.name, None)
     given = given or getattr(defaults, name, None)
-    return None if given is None else str(data_file(given, Path()))
+    return None if given is None else str(dataset_file.data_file(given, Path()))
 
 
 def _endpoints(service: Mapping[str, str]) -> str:

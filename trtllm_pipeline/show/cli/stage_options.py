@@ -15,17 +15,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from trtllm_pipeline.base import Json, Scope, UsageError
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.tensorrt import (
-    ADAPTERS,
-    Objectives,
-    ParamField,
-    Precisions,
-    Stage,
-    StopMetric,
-    companions,
-    load,
-    table,
-)
+from trtllm_pipeline.tensorrt import ADAPTERS, Stage, companions, params
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 T = TypeVar("T")
@@ -77,7 +67,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
         own.append(_parameter("print", Annotated[bool, about], default=False))
     else:
         own.append(_text("output_dir", "--output-dir", "DIR", "New or empty directory for the result."))
-    known: dict[str, list[ParamField]] = {}
+    known: dict[str, list[params.ParamField]] = {}
     for path, field in (each for stage in stages for each in _flat(stage.params)):
         known.setdefault("_".join(path), []).append(field)
     of_the_model = {"source", "folder", "copies", "content", "form"} if name in FETCHING else {}
@@ -104,9 +94,9 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], ParamField]]:
+def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], params.ParamField]]:
     """The parameters of a class that can be typed, each by its path: some are classes themselves."""
-    for each in table(cls):
+    for each in params.table(cls):
         inner = (*path, each.name)
         if each.about.of_matrix:
             continue
@@ -116,7 +106,7 @@ def _flat(cls: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...
             yield inner, each
 
 
-def _option(name: str, same: list[ParamField]) -> inspect.Parameter:
+def _option(name: str, same: list[params.ParamField]) -> inspect.Parameter:
     """The option of a parameter of one or more toolchains; all but switches are read as text, and checked together."""
     field = same[0]
     option, text = flag(name), f"{capital(field.about.help)}{_default(field)}."
@@ -135,8 +125,8 @@ def _option(name: str, same: list[ParamField]) -> inspect.Parameter:
     return _text(name, option, metavar, text, _PARAMETERS, complete=(lambda: choices) if choices else None)
 
 
-def _is_mapping(field: ParamField) -> bool:
-    return get_origin(field.type) is dict and field.type != Objectives and field.type != Precisions
+def _is_mapping(field: params.ParamField) -> bool:
+    return get_origin(field.type) is dict and field.type != params.Objectives and field.type != params.Precisions
 
 
 _METAVARS = {
@@ -150,24 +140,24 @@ _METAVARS = {
 """The values of options whose type does not say what they are."""
 
 
-def _metavar(field: ParamField) -> str:
+def _metavar(field: params.ParamField) -> str:
     if field.name in _METAVARS:
         return _METAVARS[field.name]
-    if field.type == Objectives:
+    if field.type == params.Objectives:
         return "OBJECTIVES"
-    if field.type == Precisions:
+    if field.type == params.Precisions:
         return "METRIC=PERCENT,..."
     if get_origin(field.type) is tuple:
         return "N,..." if get_args(field.type)[0] in {int, float} else "NAME,..."
     return {int: "N", float: "DURATION" if is_duration(field) else "NUMBER"}.get(field.type, "TEXT")
 
 
-def is_duration(field: ParamField) -> bool:
+def is_duration(field: params.ParamField) -> bool:
     """Whether the parameter is a number of seconds, typed as people type a duration."""
     return field.type is float and field.name.endswith("_s")
 
 
-def _default(field: ParamField) -> str:
+def _default(field: params.ParamField) -> str:
     if field.default is MISSING:
         return " (required)"
     if field.default is None:
@@ -229,7 +219,7 @@ def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mappi
     wrong += [] if wrong else faults(cls, found)
     if wrong:
         raise UsageError("\n  ".join(wrong))
-    return load(cls, found, *defaults)
+    return params.load(cls, found, *defaults)
 
 
 def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,18 +268,18 @@ def flag_of(typed: str) -> str:
     return flag(typed.removeprefix("in_").removeprefix("file_"))
 
 
-def _read(field: ParamField, text: Any) -> Any:
+def _read(field: params.ParamField, text: Any) -> Any:
     """The value of what was typed. Raises ValueError."""
     if isinstance(text, bool):
         return text
-    if field.type == Objectives:
+    if field.type == params.Objectives:
         from trtllm_pipeline.measure import per_request
 
         return {f"{name}_ms": limit for name, limit in per_request(text).items()}
-    if field.type == Precisions:
+    if field.type == params.Precisions:
         from trtllm_pipeline.measure import parse_precisions
 
-        return parse_precisions(text, get_args(StopMetric))
+        return parse_precisions(text, get_args(params.StopMetric))
     if _is_mapping(field):
         return _mapping(text)
     if get_origin(field.type) is tuple:
@@ -308,14 +298,14 @@ def _scalar(kind: Any, text: str) -> Json:
 
 def _mapping(pairs: list[str]) -> dict[str, Any]:
     """`a.b=1` and `c=text` as a mapping; values are YAML."""
-    from trtllm_pipeline.base import decode_yaml
+    from trtllm_pipeline.base import user_files
 
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise ValueError(f"{pair!r} is not of the form NAME=VALUE")
-        value = decode_yaml(text.encode())
+        value = user_files.decode_yaml(text.encode())
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):

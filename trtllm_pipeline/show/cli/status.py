@@ -42,7 +42,8 @@ def status(
       pipeline status --run latest~1
       pipeline status --runs
     """
-    from trtllm_pipeline.orchestrate import newest_cells, outline
+    from trtllm_pipeline.orchestrate import plan_file
+    from trtllm_pipeline.orchestrate import runs as run_folders
     from trtllm_pipeline.show.progress.cell_status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.show.progress.left import goes_on, read
     from trtllm_pipeline.show.progress.watching import watch as keep_showing
@@ -62,8 +63,8 @@ def status(
 
     def look() -> MatrixStatus:
         if plan is not None:
-            return status_of(store, outline(plan), "the current matrix")
-        newest = newest_cells(store, run)
+            return status_of(store, plan_file.outline(plan), "the current matrix")
+        newest = run_folders.newest_cells(store, run)
         left = max(filter(None, map(read, newest.folders)), default=None)
         going = any(map(goes_on, newest.folders))
         took = None if going else _took(newest.newest)
@@ -77,15 +78,15 @@ def status(
 
 
 def _took(folder: Path) -> Took | None:
-    from trtllm_pipeline.orchestrate import of_report
+    from trtllm_pipeline.orchestrate import forecast
     from trtllm_pipeline.show.progress.cell_status import Took
 
-    check = of_report(folder / report_file.NAME)
+    check = forecast.of_report(folder / report_file.NAME)
     return None if check is None else Took(check.line(), check.to_json())
 
 
 def _list_runs(workspace: str, format: str) -> None:
-    from trtllm_pipeline.orchestrate import runs_json, to_text
+    from trtllm_pipeline.show.report.run_list import runs_json, to_text
 
     listed = runs_json(options.known_store(workspace))
     emit_json(listed) if format == "json" else emit(to_text(listed))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtllm_pipeline.base import Json, UsageError, folder_bytes
-from trtllm_pipeline.orchestrate import Artifact, Discrepancy, Kind, Store
+from trtllm_pipeline.base import Json, UsageError, disk
+from trtllm_pipeline.orchestrate import Artifact, Store, manifest
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as, note
 
@@ -118,7 +118,7 @@ def verify(
     findings: list[Json] = []
     for of_one in options.known_store(workspace).verify(judge):
         checked += 1
-        damaged += any(each.kind is Kind.DAMAGED for each, _ in of_one)
+        damaged += any(each.kind is manifest.Kind.DAMAGED for each, _ in of_one)
         findings += _report(of_one)
     _show({"checked": checked, "damaged": damaged}, findings, format)
     raise typer.Exit(1 if findings else 0)
@@ -163,7 +163,7 @@ def prune(
     roots = needed.roots(store)
     sorted_out = unused.sort_out(store, roots)
     attempts, stale = store.left(), store.stale()
-    takes = {folder: folder_bytes(folder) for folder in (*attempts, *stale)}
+    takes = {folder: disk.folder_bytes(folder) for folder in (*attempts, *stale)}
     removed: Sequence[Artifact] = sorted_out.unused
     if not dry_run:
         attempts = store.sweep()
@@ -274,13 +274,17 @@ def keep(
       pipeline store keep --run release-1.0
       pipeline store keep --forget build
     """
-    from trtllm_pipeline.orchestrate import find_artifacts, find_run, read_run, unused
+    from trtllm_pipeline.orchestrate import runs, unused
 
     store = options.known_store(workspace)
     kept = unused.kept(store)
-    of_run = None if run is None else {each.fingerprint for each in read_run(find_run(store, run)).stage_runs.values()}
+    of_run = (
+        None
+        if run is None
+        else {each.fingerprint for each in runs.read_run(runs.find_run(store, run)).stage_runs.values()}
+    )
     if names or run is not None:
-        meant = {each.fingerprint: each.stage for name in names or (None,) for each in find_artifacts(store, name)}
+        meant = {each.fingerprint: each.stage for name in names or (None,) for each in runs.find_artifacts(store, name)}
         meant = {each: stage for each, stage in meant.items() if of_run is None or each in of_run}
         kept = {each: stage for each, stage in kept.items() if each not in meant} if forget else {**kept, **meant}
         unused.keep(store, kept)
@@ -303,14 +307,14 @@ def du(
     examples:
       pipeline store du
     """
-    from trtllm_pipeline.base import on_terminal
-    from trtllm_pipeline.orchestrate import disk_use
+    from trtllm_pipeline.base import text_blocks
+    from trtllm_pipeline.show.report.disk_use import disk_use
 
     usage = disk_use(options.known_store(workspace))
-    emit_as(format, usage.to_json(), text=lambda _: on_terminal(usage.blocks()))
+    emit_as(format, usage.to_json(), text=lambda _: text_blocks.on_terminal(usage.blocks()))
 
 
-def _report(findings: Sequence[tuple[Discrepancy, str]]) -> Iterator[Json]:
+def _report(findings: Sequence[tuple[manifest.Discrepancy, str]]) -> Iterator[Json]:
     """Print the findings as JSON, and each one as a line on stderr."""
     for each, done in findings:
         note(f"{each}; {done}")

@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtllm_pipeline.base import Json, StageRunId, StageStatus, clean, count, in_brackets
-from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, StageState, Store, stage_states
+from trtllm_pipeline.base import Json, StageRunId, StageStatus, count, in_brackets, terminal
+from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, StageState, Store, stage_status
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -72,7 +72,7 @@ def status_of(
         from trtllm_pipeline.orchestrate import select
 
         shown = select(outline.cells, cells)
-    states = stage_states(outline, store, artifacts=False)
+    states = stage_status.stage_states(outline, store, artifacts=False)
     return MatrixStatus(title, run, outline, shown, states, store.artifacts_dir, left, goes_on, took)
 
 
@@ -116,7 +116,8 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     `height` limits the number of lines. If not all cells fit, there is one line per stage, followed by running stages and
     failures.
     """
-    from trtllm_pipeline.base import shared_parts, shorten, without
+    from trtllm_pipeline.base import shared_parts, shorten
+    from trtllm_pipeline.show.phrases import without
     from trtllm_pipeline.show.progress.views import grid, infeasible, legend, retries, styled, time_left
 
     states = status.states
@@ -157,7 +158,7 @@ def to_text(status: MatrixStatus, *, height: int | None = None) -> str:
     else:  # one line each, running stages first
         below = sorted((line for line in below if line[:1].strip()), key=lambda line: not line.startswith("running"))
         below = [shorten(line, width - 1) for line in below]
-    lines = (*map(clean, titles), *styled(drawn, sys.stdout), *map(clean, below))
+    lines = (*map(terminal.clean, titles), *styled(drawn, sys.stdout), *map(terminal.clean, below))
     return "".join(f"{line}\n" for line in lines[:height])
 
 
@@ -181,7 +182,7 @@ def _counted(
     ascii_only: bool,
 ) -> list[Text]:
     """One line per stage, then one per group of cells if groups fit."""
-    from trtllm_pipeline.base import groups, without
+    from trtllm_pipeline.show.phrases import groups, without
     from trtllm_pipeline.show.progress.views import GROUPS, grid, group_line, stage_line
 
     counts: dict[str, Counter[StageStatus]] = defaultdict(Counter)
@@ -218,12 +219,12 @@ def _listed(cells: Sequence[OutlineCell], states: Mapping[StageRunId, StageState
 def _events(run: OutlineRun, state: StageState) -> list[str]:
     """Running stages or failures as text, after an empty line."""
     from trtllm_pipeline.base import duration
-    from trtllm_pipeline.orchestrate import running_s
+    from trtllm_pipeline.orchestrate import stage_status
     from trtllm_pipeline.show.progress.views import progress_text
 
     who = f"{run.stage}, {run.cells[0]}" + (f" (for {len(run.cells)} cells)" if len(run.cells) > 1 else "")
     if state.status is StageStatus.RUNNING:
-        seconds = running_s(state)
+        seconds = stage_status.running_s(state)
         details = filter(None, (None if seconds is None else duration(seconds), progress_text(state.progress)))
         return ["", ": ".join(filter(None, (f"running: {who}", ", ".join(details))))]
     lines = ["", f"failed{in_brackets(state.failure)}: {who}", f"  {state.message}"]

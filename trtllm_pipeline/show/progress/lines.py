@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final, TextIO
 
-from trtllm_pipeline.base import Cell, Json, Scope, StageError, StageRunId, StageStatus, clean, count, duration
+from trtllm_pipeline.base import Cell, Json, Scope, StageError, StageRunId, StageStatus, count, duration, terminal
 from trtllm_pipeline.orchestrate import Nodes, Observer, Plan, StageRun
 from trtllm_pipeline.show.progress import json_events
 from trtllm_pipeline.show.progress.left import TimeLeft
@@ -100,7 +100,7 @@ class QuietObserver(Observer):
         return failure(run, error, seconds, self.reported)
 
     def _say(self, *lines: str) -> None:
-        self._stream.write(clean("".join(f"{line}\n" for line in lines)))
+        self._stream.write(terminal.clean("".join(f"{line}\n" for line in lines)))
         self._stream.flush()
 
 

@@ -22,14 +22,13 @@ from trtllm_pipeline.base import (
     StageStatus,
     count,
     duration,
-    groups,
     in_flow_order,
     shared_parts,
     shorten,
     terminal,
-    without,
 )
 from trtllm_pipeline.orchestrate import StageRun
+from trtllm_pipeline.show.phrases import groups, without
 from trtllm_pipeline.show.progress.lines import QuietObserver
 from trtllm_pipeline.show.progress.tracker import NOTHING_TO_DO, Tracker
 from trtllm_pipeline.show.progress.views import (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from trtllm_pipeline.base import Scope, StageRunId, StageStatus, count
-from trtllm_pipeline.orchestrate import Durations, Nodes, Plan, StageRun, capacities, overdue, simulate
+from trtllm_pipeline.orchestrate import Nodes, Plan, StageRun, forecast, order, overdue
 from trtllm_pipeline.show.progress.views import GOOD, time_left
 
 Clock = Callable[[], float]
@@ -51,7 +51,7 @@ class Tracker:
         self._clock = clock
         self._began = self._due_since = clock()
         self._nodes = nodes
-        self._durations = Durations(durations, plan.machine)
+        self._durations = forecast.Durations(durations, plan.machine)
         """Seconds by label, from earlier runs and this one."""
         self._estimate_at = self._began + quiet_s
         self._expected: tuple[float, bool] | None = None
@@ -166,8 +166,8 @@ class Tracker:
             so_far = max(0.0, now - self.started.get(run.id, now))
             rest_s = so_far if overdue(so_far, expected) else max(0.0, expected - so_far)
             rest[run.id] = 0.0 if run.id in self._ready else rest_s
-        nodes = self._nodes() or capacities(self.plan.machine)
-        return simulate(self.plan, rest, nodes, rest, running=self.started), complete
+        nodes = self._nodes() or order.capacities(self.plan.machine)
+        return order.simulate(self.plan, rest, nodes, rest, running=self.started), complete
 
     def estimate(self) -> bool:
         """Estimate the time left if due. Returns whether `left` changed."""

@@ -12,15 +12,14 @@ from trtllm_pipeline.base import (
     StageError,
     StageStatus,
     amount,
-    clean,
-    console,
     duration,
     in_brackets,
     in_words,
-    never_works,
     shorten,
+    terminal,
 )
 from trtllm_pipeline.orchestrate import OutlineCell, StageRun, StageState
+from trtllm_pipeline.show.phrases import never_works
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -195,9 +194,9 @@ def styled(lines: Iterable[Text], stream: TextIO) -> list[str]:
     """Lines formatted for `stream`: colored on terminals with color, otherwise plain."""
     from io import StringIO
 
-    if console(stream).color_system is None:
-        return [clean(line.plain) for line in lines]
-    canvas = console(StringIO(), force_terminal=True, width=10_000)
+    if terminal.console(stream).color_system is None:
+        return [terminal.clean(line.plain) for line in lines]
+    canvas = terminal.console(StringIO(), force_terminal=True, width=10_000)
     drawn = []
     for line in lines:
         with canvas.capture() as capture:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Final
 
 from trtllm_pipeline.base import Cell, CellId, StageRunId
-from trtllm_pipeline.orchestrate import Forecast, Plan, capacities, simulate
+from trtllm_pipeline.orchestrate import Forecast, Plan, order
 
 LIMIT_S: Final = 600.0
 _BEFORE_SEVERAL: Final = 4
@@ -45,7 +45,7 @@ def chosen(plan: Plan, outlook: Forecast, limit_s: float = LIMIT_S) -> tuple[fro
 def expected_s(plan: Plan, outlook: Forecast, cells: Collection[CellId]) -> float:
     """Expected wall time of `cells` of the plan, in seconds."""
     among: set[StageRunId] = {run for cell in cells for run in plan.by_cell[cell]}
-    return simulate(plan, outlook.expected_s, capacities(plan.machine), among & outlook.to_run)
+    return order.simulate(plan, outlook.expected_s, order.capacities(plan.machine), among & outlook.to_run)
 
 
 def left_out(plan: Plan, taken: Collection[CellId]) -> Sequence[Cell]:

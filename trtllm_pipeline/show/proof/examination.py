@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import PipelineError, PlanError, UsageError, about, write_json
+from trtllm_pipeline.base import PipelineError, PlanError, UsageError, write_json
 from trtllm_pipeline.measure import ANSWERS
-from trtllm_pipeline.orchestrate import PRECISIONS, CellResult, Request, Store, checked, flow, nearest, rows
-from trtllm_pipeline.show.proof import budget, findings, installed, material, reference_answers
+from trtllm_pipeline.orchestrate import PRECISIONS, CellResult, Request, Store, flow, forecast, nearest, report_file
+from trtllm_pipeline.show.phrases import about
+from trtllm_pipeline.show.proof import budget, findings, material, reference_answers
 from trtllm_pipeline.show.proof.findings import DeepExamination, DeepFinding
 from trtllm_pipeline.tensorrt import catalog as toolchains
-from trtllm_pipeline.tensorrt import table
+from trtllm_pipeline.tensorrt import families as tiny_models
+from trtllm_pipeline.tensorrt import installed, params
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -34,7 +36,7 @@ def examine(
     observer: Observer,
     tell: Callable[[str], None],
     *,
-    families: Sequence[str] = material.FAMILIES[:1],
+    families: Sequence[str] = tiny_models.FAMILIES[:1],
     precisions: Sequence[str] | None = None,
     toolchain: str | None = None,
 ) -> DeepExamination:
@@ -44,15 +46,15 @@ def examine(
     first. Results of earlier examinations are reused. Raises UsageError for unknown names, PlanError if no toolchain can
     be used or no cell is feasible.
     """
-    from trtllm_pipeline.base import this_machine
+    from trtllm_pipeline.base import probe
 
-    _check("--family", families, material.FAMILIES)
+    _check("--family", families, tiny_models.FAMILIES)
     if precisions is not None:
         _check("--precision", precisions, (*PRECISIONS, ALL))
     families = tuple(dict.fromkeys(families))
     names = toolchains.names() if toolchain is None else (toolchain,)
     _check("--toolchain", names, toolchains.names())
-    machine = this_machine()
+    machine = probe.this_machine()
     missing = {name: lacks for name in names if (lacks := toolchains.load(name).missing(machine)) is not None}
     usable = [name for name in names if name not in missing]
     if not usable:
@@ -82,14 +84,16 @@ def examine(
         machine,
         findings.sorted_findings(
             [
-                *(_of_cell(row, plan, outcome, folder) for row in rows(plan, store, outcome)),
+                *(_of_cell(row, plan, outcome, folder) for row in report_file.rows(plan, store, outcome)),
                 *map(findings.of_left_out, left_out),
                 *(() if outcome.interrupted else _of_installation(machine, usable, families)),
                 *(findings.of_toolchain(name, lacks) for name, lacks in missing.items()),
             ]
         ),
         interrupted=outcome.interrupted,
-        forecast=checked(plan, replace(outlook, total_s=takes_s), taken, took_s, comparable=outcome.comparable),
+        forecast=forecast.checked(
+            plan, replace(outlook, total_s=takes_s), taken, took_s, comparable=outcome.comparable
+        ),
     )
     write_json(folder / RESULT, examination.to_json())
     return examination
@@ -98,7 +102,10 @@ def examine(
 def had(toolchain_names: Iterable[str]) -> list[str]:
     """The precisions of these toolchains on any machine."""
     fields = (
-        each for name in toolchain_names for stage in toolchains.load(name).stages for each in table(stage.params)
+        each
+        for name in toolchain_names
+        for stage in toolchains.load(name).stages
+        for each in params.table(stage.params)
     )
     known = {choice for each in fields if each.name == "precision" for choice in each.choices}
     return [precision for precision in PRECISIONS if precision in known]

@@ -8,23 +8,10 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Final
 
-from trtllm_pipeline.base import (
-    Block,
-    Cell,
-    FailureClass,
-    Grid,
-    Heading,
-    Items,
-    Json,
-    Machine,
-    TextLine,
-    layout_name,
-    probe,
-)
+from trtllm_pipeline.base import Cell, FailureClass, Json, Machine, layout_name, probe, text_blocks
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck
-from trtllm_pipeline.show.proof.installed import InstalledComparison
 from trtllm_pipeline.show.proof.reference_answers import Agreement, tolerance_nats
-from trtllm_pipeline.tensorrt import EMBEDDED
+from trtllm_pipeline.tensorrt import catalog, installed
 
 SCHEMA: Final = 1
 _ONE_GPU: Final = "tp1pp1"
@@ -74,7 +61,7 @@ class DeepFinding:
     agreement: Agreement | None = None
     """Agreement with the float reference, for cells with answers."""
     tolerance_nats: float | None = None
-    comparison: InstalledComparison | None = None
+    comparison: installed.InstalledComparison | None = None
     """For programs and templates."""
 
     def to_json(self) -> dict[str, Json]:
@@ -108,7 +95,7 @@ class DeepExamination:
     def where(self, toolchain: str | None = None) -> str:
         """Release and GPU, or their equivalent for the embedded toolchain or a machine without GPUs."""
         installation, gpus = self.machine.tensorrt_llm, sorted({gpu.name for gpu in self.machine.gpus})
-        if installation is None or toolchain == EMBEDDED:
+        if installation is None or toolchain == catalog.EMBEDDED:
             return f"the embedded toolchain on {self.machine.cpu}"
         return f"TensorRT-LLM {installation.release} on {' and '.join(gpus) or self.machine.cpu}"
 
@@ -150,22 +137,24 @@ class DeepExamination:
             "forecast": None if self.forecast is None else self.forecast.to_json(),
         }
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[text_blocks.Block]:
         """All findings as text."""
         counts = ", ".join(f"{self.count(status)} {status.value}" for status in FindingStatus)
-        yield Heading(f"{self.where()}: {counts}")
-        yield Grid(
+        yield text_blocks.Heading(f"{self.where()}: {counts}")
+        yield text_blocks.Grid(
             ("what", "status", "found"),
             [(each.name, (each.status.value, _STYLES[each.status]), each.detail) for each in self.findings],
             left=(0, 1, 2),
         )
         hints = dict.fromkeys(f"{each.name}: {each.hint}" for each in self.findings if each.hint)
-        yield Items("fixes", [TextLine(text) for text in hints])
+        yield text_blocks.Items("fixes", [text_blocks.TextLine(text) for text in hints])
         logs = [f"{each.name}: {each.log}" for each in self.findings if each.log]
-        yield Items("logs and answers, relative to the workspace", [TextLine(text) for text in logs])
-        yield Items("claims for documentation", [TextLine(text) for text in self.sentences()])
+        yield text_blocks.Items(
+            "logs and answers, relative to the workspace", [text_blocks.TextLine(text) for text in logs]
+        )
+        yield text_blocks.Items("claims for documentation", [text_blocks.TextLine(text) for text in self.sentences()])
         if self.forecast is not None:
-            yield TextLine(self.forecast.line())
+            yield text_blocks.TextLine(self.forecast.line())
 
 
 def of_cell(row: CellResult, agreement: Agreement | None, answers: str | None = None) -> DeepFinding:
@@ -227,7 +216,7 @@ def _judged(row: CellResult, agreement: Agreement | None, tolerance: float) -> t
     return FindingStatus.VERIFIED, words
 
 
-def of_comparison(comparison: InstalledComparison) -> DeepFinding:
+def of_comparison(comparison: installed.InstalledComparison) -> DeepFinding:
     """The row of a program or of the templates."""
     kind = "program" if comparison.name != "Triton templates" else "templates"
     if comparison.reason is not None:

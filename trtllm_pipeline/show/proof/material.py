@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import Json, Machine, write_json, write_lines
-from trtllm_pipeline.models import data_file, read_tokenizer
-from trtllm_pipeline.show.proof.families import FAMILIES, reference, write_model
+from trtllm_pipeline.base import Json, Machine, write_json, writing
+from trtllm_pipeline.models import dataset_file, read_tokenizer
 from trtllm_pipeline.tensorrt import BACKEND
 from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import families as tiny_models
 
 MATRIX: Final = "matrix.yaml"
 MAX_TOKENS: Final = 24
@@ -27,9 +27,6 @@ _LAYOUTS: Final = ("tp1pp1", "tp2pp1", "tp1pp2")
 """Layouts to try with two GPUs."""
 _IN_GROUPS: Final = ("int4_awq", "w4a8_awq")
 """Precisions for one rank only: a rank's share of the attention is narrower than a group of 128."""
-
-
-__all__ = ["FAMILIES", "MATRIX", "MAX_TOKENS", "questions", "write"]
 
 
 def write(
@@ -48,7 +45,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     for family in families:
         _write_model(folder / family, family)
-        write_lines(folder / f"{family}.jsonl", map(json.dumps, questions(folder / family)))
+        writing.write_lines(folder / f"{family}.jsonl", map(json.dumps, questions(folder / family)))
     matrix = folder / MATRIX
     # JSON is YAML.
     write_json(matrix, _matrix(machine, families, precisions, toolchain_names))
@@ -59,7 +56,7 @@ def _write_model(folder: Path, family: str) -> None:
     """Replace a file atomically if its content changed, because another examination may read it."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as scratch:
         made = Path(scratch) / family
-        write_model(made, family)
+        tiny_models.write_model(made, family)
         names = sorted(path.name for path in made.iterdir())
         if folder.is_dir():
             if filecmp.cmpfiles(made, folder, names, shallow=False)[0] == names:
@@ -70,8 +67,8 @@ def _write_model(folder: Path, family: str) -> None:
 
 def questions(model: Path) -> Iterator[dict[str, Json]]:
     """Rows of a question file: prompts with the greedy answers of the float reference."""
-    tokenizer, floats = read_tokenizer(model), reference(model)
-    lines = data_file("builtin:prompts", model).read_text(encoding="utf-8").splitlines()
+    tokenizer, floats = read_tokenizer(model), tiny_models.reference(model)
+    lines = dataset_file.data_file("builtin:prompts", model).read_text(encoding="utf-8").splitlines()
     # A token has at least one byte, so no prompt exceeds the engine's limit.
     short = [row for row in map(json.loads, lines) if len(row["input"].encode()) <= _ISL]
     for row in short[:_QUESTIONS]:

@@ -16,12 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from trtllm_pipeline.base import Json, RowError, read_json_lines
+from trtllm_pipeline.base import Json, user_files
 from trtllm_pipeline.measure import ANSWERS
 from trtllm_pipeline.models import read_tokenizer
-from trtllm_pipeline.show.proof import families
 from trtllm_pipeline.show.proof.material import MAX_TOKENS
-from trtllm_pipeline.tensorrt import EMBEDDED, Reference, random_model
+from trtllm_pipeline.tensorrt import Reference, catalog, families, random_model
 
 _TOLERANCES: Final = {
     **dict.fromkeys(("fp32", "fp16", "bf16", "int8_wo", "int4_wo", "int4_awq"), 0.05),
@@ -40,7 +39,7 @@ def tolerance_nats(toolchain: str, precision: str) -> float:
     rounding activations and caches. The limit is about three times the loss of the float reference with the same
     rounding. A wrong computation (another rotary base, a missing bias or norm, reordered heads) costs 0.65 or more.
     """
-    return _EMBEDDED.get(precision, _TOLERANCES[precision]) if toolchain == EMBEDDED else _TOLERANCES[precision]
+    return _EMBEDDED.get(precision, _TOLERANCES[precision]) if toolchain == catalog.EMBEDDED else _TOLERANCES[precision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def compare(answers: Path, model: Path) -> Agreement:
     spellings = random_model.spellings(tokenizer)
     losses: list[float] = []
     unreadable = []
-    rows = read_json_lines(answers / ANSWERS, _answer_row, nothing="the file contains no answers")
+    rows = user_files.read_json_lines(answers / ANSWERS, _answer_row, nothing="the file contains no answers")
     for id_, questions, answer in rows:
         tokens = random_model.spoken(answer, spellings)
         if tokens is None or len(tokens) != MAX_TOKENS:
@@ -86,10 +85,10 @@ def compare(answers: Path, model: Path) -> Agreement:
 def _answer_row(row: Json, _number: int) -> tuple[str, str, str]:
     """Id, question and answer of a row. Raises RowError."""
     if not isinstance(row, dict):
-        raise RowError("", "expected an object")
+        raise user_files.RowError("", "expected an object")
     for key in ("input", "answer"):
         if not isinstance(row.get(key), str):
-            raise RowError(key, "expected a text")
+            raise user_files.RowError(key, "expected a text")
     return str(row.get("id")), str(row["input"]), str(row["answer"])
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.measure import LevelResult
-from trtllm_pipeline.orchestrate import METRICS, CellResult
+from trtllm_pipeline.orchestrate import CellResult, report_file
 
-_FORMULAS: Final = {metric.name: metric.formula for metric in METRICS}
+_FORMULAS: Final = {metric.name: metric.formula for metric in report_file.METRICS}
 LOWEST: Final = "lowest"
 HIGHEST: Final = "highest"
 FEW: Final = 100

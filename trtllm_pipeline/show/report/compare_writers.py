@@ -6,22 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import (
-    Block,
-    Grid,
-    Heading,
-    Items,
-    TextLine,
-    Value,
-    about,
-    as_markdown,
-    csv_table,
-    number,
-    on_terminal,
-    shared_parts,
-    without,
-)
+from trtllm_pipeline.base import shared_parts, text_blocks, text_tables
 from trtllm_pipeline.measure import UNKNOWN
+from trtllm_pipeline.show.phrases import about, without
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, Comparison, Delta, Pair, Payback
 from trtllm_pipeline.show.report.gate import Break, Judgement
 
@@ -49,57 +36,59 @@ def to_json(judged: Judgement) -> str:
 
 def to_table(judged: Judgement) -> Group:
     """Tables of differences for levels and for cells, then differences beyond noise with their values, then the gate."""
-    return on_terminal([*blocks(judged.comparison), *_gate(judged, space=True)])
+    return text_blocks.on_terminal([*blocks(judged.comparison), *_gate(judged, space=True)])
 
 
 def to_markdown(judged: Judgement) -> str:
     """Markdown for a pull request: broken conditions first, then the tables."""
     head, *body = blocks(judged.comparison)
-    return as_markdown([head, *_gate(judged), *body])
+    return text_blocks.as_markdown([head, *_gate(judged), *body])
 
 
-def blocks(comparison: Comparison) -> Iterator[Block]:
+def blocks(comparison: Comparison) -> Iterator[text_blocks.Block]:
     """The differences as tables and lists."""
     parts = shared_parts([pair.cell for pair in comparison.pairs])
-    yield Heading(f"{comparison.new} compared with {comparison.base}")
+    yield text_blocks.Heading(f"{comparison.new} compared with {comparison.base}")
     if parts:
-        yield TextLine(f"all cells: {' '.join(parts)}")
+        yield text_blocks.TextLine(f"all cells: {' '.join(parts)}")
     for head, pairs in (
         ("cell @load", [pair for pair in comparison.pairs if pair.level is not None]),
         ("cell", [pair for pair in comparison.pairs if pair.level is None]),
     ):
         if metrics := _metrics(pairs):
-            rows: list[list[Value]] = [
+            rows: list[list[text_blocks.Value]] = [
                 [_place(pair, parts), *(_looks(pair.delta(metric)) for metric in metrics)] for pair in pairs
             ]
-            yield Grid([head, *map(head_of, metrics)], rows)
+            yield text_blocks.Grid([head, *map(head_of, metrics)], rows)
     if comparison.pairs:
-        yield TextLine(LEGEND, "dim")
+        yield text_blocks.TextLine(LEGEND, "dim")
     marked = [
-        TextLine(
+        text_blocks.TextLine(
             f"{_LOOKS[delta.verdict][0]} {_place(pair, parts)} {head_of(delta.metric)}: {sentence(delta)}",
             _LOOKS[delta.verdict][1],
         )
         for pair, delta in _marked(comparison)
     ]
-    yield Items("beyond noise", marked, _MAX_MARKED)
-    yield Items("payback", [TextLine(_paid_back(each, parts)) for each in comparison.paybacks])
-    yield Items("not compared", [TextLine(text, "yellow") for text in _not_compared(comparison)])
-    yield Items("notes", [TextLine(text, "dim") for text in _notes(comparison)])
+    yield text_blocks.Items("beyond noise", marked, _MAX_MARKED)
+    yield text_blocks.Items("payback", [text_blocks.TextLine(_paid_back(each, parts)) for each in comparison.paybacks])
+    yield text_blocks.Items(
+        "not compared", [text_blocks.TextLine(text, "yellow") for text in _not_compared(comparison)]
+    )
+    yield text_blocks.Items("notes", [text_blocks.TextLine(text, "dim") for text in _notes(comparison)])
 
 
-def _gate(judged: Judgement, *, space: bool = False) -> Iterator[Block]:
+def _gate(judged: Judgement, *, space: bool = False) -> Iterator[text_blocks.Block]:
     if judged.verdict is None:
         return
-    yield TextLine("\n" * space + judged.verdict, "bold green" if judged.exit_code == 0 else "bold red")
+    yield text_blocks.TextLine("\n" * space + judged.verdict, "bold green" if judged.exit_code == 0 else "bold red")
     if judged.broken:
         rows = map(_break_row, judged.broken)
-        yield Grid(["cell", "level", "condition", "base", "new", "change", "why"], rows, (0, 1, 2, 6))
+        yield text_blocks.Grid(["cell", "level", "condition", "base", "new", "change", "why"], rows, (0, 1, 2, 6))
 
 
 def _break_row(each: Break) -> list[str]:
     delta = each.delta
-    values = [number(delta.base if delta else None), number(delta.new if delta else None)]
+    values = [text_tables.number(delta.base if delta else None), text_tables.number(delta.new if delta else None)]
     change = "n/a" if delta is None or delta.change is None else percent(delta.change)
     level = "" if each.level is None else f"@{each.level}"
     return [each.cell, level, str(each.condition), *values, change, each.reason]
@@ -164,7 +153,7 @@ def _not_compared(comparison: Comparison) -> list[str]:
     return lines + [f"{cell} @{level}: only in the baseline, {why}" for cell, level, why in comparison.lost]
 
 
-def of_page(comparison: Comparison) -> Iterator[Block]:
+def of_page(comparison: Comparison) -> Iterator[text_blocks.Block]:
     """The comparison for a page: the differences, or one sentence that explains why there are none."""
     if comparison.pairs:
         yield from blocks(comparison)
@@ -174,7 +163,7 @@ def of_page(comparison: Comparison) -> Iterator[Block]:
     reasons = reasons or _not_compared(comparison) or ["it has no cell in common with this run"]
     more = f"; and {len(reasons) - _MAX_REASONS} more" if len(reasons) > _MAX_REASONS else ""
     causes = "; ".join(reasons[:_MAX_REASONS])
-    yield TextLine(
+    yield text_blocks.TextLine(
         f"The previous run {comparison.base} is not comparable with {comparison.new}: {words}{causes}{more}."
     )
 
@@ -219,7 +208,7 @@ def percent(change: float) -> str:
 def sentence(delta: Delta) -> str:
     """`31.2 → 40.1 ms, +28.5% (+11.0% to +49.2%)`."""
     of, scale = (unit(delta.metric), 1.0) if delta.metric != "engine_bytes" else ("MB", 1e6)
-    before, after = (number(None if value is None else value / scale) for value in (delta.base, delta.new))
+    before, after = (text_tables.number(None if value is None else value / scale) for value in (delta.base, delta.new))
     text = f"{before} → {after} {of}".rstrip()
     if delta.change is not None:
         text += f", {percent(delta.change)}"
@@ -238,4 +227,4 @@ def to_csv(judged: Judgement) -> str:
             values = [delta.base, delta.new, delta.change, *(delta.interval or (None, None))]
             place = [pair.cell, pair.base, pair.level, delta.metric, unit(delta.metric)]
             rows.append(dict(zip(names, [*place, *values, delta.method, delta.verdict.value], strict=True)))
-    return f"{csv_table(rows) or ','.join(names)}\n"
+    return f"{text_tables.csv_table(rows) or ','.join(names)}\n"

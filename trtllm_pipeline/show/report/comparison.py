@@ -1,6 +1,6 @@
 """Two sides compared: cells matched by their axes, differences with their intervals, and payback.
 
-Pure functions of what `orchestrate/results/measured.py` loads.
+Pure functions of what `show/report/measured.py` loads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trtllm_pipeline.measure import (
     of_questions,
     stats,
 )
-from trtllm_pipeline.orchestrate import Measured, RequestSample, Side
+from trtllm_pipeline.show.report.measured import Measured, RequestSample, Side
 
 if TYPE_CHECKING:
     import numpy as np

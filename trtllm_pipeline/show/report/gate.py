@@ -12,7 +12,6 @@ from typing import Final
 
 from trtllm_pipeline.base import NOT_COMPARABLE, ComparisonError, Json, UsageError, count
 from trtllm_pipeline.measure import LEVEL_METRICS
-from trtllm_pipeline.orchestrate import Side
 from trtllm_pipeline.show.report.comparison import (
     DEFAULT,
     ChangeVerdict,
@@ -22,6 +21,7 @@ from trtllm_pipeline.show.report.comparison import (
     compare,
     compare_by,
 )
+from trtllm_pipeline.show.report.measured import Side
 
 _CONDITION: Final = re.compile(r"\s*([a-z0-9_.]+)\s*:\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
 _EXAMPLE: Final = "such as ttft_p99:+10%,output_tps:-5%,accuracy:-1%"

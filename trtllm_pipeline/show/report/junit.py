@@ -12,9 +12,10 @@ from datetime import datetime, timezone
 from typing import Final
 from xml.etree import ElementTree as Xml
 
-from trtllm_pipeline.base import Json, clean
+from trtllm_pipeline.base import Json, terminal
 from trtllm_pipeline.measure import BY_NAME, FIELDS, UNKNOWN, Conditions, common
-from trtllm_pipeline.orchestrate import CellResult, CellStatus, Ending, Record, StageRecord
+from trtllm_pipeline.orchestrate import CellResult, CellStatus
+from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.show.report.writers import moment
 
@@ -31,7 +32,7 @@ _SKIPPED: Final = {
 
 def write(report: Report) -> None:
     """Write a run as JUnit XML."""
-    report.stream.write(clean(to_junit(report.rows, report.record(), report.matrix)))
+    report.stream.write(terminal.clean(to_junit(report.rows, report.record(), report.matrix)))
 
 
 def to_junit(rows: Sequence[CellResult], record: Record, matrix: str = "") -> str:
@@ -111,4 +112,4 @@ def _impossible(row: CellResult) -> Xml.Element:
 
 
 def _clean(text: str) -> str:
-    return _NOT_XML.sub("", clean(text))
+    return _NOT_XML.sub("", terminal.clean(text))

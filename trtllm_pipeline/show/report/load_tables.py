@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from trtllm_pipeline.base import cell, csv_table, plain_table
+from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.measure import (
     RATES,
     STATISTICS,
@@ -38,7 +38,7 @@ def to_csv(result: LoadResult) -> str:
             summary, single = (value, None) if isinstance(value, dict) else ({}, value)
             statistics = {each: summary.get(each) for each in _STATISTICS}
             rows.append({"load": load_words(level.key), "metric": name, "value": single, **statistics})
-    return csv_table(rows)
+    return text_tables.csv_table(rows)
 
 
 def to_text(result: LoadResult) -> str:
@@ -50,14 +50,14 @@ def beside_engine(engine_report: BenchComparison | None) -> Iterator[str]:
     """A trtllm-bench report compared with these results. Empty without a report."""
     if engine_report is not None:
         yield f"\n{engine_report.title()}"
-        yield plain_table(engine_report.rows())
+        yield text_tables.plain_table(engine_report.rows())
 
 
 def overview(levels: Iterable[LevelResult]) -> str:
     """One line per level."""
     rows = [_overview(level) for level in levels]
     shown = [name for name in rows[0] if name not in _OPTIONAL or any(row[name] is not None for row in rows)]
-    return plain_table([{name: row[name] for name in shown} for row in rows])
+    return text_tables.plain_table([{name: row[name] for name in shown} for row in rows])
 
 
 def _lines(result: LoadResult) -> Iterator[str]:
@@ -82,13 +82,13 @@ def _lines(result: LoadResult) -> Iterator[str]:
 def _level(level: LevelResult) -> Iterator[str]:
     details = _details(level)
     yield f"\n{load_words(level.key)}"
-    yield plain_table([_statistics(name, summary) for name, summary in _summaries(level)])
-    yield "; ".join(f"{name} {cell(value)}" for name, value in _values(level))
+    yield text_tables.plain_table([_statistics(name, summary) for name, summary in _summaries(level)])
+    yield "; ".join(f"{name} {text_tables.cell(value)}" for name, value in _values(level))
     for objective in details.objectives:
         yield f"objective missed: {objective.missed}" if objective.missed else f"objective met: {objective.metric}"
     if details.other_tools:
         yield "the same events by the definitions of other tools:"
-        yield plain_table([_by_tool(tool, metrics) for tool, metrics in details.other_tools.items()])
+        yield text_tables.plain_table([_by_tool(tool, metrics) for tool, metrics in details.other_tools.items()])
     for repeat in level.repeats:
         windows = ", ".join(
             f"{name} {window.duration_s:.2f} s {window.output_tokens_per_s:.1f} tokens/s"
@@ -104,7 +104,7 @@ def _level(level: LevelResult) -> Iterator[str]:
         for model, times in record["of"].items():
             yield f"Triton's own times, repeat {record['repeat']}, {model}: {_words(times)}"
     for record in details.gauges:
-        yield f"Triton's gauges, repeat {record['repeat']}: {_words(record['of'])}; in flight by the client {cell(record['ours'])}"
+        yield f"Triton's gauges, repeat {record['repeat']}: {_words(record['of'])}; in flight by the client {text_tables.cell(record['ours'])}"
     for record in details.gpu:
         for device in record["of"]:
             yield f"GPU, repeat {record['repeat']}: {_words(device)}"
@@ -181,4 +181,4 @@ def _statistics(name: str, values: _Summary) -> dict[str, object]:
 
 
 def _words(values: _Summary) -> str:
-    return ", ".join(f"{name} {cell(value)}" for name, value in values.items() if value is not None)
+    return ", ".join(f"{name} {text_tables.cell(value)}" for name, value in values.items() if value is not None)

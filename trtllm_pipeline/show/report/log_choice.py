@@ -6,17 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import Scope, StageRunId, StageStatus, UsageError, in_brackets, read_object
-from trtllm_pipeline.orchestrate import (
-    LOG,
-    Outline,
-    OutlineCell,
-    OutlineRun,
-    Store,
-    failed_attempt,
-    find_cell,
-    find_stage,
-    stage_states,
-)
+from trtllm_pipeline.orchestrate import LOG, Outline, OutlineCell, OutlineRun, Store, stage_status
+from trtllm_pipeline.orchestrate import runs as run_folders
 
 if TYPE_CHECKING:
     from trtllm_pipeline.measure import LevelResult
@@ -34,9 +25,9 @@ def stage_run_of(
     by_id = outline.stage_runs.get(StageRunId(cell))
     if by_id is not None and stage is None:
         return by_id, ""
-    chosen = find_cell(outline, cell, stage)
+    chosen = run_folders.find_cell(outline, cell, stage)
     if stage is not None:
-        return find_stage(outline, chosen, stage), ""
+        return run_folders.find_stage(outline, chosen, stage), ""
     if chosen.reason is not None:
         raise UsageError(f"{chosen.id} has no logs because it is infeasible: {chosen.reason}")
     runs = _runs(outline, chosen)
@@ -45,7 +36,7 @@ def stage_run_of(
         if service is None:
             raise UsageError(f"{chosen.id} has no server in this plan")
         return service, ""
-    states = stage_states(outline, store)
+    states = stage_status.stage_states(outline, store)
     failed = [run for run in runs if states[run.id].status is StageStatus.FAILED]
     running = [run for run in runs if states[run.id].status is StageStatus.RUNNING]
     if failed:
@@ -56,7 +47,7 @@ def stage_run_of(
 
 def logs_of(outline: Outline, store: Store, cell: str) -> tuple[OutlineCell, dict[str, Path]]:
     """The logs of a cell, by stage. Raises UsageError if it has none."""
-    chosen = find_cell(outline, cell)
+    chosen = run_folders.find_cell(outline, cell)
     logs = {run.stage: path for run in _runs(outline, chosen) if (path := find_log(store, run, LOG)) is not None}
     if not logs:
         raise UsageError(f"{chosen.id} has no logs yet", hint="see its progress with pipeline status")
@@ -68,7 +59,7 @@ def failure_of(store: Store, run: OutlineRun) -> list[str]:
     attempt = store.index.attempts([run.fingerprint]).get(run.fingerprint)
     if attempt is None or attempt.outcome != "failed":
         return []
-    state = failed_attempt(attempt)
+    state = stage_status.failed_attempt(attempt)
     return [f"{run.stage} failed{in_brackets(state.failure)}: {state.message}", *state.details]
 
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from trtllm_pipeline.measure import DEFINITIONS, LATENCIES, LevelResult, TritonUse
-from trtllm_pipeline.orchestrate import METRICS, CellResult
+from trtllm_pipeline.orchestrate import CellResult, report_file
 from trtllm_pipeline.show.report.report_formats import Report
 
 _PREFIX: Final = "pipeline_cell"
-_FORMULAS: Final = {**DEFINITIONS, **{metric.name: metric.formula for metric in METRICS}}
+_FORMULAS: Final = {**DEFINITIONS, **{metric.name: metric.formula for metric in report_file.METRICS}}
 _OF_LEVEL: Final = {
     "output_tokens_per_s": "output_tokens_per_second",
     "input_tokens_per_s": "input_tokens_per_second",

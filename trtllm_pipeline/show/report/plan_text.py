@@ -8,41 +8,20 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from trtllm_pipeline.base import (
-    MAX_CELLS,
-    Block,
-    Grid,
-    Heading,
-    Items,
     Json,
     Scope,
     StageRunId,
     StateError,
-    TextLine,
     UsageError,
-    about,
-    as_markdown,
-    code_digest,
     count,
     memory_size,
-    never_works,
+    probe,
     size,
+    text_blocks,
 )
 from trtllm_pipeline.models import AS_IS, shown
-from trtllm_pipeline.orchestrate import (
-    DISK,
-    GPU,
-    HOST,
-    LESS,
-    NOT,
-    Forecast,
-    Need,
-    Plan,
-    StageRun,
-    Store,
-    durations,
-    manifest,
-    tightest,
-)
+from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest
+from trtllm_pipeline.show.phrases import MAX_CELLS, about, never_works
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
@@ -69,19 +48,31 @@ def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
 
 def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     """The summary of a plan for a CI job."""
-    blocks: list[Block] = [Heading(title), *map(TextLine, (_cells(plan, outlook), _machine(plan)))]
+    blocks: list[text_blocks.Block] = [
+        text_blocks.Heading(title),
+        *map(text_blocks.TextLine, (_cells(plan, outlook), _machine(plan))),
+    ]
     if plan.feasible:
-        blocks += map(TextLine, (*_offers(outlook), *_takes(plan, outlook)))
-    blocks += map(TextLine, _notes(plan))
-    blocks += [Items(title, list(map(TextLine, cells))) for title, cells in _misfits(plan, outlook).items()]
+        blocks += map(text_blocks.TextLine, (*_offers(outlook), *_takes(plan, outlook)))
+    blocks += map(text_blocks.TextLine, _notes(plan))
+    blocks += [
+        text_blocks.Items(title, list(map(text_blocks.TextLine, cells)))
+        for title, cells in _misfits(plan, outlook).items()
+    ]
     if plan.feasible:
-        blocks.append(Grid(_heads(outlook), list(_by_stage(plan, outlook))))
+        blocks.append(text_blocks.Grid(_heads(outlook), list(_by_stage(plan, outlook))))
         if rows := list(_needs(outlook.needs)):
-            blocks.append(Grid(_NEEDS, rows, left=(0, 1, 7)))
+            blocks.append(text_blocks.Grid(_NEEDS, rows, left=(0, 1, 7)))
         counted = Counter(outlook.reasons.values()).most_common()
-        blocks.append(Items("why", [TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]))
-    never = [TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]
-    return as_markdown([*blocks, Items(f"{count(len(never), 'cell')} can never work", never, folded=True)])
+        blocks.append(
+            text_blocks.Items(
+                "why", [text_blocks.TextLine(f"{count(times, 'stage run')}: {reason}") for reason, times in counted]
+            )
+        )
+    never = [text_blocks.TextLine(f"{cell.id}: {cell.reason}") for cell in plan.cells if cell.reason is not None]
+    return text_blocks.as_markdown(
+        [*blocks, text_blocks.Items(f"{count(len(never), 'cell')} can never work", never, folded=True)]
+    )
 
 
 def _heads(outlook: Forecast) -> tuple[str, ...]:
@@ -93,7 +84,9 @@ def _heads(outlook: Forecast) -> tuple[str, ...]:
 def _cells(plan: Plan, outlook: Forecast) -> str:
     """The headline: numbers of cells and stage runs, and the cells that lack more memory than the estimate's error."""
     feasible = len(plan.feasible)
-    beyond = (each for each in outlook.needs if each.verdict == LESS and each.estimate.least > (each.has or 0))
+    beyond = (
+        each for each in outlook.needs if each.verdict == estimates.LESS and each.estimate.least > (each.has or 0)
+    )
     large = list(dict.fromkeys(need.cell for need in beyond))
     unshared = sum(len(run.cells) for run in plan.stage_runs.values())
     return (
@@ -111,7 +104,7 @@ def _machine(plan: Plan) -> str:
     for machine in known.values():
         gpus = Counter((gpu.name, gpu.memory_bytes) for gpu in machine.gpus)
         parts = [f"{number} x {name} ({memory_size(size_bytes)})" for (name, size_bytes), number in gpus.items()]
-        parts = parts or [f"no GPU, {count(machine.cpus, 'CPU')}"]
+        parts = parts or [f"no estimates.GPU, {count(machine.cpus, 'CPU')}"]
         installed = machine.tensorrt_llm
         named.append(", ".join([*parts, *([] if installed is None else [f"TensorRT-LLM {installed.release}"])]))
     return f"{'assumed machine' if plan.machine.assumed else 'machine'}: {'; '.join(dict.fromkeys(named))}"
@@ -120,17 +113,21 @@ def _machine(plan: Plan) -> str:
 def _misfits(plan: Plan, outlook: Forecast) -> dict[str, list[str]]:
     """Cells whose stages fit only in part or only perhaps, by what they lack. Cells that do not fit have a reason."""
     lacking: dict[str, list[str]] = {}
-    worst = {(need.stage, need.resource, need.verdict): need for need in tightest(outlook.needs)}
-    for need in sorted(outlook.needs, key=lambda need: need.verdict != LESS):
-        if need.verdict not in {LESS, "tight"} or need.resource == DISK:
+    worst = {(need.stage, need.resource, need.verdict): need for need in estimates.tightest(outlook.needs)}
+    for need in sorted(outlook.needs, key=lambda need: need.verdict != estimates.LESS):
+        if need.verdict not in {estimates.LESS, "tight"} or need.resource == estimates.DISK:
             continue
         top = worst.get((need.stage, need.resource, need.verdict), need)
         amounts = f"{memory_size(top.estimate.value)} of {need.resource} (±{top.estimate.error:.0%}), {memory_size(top.has or 0)} available"
         words = "works on fewer requests or rows at a time; pipeline plan --fit proposes changes"
-        title = f"{need.stage} needs up to {amounts}: {words if need.verdict == LESS else 'tight'}"
+        title = f"{need.stage} needs up to {amounts}: {words if need.verdict == estimates.LESS else 'tight'}"
         run = [each for each in plan.stage_runs.values() if need.cell in each.cells and each.stage.name == need.stage]
         lacking.setdefault(title, []).extend(cell for each in run for cell in each.cells)
-    slow = [need for need in durations(plan, outlook, every=False) if need.verdict in {LESS, "tight", NOT}]
+    slow = [
+        need
+        for need in forecast.durations(plan, outlook, every=False)
+        if need.verdict in {estimates.LESS, "tight", estimates.NOT}
+    ]
     for need in slow:
         title = f"{need.stage} may take {_duration(need.estimate.most)}, its time limit is {_duration(need.has or 0)}"
         lacking.setdefault(title, []).append(need.cell)
@@ -161,7 +158,7 @@ def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:
         yield stage, str(len(runs)), kept, *pulled, str(len(todo)), seconds, *amounts
 
 
-_SHORT: Final = {GPU: "GPU", HOST: "host"}
+_SHORT: Final = {estimates.GPU: "GPU", estimates.HOST: "host"}
 """Resources with a column in the table of stages."""
 
 
@@ -171,7 +168,7 @@ def _memory_columns(outlook: Forecast) -> list[str]:
 
 def _largest(stage: str, resource: str, outlook: Forecast) -> str:
     """The largest need of a stage and the available amount, in GiB."""
-    needs = [need for need in tightest(outlook.needs) if (need.stage, need.resource) == (stage, resource)]
+    needs = [need for need in estimates.tightest(outlook.needs) if (need.stage, need.resource) == (stage, resource)]
     if not needs:
         return ""
     value, has = needs[0].estimate.value / 2**30, needs[0].has
@@ -209,7 +206,7 @@ def _takes(plan: Plan, outlook: Forecast) -> list[str]:
     every = "rough: no comparable run yet"
     guess = "" if not outlook.guessed else f"; {every if outlook.guessed == len(outlook.to_run) else some}"
     where = "the assumed machine" if plan.machine.assumed else "this machine"
-    disk = next((need for need in outlook.needs if need.resource == DISK), None)
+    disk = next((need for need in outlook.needs if need.resource == estimates.DISK), None)
     space = ""
     if disk is not None:
         free = "" if disk.has is None else f" of {size(disk.has)} free"
@@ -220,11 +217,11 @@ def _takes(plan: Plan, outlook: Forecast) -> list[str]:
 _NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict")
 
 
-def _needs(needs: Iterable[Need]) -> Iterator[tuple[str, ...]]:
+def _needs(needs: Iterable[estimates.Need]) -> Iterator[tuple[str, ...]]:
     """One row per resource of `_NEEDS`."""
     for need in needs:
         estimate, has, left = need.estimate, need.has, need.headroom
-        in_words = size if need.resource == DISK else memory_size
+        in_words = size if need.resource == estimates.DISK else memory_size
         yield (
             need.stage or "all",
             need.resource,
@@ -342,7 +339,7 @@ def _other_code(store: Store, run: StageRun) -> str | None:
     except StateError:
         return None
     made = system.get("code") if isinstance(system, dict) else None
-    return made if isinstance(made, str) and made != code_digest() else None
+    return made if isinstance(made, str) and made != probe.code_digest() else None
 
 
 def explanation_text(explained: dict[str, Any], *, full: bool) -> str:
@@ -361,7 +358,7 @@ def _explained(cell: dict[str, Any], *, full: bool) -> list[str]:
         if stage["reason"]:
             lines.append(f"{'':<14}{stage['reason']}")
         if stage["other_code"]:
-            lines.append(f"{'':<14}created by other code: {stage['other_code']} (this is {code_digest()})")
+            lines.append(f"{'':<14}created by other code: {stage['other_code']} (this is {probe.code_digest()})")
         if full:
             key = json.dumps(stage["key"], indent=2, ensure_ascii=False)
             lines += ["", "  fingerprint content:", *(f"    {line}" for line in key.splitlines())]

@@ -1,6 +1,6 @@
 """The recommended configuration: the cheapest that meets every objective, and the reasons against each other one.
 
-Only cells of the same workload are compared (`orchestrate/results/comparable_loads.py`). Pure functions of what `orchestrate/results/measured.py` loads.
+Only cells of the same workload are compared (`show/report/comparable_loads.py`). Pure functions of what `show/report/measured.py` loads.
 """
 
 from __future__ import annotations
@@ -11,18 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal
 
-from trtllm_pipeline.base import (
-    Block,
-    Grid,
-    Json,
-    TextLine,
-    UsageError,
-    Value,
-    number,
-    on_terminal,
-    shared_parts,
-    without,
-)
+from trtllm_pipeline.base import Json, UsageError, shared_parts, text_blocks, text_tables
 from trtllm_pipeline.measure import (
     LEVEL_METRICS,
     LevelResult,
@@ -33,18 +22,11 @@ from trtllm_pipeline.measure import (
     objectives,
     of_questions,
 )
-from trtllm_pipeline.orchestrate import (
-    UNQUANTIZED,
-    Measured,
-    Side,
-    Workload,
-    references,
-    selected,
-    shortened,
-    words,
-    workloads,
-)
+from trtllm_pipeline.orchestrate import report_file
+from trtllm_pipeline.show.phrases import without
+from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta
+from trtllm_pipeline.show.report.measured import Measured, Side, selected
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -174,7 +156,10 @@ def recommend(
     or fields of `measure/load/conditions.py` that do not separate workloads.
     """
     by_id = {cell.id: cell for cell in side.cells}
-    base = {cell: by_id[other] for cell, other in references({cell.id: cell.axes for cell in side.cells}).items()}
+    base = {
+        cell: by_id[other]
+        for cell, other in report_file.references({cell.id: cell.axes for cell in side.cells}).items()
+    }
     workload_of_cell = workloads(side.cells, allow)
     place = {workload: number for number, workload in enumerate(dict.fromkeys(workload_of_cell))}
     candidates = []
@@ -246,7 +231,7 @@ def inaccurate(
     if least is not None and least.score is not None:
         return None if score >= least.score else f"{metric} {score:.3f} < {least.score:g}"
     if base is None:
-        if least is None or cell.axes.get("precision") in UNQUANTIZED:
+        if least is None or cell.axes.get("precision") in report_file.UNQUANTIZED:
             return None  # the unquantized cell is the reference
         return f"{metric} cannot be compared: no matching unquantized cell"
     reference = base.accuracy.get(metric)
@@ -280,40 +265,47 @@ def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) 
 
 def to_table(recommendation: Recommendation) -> Group:
     """`blocks` on a terminal."""
-    return on_terminal(blocks(recommendation))
+    return text_blocks.on_terminal(blocks(recommendation))
 
 
-def blocks(recommendation: Recommendation) -> list[Block]:
+def blocks(recommendation: Recommendation) -> list[text_blocks.Block]:
     """Per workload, the recommended cell and a table of all candidates with the reasons for exclusion."""
     parts = shared_parts([each.cell for each in recommendation.candidates])
-    shown: list[Block] = []
+    shown: list[text_blocks.Block] = []
     named = shortened([group[0].workload for group in recommendation.groups])
     for group, workload in zip(recommendation.groups, named, strict=True):
-        shown += [TextLine("")] if shown else []
+        shown += [text_blocks.TextLine("")] if shown else []
         shown += _of_workload(group, words(workload), parts, recommendation)
     return shown
 
 
 def _of_workload(
     group: Sequence[Candidate], workload: str, parts: Sequence[str], recommendation: Recommendation
-) -> Iterator[Block]:
+) -> Iterator[text_blocks.Block]:
     good = [each for each in group if each.reason is None]
     if workload:
-        yield TextLine(f"for {workload}", "bold")
+        yield text_blocks.TextLine(f"for {workload}", "bold")
     if good:
-        yield TextLine(f"recommended: {good[0].cell}, at {load_words(str(good[0].level))}", "bold green")
-        yield TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[recommendation.goal]}", "dim")
+        yield text_blocks.TextLine(f"recommended: {good[0].cell}, at {load_words(str(good[0].level))}", "bold green")
+        yield text_blocks.TextLine(
+            f"best of {len(good)} that meet the objectives: {OBJECTIVES[recommendation.goal]}", "dim"
+        )
     else:
-        yield TextLine("no configuration meets the objectives", "bold red")
+        yield text_blocks.TextLine("no configuration meets the objectives", "bold red")
     rate = "tok/s/GPU" if recommendation.per_gpu else "tok/s"
-    rows: list[list[Value]] = []
+    rows: list[list[text_blocks.Value]] = []
     for each in group:
         megabytes = None if each.engine_bytes is None else each.engine_bytes / 1e6
-        values = [number(value) for value in (each.output_tps_per_device, each.e2e_p50_ms, megabytes, each.accuracy)]
+        values = [
+            text_tables.number(value)
+            for value in (each.output_tps_per_device, each.e2e_p50_ms, megabytes, each.accuracy)
+        ]
         level = "n/a" if each.level is None else f"@{each.level}"
         why = ("meets all objectives", "green") if each.reason is None else (each.reason, "red")
         rows.append([without(each.cell, parts), level, *values, why])
-    yield Grid(["cell", "level", rate, "e2e p50 ms", "engine MB", "accuracy", ""], rows, (0, 6))
+    yield text_blocks.Grid(["cell", "level", rate, "e2e p50 ms", "engine MB", "accuracy", ""], rows, (0, 6))
     few = [each for each in good if each.requests is not None and each.requests < 100]
     if few and any(slo.metric.endswith(("p95", "p99")) for slo in recommendation.slos):
-        yield TextLine(f"\nmeasured with {few[0].requests} requests: with fewer than 100, p99 is the maximum", "yellow")
+        yield text_blocks.TextLine(
+            f"\nmeasured with {few[0].requests} requests: with fewer than 100, p99 is the maximum", "yellow"
+        )

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from trtllm_pipeline.orchestrate import CellResult, ForecastCheck, Record
+    from trtllm_pipeline.orchestrate import CellResult, ForecastCheck
     from trtllm_pipeline.show.report.comparison import Comparison
+    from trtllm_pipeline.show.report.record import Record
 
 
 def _not_stored() -> Any:

@@ -9,19 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TextIO
 
 from trtllm_pipeline.base import CellId, PipelineError, UsageError
-from trtllm_pipeline.orchestrate import (
-    CellResult,
-    Ending,
-    ForecastCheck,
-    NewestCells,
-    Record,
-    StageRecord,
-    Store,
-    newest_cells,
-    read_record,
-    report_file,
-    rows_of,
-)
+from trtllm_pipeline.orchestrate import CellResult, ForecastCheck, Store, report_file
+from trtllm_pipeline.orchestrate import runs as run_folders
+from trtllm_pipeline.show.report.record import Ending, Record, StageRecord, read_record
 from trtllm_pipeline.show.report.report_formats import Report, write
 
 if TYPE_CHECKING:
@@ -36,7 +26,7 @@ _EARLIER: Final = 20
 class Results:
     """Rows and their runs."""
 
-    runs: NewestCells
+    runs: run_folders.NewestCells
     matrix: str
     finished: bool
     """True after the newest run has written its report."""
@@ -47,7 +37,7 @@ class Results:
 
 def read_results(store: Store, wanted: str | None = None) -> Results:
     """The results of the latest run's matrix, or of the run `wanted`. Raises UsageError, StateError."""
-    runs = newest_cells(store, wanted)
+    runs = run_folders.newest_cells(store, wanted)
     saved: dict[CellId, CellResult] = {}
     forecast = None
     matrix = next((known.matrix for known in store.index.runs() if known.id == runs.newest.name), "")
@@ -58,7 +48,7 @@ def read_results(store: Store, wanted: str | None = None) -> Results:
             if folder == runs.newest:
                 matrix, forecast = str(about["matrix"]), about.get("forecast")
     if len(saved) < len(runs.outline.cells):
-        saved = {row.id: saved.get(row.id, row) for row in rows_of(runs.outline, store)}
+        saved = {row.id: saved.get(row.id, row) for row in report_file.rows_of(runs.outline, store)}
     return Results(
         runs,
         matrix,
@@ -107,13 +97,15 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
 
     Prefers a comparable run.
     """
-    from trtllm_pipeline.orchestrate import REQUEST_FILE, load_measured, read_request, run_folders, with_files
+    from trtllm_pipeline.orchestrate import REQUEST_FILE, read_request
+    from trtllm_pipeline.orchestrate import runs as run_folders
     from trtllm_pipeline.show.report.comparison import DEFAULT, compare
+    from trtllm_pipeline.show.report.measured import load_measured, with_files
 
     new = with_files(results.runs.newest.name, results.rows, results.runs.outline, store)
     measured = {cell.perf for cell in new.cells}
     apart: Comparison | None = None
-    folders = run_folders(store)
+    folders = run_folders.run_folders(store)
     for folder in folders[folders.index(results.runs.newest) + 1 :][:_EARLIER]:
         with suppress(PipelineError):  # unreadable and incomparable runs are skipped
             if read_request(folder / REQUEST_FILE).matrix != read_request(results.runs.newest / REQUEST_FILE).matrix:
@@ -127,7 +119,7 @@ def compared_with_previous(results: Results, store: Store) -> Comparison | None:
     return apart
 
 
-def _record(runs: NewestCells, store: Store) -> Record:
+def _record(runs: run_folders.NewestCells, store: Store) -> Record:
     """The record of the newest run, with earlier runs' stage runs for the other cells."""
     newest, *earlier = (read_record(store, folder) for folder in runs.folders)
     stages = {stage.id: _earlier(stage) for record in reversed(earlier) for stage in record.stages}

@@ -14,20 +14,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.base import (
     CellId,
-    Grid,
-    Heading,
-    Items,
     Json,
-    TextLine,
-    as_markdown,
     count,
-    csv_table,
     in_brackets,
     path_from_here,
     shared_parts,
     shorten,
     terminal,
-    without,
+    text_blocks,
+    text_tables,
 )
 from trtllm_pipeline.measure import (
     FIELDS,
@@ -46,6 +41,7 @@ from trtllm_pipeline.measure import (
 )
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
+from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns
 from trtllm_pipeline.show.report.interference import interference
 from trtllm_pipeline.show.report.report_formats import Report
@@ -82,7 +78,7 @@ _SIMILAR: Final = ", or similar"
 
 def to_csv(rows: Sequence[CellResult]) -> str:
     """The rows of `flat` as CSV."""
-    return f"{csv_table(flat(rows)) or 'cell'}\n"
+    return f"{text_tables.csv_table(flat(rows)) or 'cell'}\n"
 
 
 def flat(rows: Sequence[CellResult]) -> list[dict[str, object]]:
@@ -192,20 +188,22 @@ def to_markdown(
     ]
     notes, conditions, definitions = _below(rows, shown)
     status = [place for place, column in enumerate(shown, 1) if column.head == "status"]
-    return as_markdown(
+    return text_blocks.as_markdown(
         [
-            Heading(" ".join(filter(None, ("Pipeline report", run_id, matrix and f"of {Path(matrix).name}")))),
-            TextLine(f"{summary_of(rows)}{'; all cells: ' + ' '.join(parts) if parts else ''}"),
-            Items("measured", conditions),
-            Grid(
+            text_blocks.Heading(
+                " ".join(filter(None, ("Pipeline report", run_id, matrix and f"of {Path(matrix).name}")))
+            ),
+            text_blocks.TextLine(f"{summary_of(rows)}{'; all cells: ' + ' '.join(parts) if parts else ''}"),
+            text_blocks.Items("measured", conditions),
+            text_blocks.Grid(
                 ["cell", *(column.head for column in shown)],
                 [[_name(row, parts), *(column.value(row) or "" for column in shown)] for row in rows],
                 (0, *status),
             ),
-            Items("failed and infeasible cells", list(map(TextLine, failures))),
-            Items("notes", notes),
-            Items("definitions", definitions, folded=True),
-            *([] if forecast is None else [Items(forecast.line(), _checked(forecast), folded=True)]),
+            text_blocks.Items("failed and infeasible cells", list(map(text_blocks.TextLine, failures))),
+            text_blocks.Items("notes", notes),
+            text_blocks.Items("definitions", definitions, folded=True),
+            *([] if forecast is None else [text_blocks.Items(forecast.line(), _checked(forecast), folded=True)]),
         ]
     )
 
@@ -249,7 +247,7 @@ def to_table(
         parts_drawn += [Padding(Text(detail), (0, 0, 0, 2), expand=False) for detail in details]
     if len(failures) > _MAX_FAILURES:
         parts_drawn.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: see --format json", "dim"))
-    checked = [] if forecast is None else [TextLine(forecast.line(), "dim")]
+    checked = [] if forecast is None else [text_blocks.TextLine(forecast.line(), "dim")]
     below = [_in_short(rows, shown, width, checked)]
     if verbose:
         below = [*_below(rows, shown), [*checked, *_checked(forecast)]]
@@ -258,41 +256,41 @@ def to_table(
     return Group(*parts_drawn)
 
 
-def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[TextLine]]:
+def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[text_blocks.TextLine]]:
     """Details of the table: notes, conditions, definitions."""
     return [
-        [TextLine(_note(*note), "yellow") for note in notes_of(rows)],
-        [TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
-        [TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
+        [text_blocks.TextLine(_note(*note), "yellow") for note in notes_of(rows)],
+        [text_blocks.TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
+        [text_blocks.TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
     ]
 
 
-def _checked(forecast: ForecastCheck | None) -> list[TextLine]:
+def _checked(forecast: ForecastCheck | None) -> list[text_blocks.TextLine]:
     """Expected and actual time of each stage."""
-    return [] if forecast is None else [TextLine(line, "dim") for line in forecast.lines()]
+    return [] if forecast is None else [text_blocks.TextLine(line, "dim") for line in forecast.lines()]
 
 
 def _in_short(
-    rows: Sequence[CellResult], shown: Sequence[Column], width: int, checked: Sequence[TextLine]
-) -> list[TextLine]:
+    rows: Sequence[CellResult], shown: Sequence[Column], width: int, checked: Sequence[text_blocks.TextLine]
+) -> list[text_blocks.TextLine]:
     """A few lines: notes, legend and system, then `checked`. Only the last is cut to `width`."""
     notes = notes_of(rows)
     keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
     legend = ["Latencies are medians (p50)"] if any(column.is_latency for column in shown) else []
     legend += [f"@{key} is {_WHICH.get(key) or load_words(key)}" for key in keys]
     measured = [row.conditions for row in rows if row.levels]
-    lines = [TextLine(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
+    lines = [text_blocks.TextLine(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
     if any(row.warnings for row in rows):
         legend.append("! has warnings")
     if systems := {_system(each) for each in measured}:
         at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
-        lines.append(TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
-    lines += [TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
-    lines += [TextLine(line, "dim") for line in interference(rows)]
+        lines.append(text_blocks.TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
+    lines += [text_blocks.TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
+    lines += [text_blocks.TextLine(line, "dim") for line in interference(rows)]
     more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
     full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
-    how = [TextLine(_cut(f"-v: {more}{full}", width), "dim")] if legend or notes or checked else []
+    how = [text_blocks.TextLine(_cut(f"-v: {more}{full}", width), "dim")] if legend or notes or checked else []
     return [*lines, *checked, *how]
 
 

@@ -15,39 +15,33 @@ from typing import Final
 
 from trtllm_pipeline.base import (
     ALONE,
-    Block,
     Cell,
     CellId,
     FailureClass,
-    Heading,
-    Items,
     Json,
     Scope,
-    TextLine,
     count,
     read_object,
     shared_parts,
-    without,
+    text_blocks,
     write_json,
 )
 from trtllm_pipeline.orchestrate import (
     CellStatus,
     Forecast,
-    Measured,
     Observer,
     Plan,
     Request,
-    Side,
     Store,
-    axes,
     check_feasible,
     flow,
-    outline,
     part,
-    rows,
+    plan_file,
+    report_file,
     to_run,
-    with_files,
 )
+from trtllm_pipeline.show.phrases import without
+from trtllm_pipeline.show.report.measured import Measured, Side, with_files
 from trtllm_pipeline.show.report.recommendation import Recommendation, advise
 from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advice
 from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decide
@@ -132,24 +126,25 @@ class Search:
             "recommendation": self.advice.to_json(),
         }
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[text_blocks.Block]:
         """Text output."""
         state, failed = self.state, len(self.state.failed)
         numbers = [f"{len(state.tried) - failed} of {count(state.cells, 'cell')} measured"]
         numbers += [f"{failed} failed"] if failed else []
         numbers += [f"{len(state.ruled_out)} ruled out"] if state.ruled_out else []
         parts = shared_parts(list(state.tried))
-        chosen = [TextLine(f"{without(cell, parts)}: {why}") for cell, why in self.why.items()]
+        chosen = [text_blocks.TextLine(f"{without(cell, parts)}: {why}") for cell, why in self.why.items()]
         ruled = [
-            TextLine(f"{count(number, 'cell')}: {why}") for why, number in Counter(state.ruled_out.values()).items()
+            text_blocks.TextLine(f"{count(number, 'cell')}: {why}")
+            for why, number in Counter(state.ruled_out.values()).items()
         ]
-        ahead = [] if state.next is None else [TextLine(f"next: {state.next.cell}: {state.next.why}")]
+        ahead = [] if state.next is None else [text_blocks.TextLine(f"next: {state.next.cell}: {state.next.why}")]
         return [
-            Heading(f"{', '.join(numbers)}; {self.stopped}"),
+            text_blocks.Heading(f"{', '.join(numbers)}; {self.stopped}"),
             *ahead,
-            *([TextLine(""), *blocks_of_advice(self.advice)] if state.tried else []),
-            Items("reasons for these choices", chosen),
-            Items("ruled out without measuring", ruled),
+            *([text_blocks.TextLine(""), *blocks_of_advice(self.advice)] if state.tried else []),
+            text_blocks.Items("reasons for these choices", chosen),
+            text_blocks.Items("ruled out without measuring", ruled),
         ]
 
 
@@ -191,7 +186,9 @@ def look(request: Request, store: Store | None, goals: Goals) -> SearchState:
     """The state of the cells in a workspace, and the next decision. Raises like `flow.outlook`, and PlanError."""
     plan, outlook = flow.outlook(request, store, Path() if store is None else store.workspace)
     check_feasible(plan)
-    measured = () if store is None else with_files("", rows(plan, store), outline(plan), store).cells
+    measured = (
+        () if store is None else with_files("", report_file.rows(plan, store), plan_file.outline(plan), store).cells
+    )
     tried = {cell.id: cell for cell in measured if _was_tried(cell.status, cell.failure)}
     groups: dict[str, list[Cell]] = {}
     for cell in plan.feasible:
@@ -224,7 +221,7 @@ def _option(cell: Cell, plan: Plan, outlook: Forecast) -> Option:
     missing = to_run(own, lambda run: run.id in outlook.present)
     seconds = sum(outlook.durations.expected(own.stage_runs[run]) for run in missing)
     built = not any(own.stage_runs[run].stage.scope is Scope.ARTIFACT for run in missing)
-    return Option(cell.id, axes(cell), seconds, built)
+    return Option(cell.id, plan_file.axes(cell), seconds, built)
 
 
 def ended(state: SearchState, store: Store | None, goals: Goals, budget: int, why: str) -> Search:

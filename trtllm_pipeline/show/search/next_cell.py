@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.base import CellId, FailureClass, Json, about, number
+from trtllm_pipeline.base import CellId, FailureClass, Json, text_tables
 from trtllm_pipeline.measure import GROUPS, HIGHER_IS_BETTER, LevelResult, Objective, load_words
-from trtllm_pipeline.orchestrate import Measured, references
+from trtllm_pipeline.orchestrate import report_file
+from trtllm_pipeline.show.phrases import about
+from trtllm_pipeline.show.report.measured import Measured
 from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
 from trtllm_pipeline.show.search import surrogate
 
@@ -65,7 +67,7 @@ class Decision:
 def decide(options: Sequence[Option], tried: Mapping[CellId, Measured], goals: Goals) -> Decision:
     """The decision from the results, including failures, of the cells `tried`."""
     known = {option.id: tried[option.id] for option in options if option.id in tried}
-    bases = references({option.id: option.axes for option in options})
+    bases = report_file.references({option.id: option.axes for option in options})
     inaccurate_cells = _inaccurate(known, bases, goals)
     good = {
         cell.id: value
@@ -230,8 +232,10 @@ def _words(promise: Promise, option: Option, best: float | None, goals: Goals) -
     per = 1e-6 if goals.objective == "size" else 1.0
     level = f" at {load_words(promise.level)}"
     fits = f"; {promise.fits:.0%} likely to meet the objectives" if goals.slos else ""
-    than = "" if best is None else f"; best so far {number(abs(best) * per)}"
-    expected = f"{number(promise.low * per)} to {number(promise.high * per)} {_UNIT[goals.objective]}"
+    than = "" if best is None else f"; best so far {text_tables.number(abs(best) * per)}"
+    expected = (
+        f"{text_tables.number(promise.low * per)} to {text_tables.number(promise.high * per)} {_UNIT[goals.objective]}"
+    )
     return f"expected {expected}{level}{than}{fits}; {_takes(option)}"
 
 

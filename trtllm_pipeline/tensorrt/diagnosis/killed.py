@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import FailureClass, proc_file, process_table, with_descendants
+from trtllm_pipeline.base import FailureClass, guardian
 from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 
 STUB: Final = "triton_python_backend_stub"
@@ -25,7 +25,7 @@ _LEFT_S: Final = 0.4
 
 def model_run_by(pid: int) -> str | None:
     """The model that a living process runs; None if it is not a stub."""
-    return model_of(proc_file(pid, "cmdline").split(b"\0"))
+    return model_of(guardian.proc_file(pid, "cmdline").split(b"\0"))
 
 
 def model_of(command: list[bytes]) -> str | None:
@@ -50,8 +50,8 @@ class Watch:
         now = time.monotonic()
         if now < self._next:
             return None
-        table = process_table(zombies=True)
-        descendants = {pid: table[pid] for pid in with_descendants({self._root}, table) if pid != self._root}
+        table = guardian.process_table(zombies=True)
+        descendants = {pid: table[pid] for pid in guardian.with_descendants({self._root}, table) if pid != self._root}
         self._next = now + max(LOOK_EVERY_S, 10 * (time.monotonic() - now))
         self._since = {pid: self._since.get(pid, now) for pid, process in descendants.items() if process.zombie}
         for pid, process in descendants.items():
@@ -67,7 +67,7 @@ class Watch:
         """Description of a killed process; None if it does not matter."""
         if pid in self._models:
             return f"the process of model {self._models[pid]}"
-        name = proc_file(pid, "comm").decode(errors="replace").strip()
+        name = guardian.proc_file(pid, "comm").decode(errors="replace").strip()
         if STUB.startswith(name) and name:
             return f"the process of a Python model ({pid})"
         for_memory = signo == signal.SIGKILL and out_of_memory.verdict(self._before)[0] is FailureClass.OUT_OF_MEMORY

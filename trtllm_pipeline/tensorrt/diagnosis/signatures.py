@@ -1,6 +1,6 @@
 """Words in logs and their meaning: whether a retry helps, what to do, and the setting to change.
 
-The table is `data/signatures.yaml`, which explains its keys. `tensorrt/diagnosis/diagnosis.py` chooses among the signatures that match.
+The table is `data/signatures.yaml`, which explains its keys. `tensorrt/diagnosis/causes.py` chooses among the signatures that match.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import USUAL_NUM_TOKENS, FailureClass, StageError, physical_bytes, version_of, write_json
-from trtllm_pipeline.models import Fields, ModelFileError, find
+from trtllm_pipeline.base import USUAL_NUM_TOKENS, FailureClass, StageError, memory, version_of, write_json
+from trtllm_pipeline.models import Fields, ModelFileError, model_files
 from trtllm_pipeline.tensorrt.embedded.params import CONTEXT_STEP, BuildEmbedded
 from trtllm_pipeline.tensorrt.embedded.runtime import CONFIG_FILE, MODEL_FILE, Limits, Runtime
 from trtllm_pipeline.tensorrt.stage.base import StageContext
@@ -93,7 +93,7 @@ def kv_cache_bytes_per_token(facts: Mapping[str, Any]) -> int:
 
 def _read_checkpoint(checkpoint: Path) -> Mapping[str, Any]:
     try:
-        if find(checkpoint, MODEL_FILE) is None:
+        if model_files.find(checkpoint, MODEL_FILE) is None:
             raise _no_checkpoint(checkpoint, f"it has no {MODEL_FILE}")
         facts = Fields.read(checkpoint, CONFIG_FILE)
         if (schema := facts.integer("schema", least=0)) != SCHEMA:
@@ -141,7 +141,7 @@ def _limits(params: BuildEmbedded, context: int) -> Limits:
 
 def _check_memory(needed: int, limits: Limits) -> None:
     """Reject limits that cannot fit, before llama.cpp exhausts the machine's memory."""
-    total = physical_bytes()
+    total = memory.physical_bytes()
     if needed > total:
         raise StageError(
             f"weights and KV cache for {limits.max_batch_size} requests of {limits.max_seq_len} tokens need "

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline.base import StageError, write_json
-from trtllm_pipeline.models import Fields, find
+from trtllm_pipeline.models import Fields, model_files
 from trtllm_pipeline.models import read_tokenizer as load_tokenizer
 from trtllm_pipeline.tensorrt.embedded.architecture import (
     EMBEDDING,
@@ -199,7 +199,7 @@ def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
     Raises StageError (infeasible) if there is no tokenizer.json, or if GGUF does not support its kind.
     """
     path = folder / "tokenizer.json"
-    if find(folder, path.name) is None:
+    if model_files.find(folder, path.name) is None:
         raise refused(path, "the file is missing", hint="save the model's fast tokenizer next to its weights")
     raw = Fields.read(folder, path.name)
     model = raw.fields("model")

@@ -17,8 +17,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
-from trtllm_pipeline.base import FailureClass, StageError, cpu_count
-from trtllm_pipeline.models import to_bfloat16
+from trtllm_pipeline.base import FailureClass, StageError, model
+from trtllm_pipeline.models import tensor_values
 
 Array = NDArray[np.float32]
 BLOCK: Final = 32
@@ -70,7 +70,7 @@ def encode(values: Array, kind: GGMLQuantizationType) -> NDArray[Any]:
             raise _infeasible(f"a weight of {largest:g} is beyond the range of fp16, 65504", hint)
         return values.astype(np.float16)
     if kind == _T.BF16:
-        return to_bfloat16(values).view(np.uint8)
+        return tensor_values.to_bfloat16(values).view(np.uint8)
     block, block_bytes = GGML_QUANT_SIZES[kind]
     rows, columns = values.shape
     if columns % block:
@@ -85,7 +85,7 @@ def encode(values: Array, kind: GGMLQuantizationType) -> NDArray[Any]:
         return int(quantize_chunk(int(kind), *tables, first * columns, count, columns, None))
 
     # ctypes releases the interpreter lock, so threads run in parallel.
-    workers = max(1, min(cpu_count(), rows // 64))
+    workers = max(1, min(model.cpu_count(), rows // 64))
     starts = [rows * index // workers for index in range(workers + 1)]
     with ThreadPoolExecutor(workers) as pool:
         written = sum(pool.map(run, starts[:-1], np.diff(starts).tolist()))

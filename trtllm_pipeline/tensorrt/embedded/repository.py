@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import FailureClass, StageError
-from trtllm_pipeline.models import ENGINE_MODEL
+from trtllm_pipeline.models import model_names
 from trtllm_pipeline.tensorrt.embedded.models import tensors
 from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
 from trtllm_pipeline.tensorrt.embedded.runtime import Limits
@@ -109,7 +109,7 @@ def model_config(name: str, engine: Path, model: Path, settings: RepositoryEmbed
             settings.bls_instances,
             {
                 "accumulate_tokens": settings.accumulate_tokens,
-                "tensorrt_llm_model_name": ENGINE_MODEL,
+                "tensorrt_llm_model_name": model_names.ENGINE_MODEL,
                 "threads": BLS_THREADS,
             },
         ),
@@ -143,7 +143,7 @@ def _add_steps(config: Any) -> None:
     before = config.ensemble_scheduling.step.add(model_name="preprocessing", model_version=-1)
     before.input_map.update(tensors.PREPROCESSING_STEP)
     before.output_map.update({tensor.name: f"_{tensor.name}" for tensor in tensors.PREPROCESSING_OUTPUTS})
-    engine = config.ensemble_scheduling.step.add(model_name=ENGINE_MODEL, model_version=-1)
+    engine = config.ensemble_scheduling.step.add(model_name=model_names.ENGINE_MODEL, model_version=-1)
     engine.input_map.update({name: f"_{source}" for name, source in tensors.ENGINE_STEP.items()})
     engine.input_map.update(tensors.ENGINE_PASSED)
     engine.output_map.update({"output_ids": "_TOKENS_BATCH", "sequence_length": "_SEQUENCE_LENGTH"})

@@ -26,7 +26,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from trtllm_pipeline.base import FailureClass, ServerError, limited_by_quota
+from trtllm_pipeline.base import FailureClass, ServerError
+from trtllm_pipeline.base import model as machines
 from trtllm_pipeline.models import Fields, ModelFileError
 
 if TYPE_CHECKING:
@@ -421,7 +422,7 @@ def physical_cores() -> int:
             )
         except OSError:
             cores.add(str(cpu))
-    return limited_by_quota(len(cores))
+    return machines.limited_by_quota(len(cores))
 
 
 def _ends_with_any(tokens: Sequence[int], token: int, words: Sequence[Sequence[int]]) -> bool:

@@ -8,17 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_pipeline.base import FailureClass, StageError
-from trtllm_pipeline.models import (
-    DTYPES,
-    INDEX,
-    SINGLE,
-    TensorEntry,
-    model_files,
-    read,
-    read_index,
-    tensors,
-    to_bfloat16,
-)
+from trtllm_pipeline.models import INDEX, SINGLE, model_files, read_index, tensor_values, verify
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,26 +23,26 @@ class Weights(Mapping[str, "NDArray[np.float32]"]):
 
         Raises StageError if files are missing, damaged, or do not match their index.
         """
-        self._entries: dict[str, tuple[Path, TensorEntry]] = {}
+        self._entries: dict[str, tuple[Path, verify.TensorEntry]] = {}
         placed = read_index(folder) if model_files.find(folder, INDEX) is not None else None
         for shard in [SINGLE] if placed is None else sorted(set(placed.values())):
             if Path(shard).name != shard:
                 raise _damaged(folder / INDEX, f"shard {shard!r} is not a plain file name")
-            in_shard = tensors(folder, shard)
+            in_shard = verify.tensors(folder, shard)
             here = in_shard.tensors if placed is None else [name for name, file in placed.items() if file == shard]
             if missing := sorted(name for name in here if name not in in_shard.tensors):
                 raise _damaged(folder / shard, f"the index places {missing[0]} in it, but it does not have that tensor")
             for name, tensor in in_shard.tensors.items():
-                if tensor.dtype not in DTYPES:
+                if tensor.dtype not in tensor_values.DTYPES:
                     raise StageError(
-                        f"tensor {name} in {folder / shard} has type {tensor.dtype}; expected {', '.join(DTYPES)}",
+                        f"tensor {name} in {folder / shard} has type {tensor.dtype}; expected {', '.join(tensor_values.DTYPES)}",
                         failure=FailureClass.INFEASIBLE,
                         hint="start from the unquantized model",
                     )
                 self._entries[name] = in_shard.path, tensor
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
-        return read(*self._entries[name])
+        return tensor_values.read(*self._entries[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -86,7 +76,7 @@ def write(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():
-            file.write(to_bfloat16(tensor).tobytes())
+            file.write(tensor_values.to_bfloat16(tensor).tobytes())
 
 
 def _damaged(path: Path, reason: str) -> StageError:

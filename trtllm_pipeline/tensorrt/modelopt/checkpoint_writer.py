@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base import FailureClass, StageError, write_json
-from trtllm_pipeline.models import Fields, named_alike, num_experts, rotary
+from trtllm_pipeline.models import Fields, model_files
 from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS, WeightPrecision
 from trtllm_pipeline.tensorrt.modelopt.shards import ShardWriter
 from trtllm_pipeline.tensorrt.toolchains import tiles
@@ -108,7 +108,7 @@ def unwritten(model_type: str, precision: str) -> str | None:
 
 def check_experts(config: Mapping[str, Any], precision: WeightPrecision) -> None:
     """Raise StageError (infeasible) for a mixture that Model Optimizer calibrates but cannot write for Hugging Face."""
-    if precision.searches and num_experts(config):
+    if precision.searches and model_files.num_experts(config):
         raise _infeasible(
             f"{precision.algorithm} of a mixture of experts: {AWQ_OF_EXPERTS}", "choose fp8 or nvfp4 for this model"
         )
@@ -122,7 +122,7 @@ def read_since(model_type: str) -> str | None:
 
 def check_layout(config: Mapping[str, Any], layout: Layout, precision: WeightPrecision) -> None:
     """Raise StageError (infeasible) if the model of this Hugging Face configuration cannot be split this way."""
-    given = Fields(named_alike(config), Path("config.json"))
+    given = Fields(model_files.named_alike(config), Path("config.json"))
     architecture = next(iter(given.texts("architectures")), None)
     known = None if architecture is None else FAMILIES.get(architecture)
     if known is None:
@@ -173,7 +173,7 @@ def write(
     from modelopt.torch.export import torch_to_tensorrt_llm_checkpoint
 
     family = FAMILIES[config["architectures"][0]]
-    config = named_alike(config)
+    config = model_files.named_alike(config)
     layers = int(config["num_hidden_layers"])
     per_stage = layers // layout.pp
     pieces = max(count for count in range(1, min(_PIECES, per_stage) + 1) if per_stage % count == 0)
@@ -294,7 +294,7 @@ def _from_source(config: Mapping[str, Any], family: EngineFamily) -> dict[str, A
     if family.model_type == "gpt2":
         # It would use learned positions instead of rotary ones.
         return {**entries, "position_embedding_type": "learned_absolute"}
-    base, kind = rotary(config)
+    base, kind = model_files.rotary(config)
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope.pop("rope_theta", None)
     entries["rotary_base"] = 10000.0 if base is None else base

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base import FailureClass, StageError, uncollected, write_json
+from trtllm_pipeline.base import FailureClass, StageError, write_json
 from trtllm_pipeline.models import Fields, model_files
 from trtllm_pipeline.tensorrt.modelopt import (
     calibration_batches,
@@ -27,6 +27,7 @@ from trtllm_pipeline.tensorrt.modelopt import (
     kernel_warmup,
 )
 from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import Layout
+from trtllm_pipeline.tensorrt.modelopt.collecting import uncollected
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import Tokens, choose, default_set, read_rows
 from trtllm_pipeline.tensorrt.stage.params import Selection
@@ -335,6 +336,6 @@ def _synchronize() -> None:
 def _device_name() -> str:
     import torch
 
-    from trtllm_pipeline.base import cpu_name
+    from trtllm_pipeline.base import model as machines
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name()
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else machines.cpu_name()

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import ASSUMED, Cell, Exclusive, Json, Machine, Needs, Resources, ServerError, probe
+from trtllm_pipeline.base import Cell, Exclusive, Json, Machine, Needs, Resources, ServerError, assume, probe
 from trtllm_pipeline.models import AS_IS, ModelPart, part_of, shown
 from trtllm_pipeline.tensorrt.embedded import toolchain as embedded
 from trtllm_pipeline.tensorrt.embedded.params import PRECISIONS as GGUF_PRECISIONS
@@ -189,7 +189,7 @@ def _with_version(
 ) -> LaunchOpenAi:
     """The parameters with the server's version, which is part of the key."""
     if machine.assumed:
-        return replace(params, version=ASSUMED)
+        return replace(params, version=assume.ASSUMED)
     if params.url is not None:
         return replace(params, version=_running(params.url))
     return replace(params, version=command.version_of(shlex.split(params.command or ""), asking))

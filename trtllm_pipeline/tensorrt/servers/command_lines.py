@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from trtllm_pipeline.models import ENCODERS_MODEL, ENGINE_MODEL
+from trtllm_pipeline.models import model_names
 
 IMAGE_POOL: Final = 300_000_000
 """Bytes of GPU 0 in which Triton hands features of images from model to model. Source: docs/multimodal.md of the templates."""
@@ -131,7 +131,10 @@ def argv(
     first = (*address_options(host, ports), *([f"--cuda-memory-pool-byte-size=0:{IMAGE_POOL}"] if images else []))
     other = (
         "--model-control-mode=explicit",
-        *(f"--load-model={name}" for name in (ENGINE_MODEL, *([ENCODERS_MODEL] if images else []))),
+        *(
+            f"--load-model={name}"
+            for name in (model_names.ENGINE_MODEL, *([model_names.ENCODERS_MODEL] if images else []))
+        ),
         *(f"--allow-{name}=false" for name in Ports._fields),
     )
     ranks = [

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import FailureClass, Gpu, Machine, ServerError, digest_file, write_json
-from trtllm_pipeline.models import Engine, Fields, ModelFileError, find
+from trtllm_pipeline.base import FailureClass, Machine, ServerError, digest_file, model, write_json
+from trtllm_pipeline.models import Engine, Fields, ModelFileError, model_files
 
 FILE: Final = "engine.json"
 _ENGINE: Final = re.compile(r"rank(\d+)\.engine")
@@ -55,7 +55,7 @@ class Requirements:
     """By the name of the file in the engine's directory."""
 
 
-def write(engine: Path, gpu: Gpu) -> Requirements:
+def write(engine: Path, gpu: model.Gpu) -> Requirements:
     """Write engine.json into a directory that `trtllm-build` has filled on `gpu`. Returns its content.
 
     Reads every rank's files once. Raises ServerError if the engine is incomplete.
@@ -75,7 +75,7 @@ def read(engine: Path) -> Requirements:
     config = _from_config(engine)
     path = engine / FILE
     try:
-        if find(engine, FILE) is None:
+        if model_files.find(engine, FILE) is None:
             return config
         raw = Fields.read(engine, FILE)
         files = raw.fields("digests")
@@ -147,7 +147,7 @@ def _check_file(engine: Path, name: str, built: FileDigest) -> None:
             f"{engine / name} has changed since it was built: {what}", failure=FailureClass.USER, hint=hint
         )
 
-    path = find(engine, name)
+    path = model_files.find(engine, name)
     if path is None:
         raise damaged(f"expected a file of {built.size} bytes, found none")
     status = path.stat()

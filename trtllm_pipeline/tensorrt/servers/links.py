@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import FailureClass, ServerError, decode_yaml
+from trtllm_pipeline.base import FailureClass, ServerError, user_files
 from trtllm_pipeline.models import model_config
 
 COMPILED: Final = "__pycache__"
@@ -74,7 +74,7 @@ def _with_plain_paths(path: Path) -> str | None:
                 config.parameters[key].string_value = named[key]
             return None if named == paths else model_config.to_text(config, as_utf8=False)
         if path.name == "model.yaml":
-            paths = decode_yaml(path.read_bytes())
+            paths = user_files.decode_yaml(path.read_bytes())
             named = _plain_values(paths)
             return None if named == paths else str(yaml.safe_dump(named, sort_keys=False))
     except (OSError, ValueError, model_config.ModelConfigError):

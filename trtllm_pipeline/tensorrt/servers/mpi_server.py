@@ -17,19 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import (
-    FailureClass,
-    Group,
-    Process,
-    ServerError,
-    TritonInstallation,
-    kill,
-    look_up,
-    proc_file,
-    process_table,
-    running_since,
-)
-from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENCODERS_MODEL, ENGINE_MODEL, ENSEMBLE
+from trtllm_pipeline.base import FailureClass, Group, ServerError, guardian, running_since, triton_installation
+from trtllm_pipeline.models import model_names
 from trtllm_pipeline.tensorrt.servers import links, triton_server
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports, argv, nested
 from trtllm_pipeline.tensorrt.servers.pasted import PastedCommand
@@ -63,7 +52,7 @@ class Ranks(Group):
         super().__init__(command, env=env, cwd=cwd, log=log)
         self.world_size = world_size
         self.mpirun = mpirun
-        self.ranks: dict[int, tuple[int, Process]] = {}
+        self.ranks: dict[int, tuple[int, guardian.Process]] = {}
         """Rank -> process id and its entry in the process table. Complete shortly after the start."""
 
     def poll(self) -> int | None:
@@ -81,23 +70,23 @@ class Ranks(Group):
         self.started()
         for pid, known in self.ranks.values():
             if running_since(pid) == known.start_time:
-                kill(pid, signal.SIGINT)
+                guardian.kill(pid, signal.SIGINT)
 
     def started(self) -> list[int]:
         """Process ids of the ranks that have started, in order, including those that have ended."""
         if len(self.ranks) < self.world_size:
             if self.mpirun:
-                children = ((pid, each) for pid, each in process_table().items() if each.parent == self.pid)
+                children = ((pid, each) for pid, each in guardian.process_table().items() if each.parent == self.pid)
                 new = {rank: child for child in children if (rank := _rank(child[0])) is not None}
             else:
-                new = {0: (self.pid, alone)} if (alone := look_up(self.pid)) else {}
+                new = {0: (self.pid, alone)} if (alone := guardian.look_up(self.pid)) else {}
             self.ranks = {**new, **self.ranks}
         return [pid for _, (pid, _) in sorted(self.ranks.items())]
 
 
 def _rank(pid: int) -> int | None:
     """The rank that mpirun assigned to this process. None if it is still starting."""
-    match = _RANK.search(proc_file(pid, "environ"))
+    match = _RANK.search(guardian.proc_file(pid, "environ"))
     return int(match[1]) if match else None
 
 
@@ -169,7 +158,7 @@ class World(triton_server.RunningTriton):
 
 
 def start(
-    triton_: TritonInstallation,
+    triton_: triton_installation.TritonInstallation,
     repository: Path,
     world_size: int,
     *,
@@ -200,7 +189,7 @@ def start(
         log=links.plain(log.parent) / folder.name,
         ports=ports,
         host=host,
-        images=ENCODERS_MODEL in loaded,
+        images=model_names.ENCODERS_MODEL in loaded,
     )
     shutil.rmtree(folder, ignore_errors=True)  # from an earlier start
     log.write_bytes(b"")
@@ -221,7 +210,13 @@ def start(
 
 
 def pasted_command(
-    triton_: TritonInstallation, repository: Path, world_size: int, *, mpirun: str | None, ports: Ports, host: str
+    triton_: triton_installation.TritonInstallation,
+    repository: Path,
+    world_size: int,
+    *,
+    mpirun: str | None,
+    ports: Ports,
+    host: str,
 ) -> PastedCommand:
     """The command that starts `world_size` ranks on links to `repository`. mpirun prints the ranks' logs."""
     models, backends, before = triton_server.pasted_folders(triton_, repository)
@@ -236,13 +231,13 @@ def pasted_command(
         log=None,
         ports=ports,
         host=host,
-        images=ENCODERS_MODEL in _models(repository),
+        images=model_names.ENCODERS_MODEL in _models(repository),
     )
     return triton_server.pasted(triton_, words, _VARIABLES if mpirun else {}, before)
 
 
 def _command(
-    triton_: TritonInstallation,
+    triton_: triton_installation.TritonInstallation,
     repository: Path,
     backends: str,
     world_size: int,
@@ -280,8 +275,10 @@ def _models(repository: Path) -> tuple[str, ...]:
 
 def _client_models(loaded: tuple[str, ...]) -> tuple[str, ...]:
     """The models that clients use, the default first. Only one of them has help from a draft model."""
-    models = (BLS_MODEL,) if DRAFT_MODEL in loaded else (ENSEMBLE, BLS_MODEL)
-    return tuple(model for model in models if model in loaded) or (ENGINE_MODEL,)
+    models = (
+        (model_names.BLS_MODEL,) if model_names.DRAFT_MODEL in loaded else (model_names.ENSEMBLE, model_names.BLS_MODEL)
+    )
+    return tuple(model for model in models if model in loaded) or (model_names.ENGINE_MODEL,)
 
 
 def check_mpirun(mpirun: str) -> None:

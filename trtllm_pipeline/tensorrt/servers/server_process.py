@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure import ProtocolError
 from trtllm_pipeline.tensorrt.diagnosis import killed, out_of_memory
-from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogLine, LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.tensorrt.diagnosis.causes import LogLine, LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports
 
 _LOOK_S: Final = 2.0

@@ -27,19 +27,9 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base import (
-    FailureClass,
-    ServerError,
-    TritonInstallation,
-    kill,
-    look_up,
-    proc_file,
-    process_table,
-    version_of,
-    without_secrets,
-)
+from trtllm_pipeline.base import FailureClass, ServerError, guardian, triton_installation, version_of, without_secrets
 from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
-from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText
+from trtllm_pipeline.tensorrt.diagnosis.causes import LogText
 from trtllm_pipeline.tensorrt.diagnosis.killed import STUB, model_run_by
 from trtllm_pipeline.tensorrt.servers import links
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
@@ -73,7 +63,7 @@ CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
 """Interfaces of Triton that no client needs. They would give clients access to files and memory of this user."""
 
 
-def check(triton: TritonInstallation, python_models: int) -> None:
+def check(triton: triton_installation.TritonInstallation, python_models: int) -> None:
     """Raise ServerError for an environment in which Python models would fail, partly without an error."""
     # The wheel's stubs run under this interpreter; those of another Triton under its own, with its own numpy.
     if triton.stubs is not None:
@@ -118,7 +108,7 @@ def _unusable(reason: str, hint: str) -> ServerError:
     return ServerError(reason, failure=FailureClass.USER, hint=hint)
 
 
-def _searched(triton: TritonInstallation) -> Iterator[tuple[str, Path, str]]:
+def _searched(triton: triton_installation.TritonInstallation) -> Iterator[tuple[str, Path, str]]:
     """The search path variables of a server's Python, a directory in each, and the separators that it must not contain."""
     yield "PATH", Path(sys.executable).parent, ":"
     if triton.libraries is not None:
@@ -145,7 +135,7 @@ def python_library() -> Path | None:
     return None if library is None else Path(library)
 
 
-def environment(triton: TritonInstallation) -> dict[str, str]:
+def environment(triton: triton_installation.TritonInstallation) -> dict[str, str]:
     """The server's environment, in which its Python stubs find this interpreter, its packages and this project."""
     variables = {"PATH": os.defpath, **without_secrets(os.environ)}
     for name, folders in _search_paths(triton).items():
@@ -153,7 +143,7 @@ def environment(triton: TritonInstallation) -> dict[str, str]:
     return {**variables, **_VARIABLES}
 
 
-def _search_paths(triton: TritonInstallation) -> dict[str, list[str]]:
+def _search_paths(triton: triton_installation.TritonInstallation) -> dict[str, list[str]]:
     """Search path variable -> directories that a server needs first."""
     searched = {"PATH": [str(Path(sys.executable).parent)]}
     if triton.stubs is not None:
@@ -165,13 +155,16 @@ def _search_paths(triton: TritonInstallation) -> dict[str, list[str]]:
 
 
 def pasted(
-    triton: TritonInstallation, words: Sequence[str], variables: Mapping[str, str], before: Sequence[str]
+    triton: triton_installation.TritonInstallation,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    before: Sequence[str],
 ) -> PastedCommand:
     """`words` in the environment of `triton`."""
     return PastedCommand(words, {**_VARIABLES, **variables}, _search_paths(triton), before)
 
 
-def pasted_folders(triton: TritonInstallation, repository: Path) -> tuple[Path, str, list[str]]:
+def pasted_folders(triton: triton_installation.TritonInstallation, repository: Path) -> tuple[Path, str, list[str]]:
     """The model repository and the backend directory in a pasted command, and the shell commands that make them.
 
     Both consist of links: compiled Python must not change the repository, which is an artifact.
@@ -190,14 +183,21 @@ def pasted_folders(triton: TritonInstallation, repository: Path) -> tuple[Path, 
 
 
 def pasted_command(
-    triton: TritonInstallation, repository: Path, *, ports: Ports, host: str, variables: Mapping[str, str]
+    triton: triton_installation.TritonInstallation,
+    repository: Path,
+    *,
+    ports: Ports,
+    host: str,
+    variables: Mapping[str, str],
 ) -> PastedCommand:
     """The command that starts `triton` on links to `repository`."""
     models, backends, before = pasted_folders(triton, repository)
     return pasted(triton, _command(triton, models, backends, ports, host), variables, before)
 
 
-def _command(triton: TritonInstallation, repository: Path, backends: object, ports: Ports, host: str) -> list[str]:
+def _command(
+    triton: triton_installation.TritonInstallation, repository: Path, backends: object, ports: Ports, host: str
+) -> list[str]:
     return [
         str(triton.binary),
         f"--model-repository={repository}",
@@ -208,7 +208,7 @@ def _command(triton: TritonInstallation, repository: Path, backends: object, por
     ]
 
 
-def link(triton: TritonInstallation, repository: Path, folder: Path) -> tuple[Path, Path]:
+def link(triton: triton_installation.TritonInstallation, repository: Path, folder: Path) -> tuple[Path, Path]:
     """The model repository and the backend directory for a server, made of links in `directory`; see `links`."""
     folder.mkdir(parents=True, exist_ok=True)
     named = links.plain(folder)
@@ -216,7 +216,7 @@ def link(triton: TritonInstallation, repository: Path, folder: Path) -> tuple[Pa
     return named / "models", _link_backends(triton, named / "backends")
 
 
-def _link_backends(triton: TritonInstallation, folder: Path) -> Path:
+def _link_backends(triton: triton_installation.TritonInstallation, folder: Path) -> Path:
     """The backend directory. For the wheel, links in `directory` with the right stub."""
     if triton.stubs is None:
         return triton.backends
@@ -397,7 +397,7 @@ class TritonProcess(RunningTriton):
         return self.process.returncode
 
 
-def closing_options(triton: TritonInstallation) -> tuple[list[str], list[str]]:
+def closing_options(triton: triton_installation.TritonInstallation) -> tuple[list[str], list[str]]:
     """Options that close interfaces that no client needs, and the names of those that this Triton release lacks.
 
     Without --model-control-mode, models can be neither loaded nor unloaded by requests. A restricted interface opens for
@@ -416,7 +416,7 @@ def closing_options(triton: TritonInstallation) -> tuple[list[str], list[str]]:
 
 
 @functools.cache
-def _help(triton: TritonInstallation) -> str:
+def _help(triton: triton_installation.TritonInstallation) -> str:
     """The server's --help output; "" if it has none, which counts as having all options."""
     try:
         completed = subprocess.run(
@@ -438,7 +438,7 @@ def new_prefix() -> str:
 
 
 def start(
-    triton: TritonInstallation,
+    triton: triton_installation.TritonInstallation,
     repository: Path,
     models: Sequence[str],
     *,
@@ -515,7 +515,7 @@ def diagnose(
 
 def stub_processes(parent: int) -> Iterator[tuple[int, str]]:
     """Process id and model name of the living Python model processes of a server."""
-    for pid, process in process_table().items():
+    for pid, process in guardian.process_table().items():
         if process.parent == parent and (model := model_run_by(pid)):
             yield pid, model
 
@@ -526,21 +526,21 @@ def dead_stubs(stubs: Mapping[int, str], parent: int) -> dict[int, str]:
 
 
 def _lives(pid: int, parent: int) -> bool:
-    process = look_up(pid)
+    process = guardian.look_up(pid)
     return process is not None and not process.zombie and process.parent == parent
 
 
 def _is_stub(pid: int, prefix: str) -> bool:
     """True if `pid` is still a stub of the server with this prefix: process ids are reused."""
-    return prefix.encode() in proc_file(pid, "cmdline")
+    return prefix.encode() in guardian.proc_file(pid, "cmdline")
 
 
 def _kill_all(prefix: str) -> None:
     """Kill the remaining processes of a server with this prefix. Parents in a listing of a busy system are not reliable."""
     deadline = time.monotonic() + _KILLED_S
-    while (left := [pid for pid in process_table() if _is_stub(pid, prefix)]) and time.monotonic() < deadline:
+    while (left := [pid for pid in guardian.process_table() if _is_stub(pid, prefix)]) and time.monotonic() < deadline:
         for pid in left:
-            kill(pid, signal.SIGKILL)
+            guardian.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 

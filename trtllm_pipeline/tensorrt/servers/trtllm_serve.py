@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trtllm_pipeline.base import Group, ServerError, without_secrets
 from trtllm_pipeline.measure import ProtocolError
-from trtllm_pipeline.models import ENSEMBLE
+from trtllm_pipeline.models import model_names
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, TRTLLM_SERVE, OpenAiWays, Ports, openai_argv
 from trtllm_pipeline.tensorrt.servers.server_process import Server
 from trtllm_pipeline.tensorrt.servers.triton_server import reached_at
@@ -34,7 +34,9 @@ class OpenAiServer(Server):
         try:
             models = json.loads(self.request("GET", "/v1/models")[1])["data"]
             names = [str(each["id"]) for each in models]
-            model = ENSEMBLE if ENSEMBLE in names else names[0]  # Triton's lists every model of the repository
+            model = (
+                model_names.ENSEMBLE if model_names.ENSEMBLE in names else names[0]
+            )  # Triton's lists every model of the repository
         except (OSError, ProtocolError, ValueError, LookupError, TypeError) as error:
             raise ServerError(f"{self.name} does not report which model it serves: {error!r}", log=self.log) from error
         address = f"{self.host}:{self.ports.http}"

@@ -70,6 +70,7 @@ class Stage:
     version: int
     """Bumped by hand if the same inputs would give another result."""
     summary: str
+    """A phrase that starts with a small letter, without a full stop."""
     program: str | None
     """"module:function" that does the work, or completes the work of `commands`. None: `commands` do all of it."""
     params: Callable[..., Any]
@@ -121,8 +122,16 @@ class Stage:
     """Memory and disk that it needs on a machine. The cell's recipe has the numbers of its model."""
     retries: int = 2
     """Number of retries after a transient failure."""
+    examples: tuple[str, ...] = ()
+    """What to type after `pipeline stage NAME` for a run on explicit files. Without any, the stage has no command. Of stages with
+    one name, the first toolchain's summary and examples are shown."""
     section: str | None = None
     """Settings section with its timeout and retries, if its name differs from the stage's."""
+
+    @property
+    def sentence(self) -> str:
+        """The summary as a sentence."""
+        return f"{self.summary[:1].upper()}{self.summary[1:]}."
 
     def upstream(self, name: str) -> tuple[str, ...]:
         """The stages that input `name` can come from, the preferred first."""

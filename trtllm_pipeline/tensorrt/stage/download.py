@@ -16,13 +16,13 @@ PARTIAL: Final = "partial"
 
 def run(context: StageContext[DownloadParams]) -> None:
     """Fetch or generate the source into `context.out`."""
-    from trtllm_pipeline.models import MODEL, fetch, kind_of
+    from trtllm_pipeline.models import MODEL, sources
 
     params = context.params
-    if kind_of(params.source) == "generated":
+    if sources.kind_of(params.source) == "generated":
         _generate(context.out, params.source["generated"], params.source.get("seed", 0))
         return
-    fetch(
+    sources.fetch(
         params.source,
         context.out,
         progress=context.progress,
@@ -53,7 +53,7 @@ def _check_quantization(folder: Path, expected: str) -> None:
 
 
 def _generate(out: Path, architecture: str, seed: int) -> None:
-    from trtllm_pipeline.models import check_folder
+    from trtllm_pipeline.models import verify
 
     try:
         tiny = importlib.import_module("trtllm_pipeline.tensorrt.embedded.random_model")
@@ -63,4 +63,4 @@ def _generate(out: Path, architecture: str, seed: int) -> None:
             hint="pip install 'trtllm-pipeline[embedded]'",
         ) from error
     tiny.write_model(out, architecture, seed)
-    check_folder(out, f"generated {architecture}")
+    verify.check_folder(out, f"generated {architecture}")

@@ -22,8 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from trtllm_pipeline.base import MASK_VARIABLE, FailureClass, Machine, ServerError, triton_installation, write_json
-from trtllm_pipeline.models import BLS_MODEL, ENSEMBLE, referenced_paths
+from trtllm_pipeline.base import FailureClass, Machine, ServerError, gpus, triton_installation, write_json
+from trtllm_pipeline.models import model_names, referenced_paths
 from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 from trtllm_pipeline.tensorrt.servers import engine_requirements, mpi_server, triton_server, trtllm_serve
 from trtllm_pipeline.tensorrt.servers.command_lines import (
@@ -94,8 +94,10 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
 def starter(context: StageContext[LaunchEmbedded]) -> Starter:
     """A Triton for `context.inputs["repository"]`. Raises ServerError if it cannot be served."""
     repository = context.inputs["repository"]
-    if not (repository / ENSEMBLE / "config.pbtxt").is_file():
-        raise ServerError(f"{repository} has no model {ENSEMBLE}", hint="write it with `pipeline stage repository`")
+    if not (repository / model_names.ENSEMBLE / "config.pbtxt").is_file():
+        raise ServerError(
+            f"{repository} has no model {model_names.ENSEMBLE}", hint="write it with `pipeline stage repository`"
+        )
     referenced_paths.check(repository)
     installed = _triton(repository)
     threads = str(context.params.threads)
@@ -105,7 +107,7 @@ def starter(context: StageContext[LaunchEmbedded]) -> Starter:
         return triton_server.start(
             installed,
             repository,
-            (ENSEMBLE, BLS_MODEL),
+            (model_names.ENSEMBLE, model_names.BLS_MODEL),
             folder=context.attempt / "links",
             log=context.attempt / LOG_FILE,
             ports=ports(params),
@@ -174,8 +176,10 @@ def _triton(repository: Path) -> triton_installation.TritonInstallation:
 
 def serve(context: StageContext[Any], starter: Starter) -> None:
     """Supervise a server; see the module's docstring. If it fails, its log's end is copied to ours."""
-    mask = os.environ.get(MASK_VARIABLE)
-    command = starter.pasted(context.params.host, USUAL_PORTS).to_shell({} if mask is None else {MASK_VARIABLE: mask})
+    mask = os.environ.get(gpus.MASK_VARIABLE)
+    command = starter.pasted(context.params.host, USUAL_PORTS).to_shell(
+        {} if mask is None else {gpus.MASK_VARIABLE: mask}
+    )
     (context.attempt / COMMAND_FILE).write_text(f"{command}\n", encoding="utf-8")
     try:
         _keep(context, starter)

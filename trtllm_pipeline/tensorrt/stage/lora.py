@@ -12,7 +12,7 @@ from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.models import Fields
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.models import TensorEntry
+    from trtllm_pipeline.models import verify
 
 ADAPTERS: Final = ("adapter", "adapter2", "adapter3", "adapter4")
 """Inputs of stages with adapters, and the stages that fetch them: the maximum of a cell."""
@@ -66,10 +66,10 @@ def number_of_values(adapter: Path) -> int:
     return sum(math.prod(entry.shape) for _, _, entry in tensors_of(adapter))
 
 
-def tensors_of(adapter: Path) -> Iterator[tuple[str, Path, TensorEntry]]:
+def tensors_of(adapter: Path) -> Iterator[tuple[str, Path, verify.TensorEntry]]:
     """Name, file and entry of each tensor of an adapter."""
-    from trtllm_pipeline.models import tensors
+    from trtllm_pipeline.models import verify
 
     for file in sorted(adapter.glob("*.safetensors")):
-        shard = tensors(adapter, file.name)
+        shard = verify.tensors(adapter, file.name)
         yield from ((name, shard.path, entry) for name, entry in shard.tensors.items())

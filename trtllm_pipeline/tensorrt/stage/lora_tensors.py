@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure import InputTensor
-from trtllm_pipeline.models import CONFIGURATION, DTYPES, Fields, read, to_bfloat16
+from trtllm_pipeline.models import CONFIGURATION, Fields, tensor_values
 from trtllm_pipeline.tensorrt.stage.lora import MODULE_IDS, MODULES, tensors_of
 
 WEIGHTS_FILE: Final = "model.lora_weights.npy"
@@ -107,11 +107,13 @@ def _pairs(adapter: Path) -> dict[_Row, tuple[NDArray[np.float32], NDArray[np.fl
         match = _NAME.fullmatch(name)
         if match is None or match["module"] not in MODULES:
             raise _wrong(adapter, f"engines do not support its tensor {name}")
-        if entry.dtype not in DTYPES or len(entry.shape) != 2:
+        if entry.dtype not in tensor_values.DTYPES or len(entry.shape) != 2:
             raise _wrong(
                 adapter, f"its tensor {name} is {entry.dtype} {list(entry.shape)}; expected a matrix of floats"
             )
-        pairs.setdefault(_Row(match["module"], int(match["layer"])), {})[match["part"]] = read(path, entry)
+        pairs.setdefault(_Row(match["module"], int(match["layer"])), {})[match["part"]] = tensor_values.read(
+            path, entry
+        )
     for row, parts in pairs.items():
         if lacking := {"A", "B"} - parts.keys():
             raise _wrong(adapter, f"layer {row.layer}, {row.module} has no lora_{min(lacking)}")
@@ -122,7 +124,7 @@ def _as(weights: NDArray[np.float32], dtype: str, adapter: Path) -> NDArray[Any]
     if not np.isfinite(weights).all():
         raise _wrong(adapter, "it has values that are not finite")
     if dtype == "bfloat16":
-        return to_bfloat16(weights)
+        return tensor_values.to_bfloat16(weights)
     if dtype == "float16":
         with np.errstate(over="ignore"):
             halves = weights.astype(np.float16)

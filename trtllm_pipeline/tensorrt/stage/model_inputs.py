@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trtllm_pipeline.models import SETTINGS, Fields, has_tokenizer, names, read_tokenizer
+from trtllm_pipeline.models import SETTINGS, Fields, has_tokenizer, model_files, read_tokenizer
 
 
 def model_folder(inputs: Mapping[str, Path]) -> Path:
@@ -15,7 +15,7 @@ def model_folder(inputs: Mapping[str, Path]) -> Path:
 
 def encoder(model: Path) -> Callable[[str], tuple[int, ...]] | None:
     """Converts text to tokens, without special ones, with the tokenizer in a directory. None without a tokenizer."""
-    if not has_tokenizer(names(model), Fields.read_optional(model, SETTINGS).values):
+    if not has_tokenizer(model_files.names(model), Fields.read_optional(model, SETTINGS).values):
         return None
     tokenizer = read_tokenizer(model)
     return lambda text: tuple(tokenizer.encode(text, add_special_tokens=False).ids)

@@ -376,7 +376,7 @@ GENERAL_PROMPT = "The capital of France is"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckParams(Parameters):
-    """The parameters of the check of an engine before it has a server."""
+    """First prompt to a new engine, without a server. Only the stage check of TensorRT-LLM engines reads it."""
 
     prompt: Annotated[str, Param("prompt of the check")] = GENERAL_PROMPT
     max_tokens: Annotated[int, Param("length of the answer", ge=1, le=MOST_TOKENS)] = 8
@@ -688,3 +688,8 @@ class AccuracyParams(ScoreParams):
     ] = None
     concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
     request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+
+
+SECTIONS: Final[Mapping[str, type]] = {"check": CheckParams}
+"""Sections of a matrix's settings that are a class of parameters, `timeout_s` and `retries`. The docstring of the class describes
+the section. `orchestrate/matrix/models.py` has the sections with other keys."""

@@ -29,7 +29,7 @@ from trtllm_pipeline.measure import (
     read_prompts,
     unrendered,
 )
-from trtllm_pipeline.models import Engine, data_file, read_tokenizer
+from trtllm_pipeline.models import Engine, dataset_file, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import model_folder
 from trtllm_pipeline.tensorrt.stage.params import PerfParams, to_json
@@ -163,7 +163,7 @@ def _sampling(params: PerfParams) -> dict[str, Option]:
 
 def _made_up(context: StageContext[PerfParams]) -> bool:
     """True if no texts of the user are cut or padded."""
-    return context.files["input_data"] == data_file(BUILT_IN_PROMPTS, Path())
+    return context.files["input_data"] == dataset_file.data_file(BUILT_IN_PROMPTS, Path())
 
 
 def _workload(context: StageContext[PerfParams], engine: Engine, max_tokens: int) -> Workload:

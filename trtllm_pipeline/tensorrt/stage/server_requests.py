@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure import ImagesAsked, Prompt, Service, with_images
-from trtllm_pipeline.models import BLS_MODEL, FLOAT_TYPES, Engine
+from trtllm_pipeline.models import Engine, model_config, model_names
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS, NO_ADAPTER
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def draft_options(model: str, engine: Path) -> dict[str, Option]:
 
     Such answers are not streamed, and the request has to say so. Source: decode.py of tensorrt_llm_bls.
     """
-    if model != BLS_MODEL:
+    if model != model_names.BLS_MODEL:
         return {}
     built = Engine.read(engine)
     return {} if built.speculation != _EXTERNAL else {"num_draft_tokens": built.max_draft_len, "stream": False}
@@ -162,9 +162,9 @@ def _data_type(engine: Path | None, model: ServedModel) -> str:
     """
     served = model.inputs["lora_weights"]
     if engine is None:
-        return next((dtype for dtype, kind in FLOAT_TYPES.items() if kind == served), "float16")
+        return next((dtype for dtype, kind in model_config.FLOAT_TYPES.items() if kind == served), "float16")
     dtype = Engine.read(engine).dtype or "float16"
-    if served != FLOAT_TYPES[dtype]:
+    if served != model_config.FLOAT_TYPES[dtype]:
         raise StageError(
             f"the engine is {dtype}, and model {model.name} reads lora_weights as {served}, which would corrupt them",
             failure=FailureClass.USER,

@@ -85,6 +85,15 @@ def load(name: str) -> Toolchain:
     return toolchain
 
 
+@cache
+def with_command() -> Mapping[str, Stage]:
+    """The stages that have a command, by name, each of the first toolchain that has it. Imports all toolchains."""
+    found: dict[str, Stage] = {}
+    for stage in (stage for name in every_name() for stage in load(name).stages if stage.examples):
+        found.setdefault(stage.name, stage)
+    return found
+
+
 def detect(machine: Machine) -> Toolchain:
     """The first toolchain that `machine` supports. Raises PlanError with the missing requirements of each."""
     lacks: list[str] = []

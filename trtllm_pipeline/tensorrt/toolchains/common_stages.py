@@ -48,6 +48,7 @@ MODEL: Final = "model"
 them."""
 _ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
 """Inputs of every stage that sends requests to a server."""
+_ON_SERVER: Final = "--service service.json --engine engine --model model"
 _BUILT_IN: Final = os.path.join(PACKAGE, "data", "")
 P = TypeVar("P", PerfParams, AccuracyParams, ScoreParams)
 _MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
@@ -98,6 +99,7 @@ DOWNLOAD = Stage(
     needs=_downloading,
     timeout_s=24 * 3600.0,
     retries=4,
+    examples=("Qwen/Qwen2.5-0.5B-Instruct --output-dir model",),
 )
 
 
@@ -196,7 +198,7 @@ def launch(
     return Stage(
         name="launch",
         version=1,
-        summary="start a server on a repository and keep it running",
+        summary="start a server for a repository and keep it running",
         program=program,
         starter=starter,
         inputs=inputs,
@@ -215,6 +217,11 @@ def launch(
         takes=takes,
         timeout_s=30 * 24 * 3600.0,
         retries=1,
+        examples=(
+            "--repository repository",
+            "--repository repository --format json > service.json",
+            "--repository repository --print",
+        ),
     )
 
 
@@ -267,7 +274,7 @@ def _needed_images(cell: Cell) -> dict[str, Any]:
 SMOKE = Stage(
     name="smoke",
     version=1,
-    summary="talk to the server over every protocol and check the answers",
+    summary="check the responses of a running server over every protocol",
     program="trtllm_pipeline.tensorrt.stage.smoke:run",
     shared=True,
     inputs={"service": "launch", "repository": "repository", **_ASKED},
@@ -277,6 +284,7 @@ SMOKE = Stage(
     read=_smoke,
     expected_s=2.5,
     timeout_s=600.0,
+    examples=(f"{_ON_SERVER} --repository repository --output-dir smoke",),
 )
 
 
@@ -385,7 +393,7 @@ def _check_questions(path: str, _changed_ns: int, metrics: tuple[str, ...], scor
 PERF = Stage(
     name="perf",
     version=4,
-    summary="measure latency and throughput over a list of concurrencies or request rates",
+    summary="measure the latency and throughput of a running server",
     program="trtllm_pipeline.tensorrt.stage.perf:run",
     shared=True,
     inputs={"service": "launch", "repository": "repository", **_ASKED},
@@ -402,6 +410,7 @@ PERF = Stage(
     expected_s=5.0,
     takes=_perf_s,
     timeout_s=6 * 3600.0,
+    examples=(f"{_ON_SERVER} --repository repository --output-dir perf",),
 )
 
 
@@ -480,7 +489,7 @@ def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
 ACCURACY = Stage(
     name="accuracy",
     version=2,
-    summary="score the server's greedy answers against references",
+    summary="score the greedy answers of a running server against references",
     program="trtllm_pipeline.tensorrt.stage.accuracy:run",
     shared=True,
     inputs=_ASKED,
@@ -496,6 +505,7 @@ ACCURACY = Stage(
     expected_s=2.0,
     takes=_accuracy_s,
     timeout_s=6 * 3600.0,
+    examples=(f"{_ON_SERVER} --output-dir accuracy",),
 )
 
 # Replaces the accuracy stage if the matrix scores perf's own answers. It depends only on perf's artifact: another metric,
@@ -503,7 +513,7 @@ ACCURACY = Stage(
 SCORE = Stage(
     name="score",
     version=1,
-    summary="score the answers that perf timed against references",
+    summary="score the answers recorded by perf against references",
     program="trtllm_pipeline.tensorrt.stage.score:run",
     shared=True,
     inputs={"perf": "perf", "engine": ENGINE, MODEL: "download"},
@@ -515,4 +525,5 @@ SCORE = Stage(
     file_names=("input_data", "metric_module"),
     files=lambda cell: _score_files(cell, "perf"),
     settle=_with_good_rows,
+    examples=("--perf perf --engine engine --model model --input-data questions.jsonl --output-dir scores",),
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import Cell, FailureClass, Json, Needs, Resources, StageError
-from trtllm_pipeline.models import Fields, rotary
+from trtllm_pipeline.models import Fields, model_files
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS, MODULES
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL, DownloadParams, Form, load
@@ -255,7 +255,7 @@ def _unfit_heads(cell: Cell, method: str, of: Mapping[str, Mapping[str, Any] | N
     start = f"settings.speculative.method {method}: {cell.model}"
     where, base, scaling = "recipe", cell.recipe.get("rope_theta"), cell.recipe.get("rope_scaling")
     if model is not None:
-        where, (base, scaling) = "config.json", rotary(model)
+        where, (base, scaling) = "config.json", model_files.rotary(model)
     if scaling is not None:
         return f"{start} scales its rotary embeddings (rope_scaling of its {where}), which the converter of heads drops"
     options = cell.settings["quantize"].get("options")
@@ -350,7 +350,7 @@ def _params(name: str, cell: Cell) -> DownloadParams:
     return load(DownloadParams, given, cell.settings["download"])
 
 
-def _fetching(name: str, summary: str) -> Stage:
+def _fetching(name: str, summary: str, *examples: str) -> Stage:
     return Stage(
         name=name,
         version=1,
@@ -367,8 +367,17 @@ def _fetching(name: str, summary: str) -> Stage:
         needs=lambda cell, _machine: Needs(leaves=weights_bytes(cell, name)),
         timeout_s=24 * 3600.0,
         retries=4,
+        examples=examples,
     )
 
 
-FETCH_ADAPTERS: Final = tuple(_fetching(name, "fetch a LoRA adapter and verify it") for name in ADAPTERS)
-FETCH_DRAFT: Final = _fetching(DRAFT, "fetch the draft model of speculative decoding and verify it")
+_FETCH_ADAPTER: Final = "fetch a LoRA adapter and verify it"
+FETCH_ADAPTERS: Final = (
+    _fetching(ADAPTER, _FETCH_ADAPTER, "ORGANIZATION/NAME --output-dir adapter"),
+    *(_fetching(name, _FETCH_ADAPTER) for name in ADAPTERS if name != ADAPTER),
+)
+FETCH_DRAFT: Final = _fetching(
+    DRAFT,
+    "fetch the draft model of speculative decoding and verify it",
+    "ORGANIZATION/NAME --output-dir draft",
+)

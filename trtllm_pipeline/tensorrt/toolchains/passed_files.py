@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import DownloadError
-from trtllm_pipeline.models import copy, find
+from trtllm_pipeline.models import model_files
 
 BESIDE_WEIGHTS: Final = (
     "tokenizer.json",
@@ -32,10 +32,12 @@ def link(folder: Path, name: str, target: Path) -> None:
 
     Raises DownloadError if `directory` has no such file, or one that must not be used.
     """
-    source = find(folder, name)  # hub caches hold symbolic links, and a link to one would be a link to a link
+    source = model_files.find(
+        folder, name
+    )  # hub caches hold symbolic links, and a link to one would be a link to a link
     if source is None:
         raise DownloadError(f"{folder / name} is missing")
     try:
         os.link(source, target)
     except OSError:
-        copy(source, target)
+        model_files.copy(source, target)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trtllm_pipeline.base import FP8, Cell, Machine, speeds
+from trtllm_pipeline.base import Cell, Machine, speeds
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.toolchains.model_shape import (
     Shape,
@@ -53,7 +53,7 @@ def token_s(cell: Cell, machine: Machine, requests: int) -> float:
     rate)` (Williams, Waterman and Patterson, Roofline, CACM 52(4), 2009), plus the exchange between GPUs. Pipeline stages
     take turns, so they do not speed up a token.
     """
-    shape, has, tp = Shape.of(cell.recipe), speeds(machine), cell.tp
+    shape, has, tp = Shape.of(cell.recipe), speeds.speeds(machine), cell.tp
     read = shape.read_weights(requests) * weight_bits(computed(cell.precision, cell.recipe)) / 8 / tp
     read += requests * (cell.isl + cell.osl / 2) * kv_bytes_per_token(shape, 2.0, tp, 1)
     computing = 2.0 * shape.computed_weights * requests / tp / has.operations
@@ -63,8 +63,8 @@ def token_s(cell: Cell, machine: Machine, requests: int) -> float:
 
 def prompt_s(cell: Cell, machine: Machine, tokens: float) -> float:
     """Seconds to read a prompt: `2 * weights * tokens / rate`."""
-    has = speeds(machine)
-    operations = has.operations * has.prompts * (FP8 if machine.gpus and cell.precision in _FEWER_BITS else 1.0)
+    has = speeds.speeds(machine)
+    operations = has.operations * has.prompts * (speeds.FP8 if machine.gpus and cell.precision in _FEWER_BITS else 1.0)
     return 2.0 * Shape.of(cell.recipe).computed_weights * tokens / cell.tp / operations
 
 

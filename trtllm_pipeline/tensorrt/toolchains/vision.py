@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.base import Cell
-from trtllm_pipeline.models import ENCODERS_MODEL
+from trtllm_pipeline.models import model_names
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 
 TEMPLATE_SET: Final = "multimodal"
 """Directory of `all_models` with the encoders model, and with the ensemble that calls it."""
-MODELS: Final = ("preprocessing", ENCODERS_MODEL, "tensorrt_llm", "postprocessing", "ensemble")
+MODELS: Final = ("preprocessing", model_names.ENCODERS_MODEL, "tensorrt_llm", "postprocessing", "ensemble")
 """Models of a repository with images. `tensorrt_llm_bls` accepts only prepared images."""
 PRECISIONS: Final = ("fp16", "int8_wo", "int4_wo")
 """The templates pass features on in FP16, so the engine computes in FP16."""

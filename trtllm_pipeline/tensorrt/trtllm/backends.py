@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import (
-    ASSUMED,
     Cell,
     Json,
     Machine,
     Needs,
     Resources,
+    assume,
     canonical,
     digest_file,
     fingerprint,
@@ -178,7 +178,7 @@ def _templates(machine: Machine) -> str | None:
     """Digest of the installed Triton templates, because people edit them. None without any."""
     folder = machine.tensorrt_llm.templates if machine.tensorrt_llm else None
     if folder is None or machine.assumed:
-        return None if folder is None else ASSUMED
+        return None if folder is None else assume.ASSUMED
     return _folder_digest(folder)
 
 
@@ -211,7 +211,7 @@ def quantizing_lacks(machine: Machine) -> str | None:
     model_optimizer = machine.model_optimizer
     if model_optimizer is None:
         return f"Model Optimizer is not installed: {probe.QUANTIZING_VARIABLE} names a Python that has trtllm-pipeline[quantize]"
-    if model_optimizer != ASSUMED and not at_least(model_optimizer, LEAST_MODEL_OPTIMIZER):
+    if model_optimizer != assume.ASSUMED and not at_least(model_optimizer, LEAST_MODEL_OPTIMIZER):
         return (
             f"Model Optimizer {model_optimizer} is older than {LEAST_MODEL_OPTIMIZER}: {probe.QUANTIZING_VARIABLE} names a Python "
             "that has trtllm-pipeline[quantize]"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import DownloadError, FailureClass, StageError, layout_name
-from trtllm_pipeline.models import FILES, Fields, check_folder, quantization, tensors
+from trtllm_pipeline.models import FILES, Fields, quantization, verify
 from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS, kv_cache_algorithm
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint, EngineBuild, HuggingFaceCheckpoint
@@ -49,7 +49,7 @@ def run(context: StageContext[Checkpoint]) -> None:
 
 def run_hugging_face(context: StageContext[HuggingFaceCheckpoint]) -> None:
     """Check a quantized Hugging Face checkpoint. Raises StageError."""
-    check_folder(context.out, "checkpoint")
+    verify.check_folder(context.out, "checkpoint")
     config = Fields.read(context.out, "config.json")
     if not config.has("quantization_config"):
         raise StageError(
@@ -121,7 +121,7 @@ def check(folder: Path, *, tp: int, pp: int, ep: int | None = None) -> Mapping[s
         if not file.is_file():
             raise StageError(f"{file} is missing: tp{tp}pp{pp} has {tp * pp} ranks")
         try:
-            tensors(folder, file.name)
+            verify.tensors(folder, file.name)
         except DownloadError as error:
             raise StageError(f"{file} is damaged: {error.message}") from error
     return config

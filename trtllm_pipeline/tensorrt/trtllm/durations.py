@@ -68,7 +68,7 @@ def quantizing(cell: Cell, machine: Machine) -> float:
     rows = needs.calibration_rows(cell)
     tokens = rows["samples"] * rows["max_length"] if measured else 0
     without_head = shape.computed_weights - shape.vocab_size * shape.hidden_size
-    floor = 2.0 * without_head * tokens * (_SEARCHES if made.searches else 1) / speeds(machine).operations
+    floor = 2.0 * without_head * tokens * (_SEARCHES if made.searches else 1) / speeds.speeds(machine).operations
     if backends.quantizes_by_script(cell, machine):
         return weights / _TO_GPU + floor * _ROW_BY_ROW + weights / _EXPORT
     experts = shape.mixture_layers * (shape.num_experts or 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import USUAL_KV_SHARE, Cell, FailureClass, Machine, StageError
-from trtllm_pipeline.models import BLS_MODEL, CONVERTED, DRAFT_MODEL, ModelPart
+from trtllm_pipeline.models import CONVERTED, ModelPart, model_names
 from trtllm_pipeline.tensorrt.modelopt import job
 from trtllm_pipeline.tensorrt.servers.command_lines import MPIRUN, TRITON_OPENAI, triton_openai
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
@@ -300,7 +300,7 @@ def _repository(cell: Cell) -> EngineRepository:
     if draft is not None and draft.method in speculation.DECODING_MODES:
         own["decoding_mode"] = draft.method
     if draft is not None and draft.method == "draft":
-        own["tensorrt_llm_draft_model_name"] = DRAFT_MODEL
+        own["tensorrt_llm_draft_model_name"] = model_names.DRAFT_MODEL
     if (share := case.kv_share(cell)) != USUAL_KV_SHARE:  # defaults of Triton's backend are not written
         own["kv_cache_free_gpu_mem_fraction"] = share
     return load(EngineRepository, own, settings)
@@ -328,12 +328,13 @@ QUANTIZE: Final = Stage(
     takes=durations.quantizing,
     needs=needs.quantizing,
     timeout_s=6 * 3600.0,
+    examples=("--model model --precision fp8 --family qwen2 --output-dir checkpoint",),
 )
 
 CONVERT: Final = Stage(
     name="convert",
     version=1,
-    summary="turn a model into a checkpoint for its ranks, unquantized or with weights alone quantized",
+    summary="convert a model into a checkpoint, with quantized weights if the precision needs it",
     program="trtllm_pipeline.tensorrt.trtllm.checkpoint:run",
     commands=_convert,
     inputs={"model": "download", companions.DRAFT: companions.DRAFT},
@@ -350,6 +351,7 @@ CONVERT: Final = Stage(
     takes=durations.converting,
     needs=needs.converting,
     timeout_s=3 * 3600.0,
+    examples=("--model model --precision int8_wo --output-dir checkpoint",),
 )
 
 BUILD: Final = Stage(
@@ -368,12 +370,13 @@ BUILD: Final = Stage(
     takes=durations.building,
     needs=needs.building,
     timeout_s=6 * 3600.0,
+    examples=("--checkpoint checkpoint --max-batch-size 4 --max-input-len 512 --max-seq-len 640 --output-dir engine",),
 )
 
 BUILD_VISUAL: Final = Stage(
     name=VISUAL,
     version=1,
-    summary="build the engine of a model that turns images into features for the language engine",
+    summary="build the vision encoder engine, which turns images into features for the language engine",
     program="trtllm_pipeline.tensorrt.trtllm.engine:run_visual",
     commands=_visual,
     inputs={"model": "download"},
@@ -387,12 +390,13 @@ BUILD_VISUAL: Final = Stage(
     expected_s=120.0,
     needs=needs.building_visual,
     timeout_s=3 * 3600.0,
+    examples=("--model model --family qwen2_vl --output-dir visual",),
 )
 
 CHECK: Final = Stage(
     name="check",
     version=1,
-    summary="let an engine answer once, without a server",
+    summary="generate one response from an engine, without a server",
     program="trtllm_pipeline.tensorrt.trtllm.engine:run_check",
     commands=_check,
     inputs={"engine": "build", "model": "download", ADAPTER: ADAPTER},
@@ -416,12 +420,13 @@ CHECK: Final = Stage(
     takes=durations.checking,
     needs=needs.checking,
     timeout_s=1800.0,
+    examples=("--engine engine --model model --output-dir checked",),
 )
 
 REPOSITORY: Final = Stage(
     name="repository",
     version=2,
-    summary="fill the release's five Triton models for an engine, and lint them",
+    summary="write a Triton model repository for an engine from the release's templates, and lint it",
     program="trtllm_pipeline.tensorrt.trtllm.frontends:run_engine",
     inputs={"engine": "build", "model": "download", **{name: name for name in (*ADAPTERS, DRAFTER, VISUAL)}},
     optional=frozenset({*ADAPTERS, DRAFTER, VISUAL}),
@@ -430,6 +435,7 @@ REPOSITORY: Final = Stage(
     read=_repository,
     identity=("tensorrt_llm", "templates"),
     expected_s=2.0,
+    examples=("--engine engine --model model --max-batch-size 4 --output-dir repository",),
 )
 
 
@@ -493,8 +499,8 @@ def _not_with_images(cell: Cell, machine: Machine) -> str | None:
     if not machine.assumed and install.templates and not (Path(install.templates) / vision.TEMPLATE_SET).is_dir():
         return f"the Triton templates at {install.templates} have no directory {vision.TEMPLATE_SET}"
     for name in ("triton_parameters", "instance_kinds"):
-        if BLS_MODEL in (getattr(_repository(cell), name) or {}):
-            return f"settings.repository.{name}: {BLS_MODEL} takes no images, and is left out with a visual engine"
+        if model_names.BLS_MODEL in (getattr(_repository(cell), name) or {}):
+            return f"settings.repository.{name}: {model_names.BLS_MODEL} takes no images, and is left out with a visual engine"
     return None
 
 

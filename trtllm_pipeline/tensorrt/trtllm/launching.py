@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from trtllm_pipeline.base import OPENAI_PROGRAM, FailureClass, StageError, probe
+from trtllm_pipeline.base import FailureClass, StageError, probe, triton_installation
 from trtllm_pipeline.models import model_config
 from trtllm_pipeline.tensorrt.servers import command_lines, engine_requirements
 from trtllm_pipeline.tensorrt.stage import launch
@@ -44,7 +44,7 @@ def openai_command(inputs: Mapping[str, Path]) -> list[str]:
     machine, repository = probe.this_machine(), inputs["repository"]
     engine = engine_requirements.check(inputs["engine"], machine)
     if machine.triton is None or machine.triton.openai is None:
-        raise _not_served(f"Triton here has no {OPENAI_PROGRAM}; images of NVIDIA have it")
+        raise _not_served(f"Triton here has no {triton_installation.OPENAI_PROGRAM}; images of NVIDIA have it")
     if engine.world_size > 1:
         raise _not_served(
             f"{inputs['engine']} has {engine.world_size} ranks, which mpirun starts; Triton's OpenAI front end is one process"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import FailureClass, StageError, TensorRTLLM, decode_yaml
+from trtllm_pipeline.base import FailureClass, StageError, TensorRTLLM, user_files
 from trtllm_pipeline.models import model_config
 from trtllm_pipeline.tensorrt.stage.lora import check_weights
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
@@ -299,7 +299,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _template_settings(path: Path) -> dict[str, Any]:
     """The settings in the template's model.yaml, without its example of a model."""
     try:
-        data = decode_yaml(path.read_bytes()) if path.is_file() else {}
+        data = user_files.decode_yaml(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise StageError(f"{path} cannot be read: {error}", failure=FailureClass.USER) from error
     return data if isinstance(data, dict) else {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import FailureClass, StageError
-from trtllm_pipeline.models import ENGINE_MODEL, ENSEMBLE, Engine, model_config
+from trtllm_pipeline.models import Engine, model_config, model_names
 from trtllm_pipeline.tensorrt.stage.lora import check_weights, number_of_values
 from trtllm_pipeline.tensorrt.toolchains.companions import read_adapter
 from trtllm_pipeline.tensorrt.trtllm.needs import ADAPTER_CACHE
@@ -81,8 +81,8 @@ def change(engine: Engine, name: str, config: model_config.ModelConfig) -> None:
     Templates have FP16. The runtime refuses any type other than the engine's, or, if bytes are misread, continues without
     the adapter (issue 791 of tensorrtllm_backend).
     """
-    if name == ENSEMBLE:
-        (step,) = (each for each in config.ensemble_scheduling.step if each.model_name == ENGINE_MODEL)
+    if name == model_names.ENSEMBLE:
+        (step,) = (each for each in config.ensemble_scheduling.step if each.model_name == model_names.ENGINE_MODEL)
         known = {tensor.name for tensor in config.input}
         for tensor, (kind, dims) in INPUTS.items():
             if tensor not in known:

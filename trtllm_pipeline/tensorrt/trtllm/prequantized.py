@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from trtllm_pipeline.base import LAST_WITH_ENGINES, Cell, Json
+from trtllm_pipeline.base import Cell, Json, assume
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
@@ -93,7 +93,7 @@ def _instead(name: str, form: WeightsForm | None, release: str, recipe: Mapping[
     """A release's alternative for weights that its PyTorch runtime does not read."""
     if form is None:
         return
-    engines = parse(release) <= parse(LAST_WITH_ENGINES)
+    engines = parse(release) <= parse(assume.LAST_WITH_ENGINES)
     if engines and unconvertible(str(recipe["family"]), name, release) is None:
         yield f"the toolchain {ENGINES} converts it"
     precision = FORM_PRECISIONS[name]

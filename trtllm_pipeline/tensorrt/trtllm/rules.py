@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from packaging.specifiers import SpecifierSet
 
-from trtllm_pipeline.base import LAST_WITH_ENGINES, Cell, Json, Machine
+from trtllm_pipeline.base import Cell, Json, Machine, assume
 from trtllm_pipeline.measure import ImagesAsked
 from trtllm_pipeline.models import AS_IS, trusted_code
 from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import (
@@ -191,7 +191,7 @@ def _rules_of(toolchain: str, release: str) -> tuple[Rule, ...]:
 
 @rule(
     "TLM101",
-    f"engines need trtllm-build, which is part of the package from {FIRST} to {LAST_WITH_ENGINES}; the toolchain {PYTORCH} "
+    f"engines need trtllm-build, which is part of the package from {FIRST} to {assume.LAST_WITH_ENGINES}; the toolchain {PYTORCH} "
     "needs none",
 )
 def no_builder(case: Case) -> str | None:

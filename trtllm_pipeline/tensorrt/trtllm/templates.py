@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import FailureClass, Json, StageError
-from trtllm_pipeline.models import BLS_MODEL, DRAFT_MODEL, ENGINE_MODEL, ENSEMBLE, Engine, model_config
+from trtllm_pipeline.models import Engine, model_config, model_names
 from trtllm_pipeline.tensorrt.stage.params import Scalar
 from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS, SETTINGS, Setting
 from trtllm_pipeline.tensorrt.toolchains import vision
@@ -29,7 +29,13 @@ from trtllm_pipeline.tensorrt.trtllm.releases import at_least, parse
 TEMPLATE_SET: Final = "inflight_batcher_llm"
 WRITTEN_OUT: Final = "add_special_tokens"
 """A parameter for which templates before 0.10 have a value, False, instead of a placeholder."""
-MODELS: Final = ("preprocessing", ENGINE_MODEL, "postprocessing", ENSEMBLE, BLS_MODEL)
+MODELS: Final = (
+    "preprocessing",
+    model_names.ENGINE_MODEL,
+    "postprocessing",
+    model_names.ENSEMBLE,
+    model_names.BLS_MODEL,
+)
 READ_WITHOUT_ASKING: Final = frozenset(
     (
         "tokenizer_dir",
@@ -144,12 +150,12 @@ def fill_draft(
     """Write the model DRAFT_MODEL into the directory `out`: the engine's, filled with the same values and changed in the same
     way, for the draft model's `engine`. Raises StageError as `fill`.
     """
-    path = templates / TEMPLATE_SET / ENGINE_MODEL / model_config.FILE_NAME
+    path = templates / TEMPLATE_SET / model_names.ENGINE_MODEL / model_config.FILE_NAME
     own = {**values, "engine_dir": str(engine.absolute())}
     config = fill_text(path.read_text(encoding="utf-8"), own, path=path, release=release)
-    change(params, ENGINE_MODEL, config)
-    config.name = DRAFT_MODEL
-    _write(path.parent, out / DRAFT_MODEL, config)
+    change(params, model_names.ENGINE_MODEL, config)
+    config.name = model_names.DRAFT_MODEL
+    _write(path.parent, out / model_names.DRAFT_MODEL, config)
 
 
 def _write(source: Path, target: Path, config: model_config.ModelConfig) -> None:
@@ -293,10 +299,10 @@ def check_config(params: EngineRepository, places: Collection[str], *, most: int
             if placeholder in places and placeholder in _SETTING_OF:
                 refuse(f"triton_parameters.{model}.{name}", f"use settings.repository.{_SETTING_OF[placeholder]}")
     for model in params.instance_kinds or {}:
-        if model not in MODELS or model == ENSEMBLE:
+        if model not in MODELS or model == model_names.ENSEMBLE:
             refuse(
                 "instance_kinds",
-                f"{model} has no instances; {', '.join(name for name in MODELS if name != ENSEMBLE)} have",
+                f"{model} has no instances; {', '.join(name for name in MODELS if name != model_names.ENSEMBLE)} have",
             )
 
 
@@ -309,7 +315,7 @@ def change(params: EngineRepository, model: str, config: model_config.ModelConfi
         )
     for name, value in (params.triton_parameters or {}).get(model, {}).items():
         config.parameters[name].string_value = text(value)
-    if model == ENGINE_MODEL and params.preferred_batch_size is not None:
+    if model == model_names.ENGINE_MODEL and params.preferred_batch_size is not None:
         del config.dynamic_batching.preferred_batch_size[:]
         config.dynamic_batching.preferred_batch_size.extend(params.preferred_batch_size)
     kind = (params.instance_kinds or {}).get(model)

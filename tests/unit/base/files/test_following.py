@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.base.files import following
+from trtllm_pipeline.show.cli import following
 
 
 @pytest.fixture(autouse=True)

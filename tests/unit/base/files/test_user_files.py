@@ -13,8 +13,8 @@ from trtllm_pipeline.base.files import user_files
 from trtllm_pipeline.measure.load import prompts
 from trtllm_pipeline.measure.score import questions
 from trtllm_pipeline.orchestrate.matrix import document
-from trtllm_pipeline.orchestrate.results import measured
 from trtllm_pipeline.show.cli import app
+from trtllm_pipeline.show.report import measured
 from trtllm_pipeline.tensorrt.stage import calibration_rows
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -20,7 +20,8 @@ from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.plan import planner, request
 from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
 from trtllm_pipeline.orchestrate.plan.request import Request, read_request
-from trtllm_pipeline.orchestrate.run.forecast import capacity, forecast, simulate
+from trtllm_pipeline.orchestrate.run.forecast import forecast
+from trtllm_pipeline.orchestrate.run.order import capacity, simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.cli import app

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.helpers import metrics_pages
+from trtllm_pipeline.base.machine import gpus
 from trtllm_pipeline.measure.load import counters
 from trtllm_pipeline.measure.load.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, GpuSample, TritonRecord
 from trtllm_pipeline.measure.load.result import GpuUse, LevelResult, levels_of
@@ -175,7 +176,7 @@ def test_only_gpus_of_the_servers_process_are_sampled(monkeypatch: pytest.Monkey
 
     monkeypatch.setitem(sys.modules, "pynvml", Two())  # type: ignore[arg-type]
     for its_own, expected in ((frozenset({"GPU-1"}), ["GPU-1"]), (frozenset(), ["GPU-0", "GPU-1"])):
-        monkeypatch.setattr(counters, "of_process", lambda pid, found=its_own: found if pid == 7 else frozenset())
+        monkeypatch.setattr(gpus, "of_process", lambda pid, found=its_own: found if pid == 7 else frozenset())
         with counters.gpus(7) as devices:
             pass
         assert [device["uuid"] for device in devices] == expected

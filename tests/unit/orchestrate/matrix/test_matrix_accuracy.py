@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from trtllm_pipeline.base.errors import MatrixError
-from trtllm_pipeline.orchestrate.plan import planner, selection
-from trtllm_pipeline.orchestrate.plan.lock_file import write_lock
+from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.run.run_folder import write_lock
 
 AXES = {"model": ["tiny"], "precision": ["fp16"], "max_batch_size": [4], "lengths": ["64,16"]}
 
@@ -39,14 +39,14 @@ def metrics(*names: str, **more: Any) -> dict[str, Any]:
 )
 def test_names_are_checked(tmp_path: Path, names: list[str], message: str) -> None:
     with pytest.raises(MatrixError) as error:
-        selection.load(Request(write(tmp_path, settings=metrics(*names))))
+        planner.load(Request(write(tmp_path, settings=metrics(*names))))
     assert message in error.value.message
     assert "matrix.yaml:" in error.value.message
 
 
 def planned(path: Path) -> Any:
     request = Request(path, toolchain="embedded")
-    loaded = selection.load(request)
+    loaded = planner.load(request)
     return request, loaded, planner.plan_of(request, None)
 
 

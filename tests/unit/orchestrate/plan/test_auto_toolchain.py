@@ -11,7 +11,7 @@ import yaml
 
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.machine.assume import parse
-from trtllm_pipeline.orchestrate.plan import selection
+from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.request import Request
 
 AXES: dict[str, Any] = {"parallel": ["tp1"], "max_batch_size": [8], "lengths": ["1024,256"]}
@@ -23,7 +23,7 @@ def cells(folder: Path, release: str, axes: Mapping[str, Any], sm: int = 90, **m
     path.write_text(yaml.safe_dump({"name": "auto", "axes": {**AXES, **axes}, **more}), encoding="utf-8")
     request = Request(path)
     machine = parse(f"tensorrt_llm=={release},sm={sm},gpus=16,gpu_memory_gib=640")
-    return selection.select_cells(request, selection.load(request), machine)
+    return planner.select_cells(request, planner.load(request), machine)
 
 
 @pytest.mark.parametrize(

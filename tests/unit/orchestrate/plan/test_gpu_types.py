@@ -12,11 +12,11 @@ from trtllm_pipeline.base.machine.assume import describe, parse
 from trtllm_pipeline.base.machine.model import Gpu, Machine
 from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.memory import estimates
-from trtllm_pipeline.orchestrate.plan import planner, selection
+from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.run import plan_commands
-from trtllm_pipeline.orchestrate.run.forecast import capacities, forecast
+from trtllm_pipeline.orchestrate.run.forecast import forecast, plan_json
+from trtllm_pipeline.orchestrate.run.order import capacities
 from trtllm_pipeline.orchestrate.store.index import Peak
 
 H100, L40S, A100 = (
@@ -108,9 +108,9 @@ def test_a_type_is_a_part_of_the_name(names: list[str], asked: str, right: bool)
 
 
 def test_what_takes_no_gpu_is_for_none(matrix: Path) -> None:
-    cells = selection.select_cells(
+    cells = planner.select_cells(
         Request(matrix, sets=("axes.precision=[fp16]",), toolchain="embedded"),
-        selection.load(Request(matrix)),
+        planner.load(Request(matrix)),
         parse(H100),
     )
     assert {cell.reason for cell in cells if cell.gpu == "H100"} == {
@@ -122,7 +122,7 @@ def test_settings_and_rules_by_type(matrix: Path) -> None:
     more = "override: [{where: {gpu: L40S}, settings: {build: {max_num_tokens: 2048}}}]\nexclude: [{gpu: L40S, precision: fp8}]\n"
     added = "add: [{model: qwen2-7b-instruct, precision: int8_wo, max_batch_size: 1, lengths: '1,1', gpu: H100}]\n"
     matrix.write_text(MATRIX + more + added)
-    cells = selection.select_cells(Request(matrix), selection.load(Request(matrix)), parse(f"{H100};{L40S}"))
+    cells = planner.select_cells(Request(matrix), planner.load(Request(matrix)), parse(f"{H100};{L40S}"))
     told = {cell.id.partition("/")[2]: cell.settings["build"]["max_num_tokens"] for cell in cells}
     assert told == {
         "fp16/tp1pp1/bs4/isl128-osl64/H100": None,
@@ -184,7 +184,7 @@ def test_what_was_measured_on_a_type_corrects_what_is_expected_there_alone() -> 
 
 def test_the_plan_shows_the_type(matrix: Path) -> None:
     plan, seen = flow.outlook(Request(matrix, assume=f"{H100}; {L40S}"), None, matrix.parent)
-    told = json.loads("".join(plan_commands.plan_json(plan, None, seen)))
+    told = json.loads("".join(plan_json(plan, None, seen)))
     assert [cell["axes"]["gpu"] for cell in told["cells"]] == ["H100", "L40S"] * 2
     types = {run["resources"]["accelerator"] for run in told["stage_runs"] if run["stage"] == "build"}
     assert types == {"h100", "l40s"}

@@ -14,10 +14,10 @@ import yaml
 
 from tests.helpers.matrix_files import RECIPE
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
-from trtllm_pipeline.orchestrate.plan import planner, selection
-from trtllm_pipeline.orchestrate.plan.lock_file import _pinned, write_lock
+from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.run.run_folder import _pinned, write_lock
 from trtllm_pipeline.orchestrate.store.store import Store
 
 SHIPPED = sorted(matrices_folder().glob("*.yaml"))
@@ -27,9 +27,9 @@ PROMPTS = [{"input": "Say it.", "output": "it"}]
 
 def locked(request: Request, folder: Path, store: Store | None = None) -> Plan:
     """What is planned, and its lock in `directory`."""
-    loaded, machine = selection.load(request), selection.machine_of(request)
+    loaded, machine = planner.load(request), planner.machine_of(request)
     plan = planner.plan_of(request, store, guess=True)
-    write_lock(request, loaded, plan, folder, default_toolchain=selection.default_toolchain(request, loaded, machine))
+    write_lock(request, loaded, plan, folder, default_toolchain=planner.default_toolchain(request, loaded, machine))
     return plan
 
 
@@ -134,7 +134,7 @@ def test_a_part_of_a_matrix_is_the_same_part(tmp_path: Path) -> None:
 
 
 def test_large_data_is_named_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.plan.lock_file._MOST_BYTES", 10)
+    monkeypatch.setattr("trtllm_pipeline.orchestrate.run.run_folder._MOST_BYTES", 10)
     path = write(tmp_path / "home")
     locked(Request(path, toolchain="embedded", assume="gpus=0"), tmp_path / "lock")
     data = yaml.safe_load((tmp_path / "lock" / "matrix.yaml").read_text())

@@ -17,11 +17,11 @@ from trtllm_pipeline.models.hub import sources
 from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.memory import estimates
 from trtllm_pipeline.orchestrate.memory.estimates import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
-from trtllm_pipeline.orchestrate.plan.memory_needs import of_plan
-from trtllm_pipeline.orchestrate.plan.plan import Plan
+from trtllm_pipeline.orchestrate.plan.plan import Plan, of_plan
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.run.forecast import capacities, forecast, simulate, tasks
+from trtllm_pipeline.orchestrate.run.forecast import forecast
 from trtllm_pipeline.orchestrate.run.loop import Observer
+from trtllm_pipeline.orchestrate.run.order import capacities, simulate, tasks
 from trtllm_pipeline.orchestrate.store.index import Peak
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains

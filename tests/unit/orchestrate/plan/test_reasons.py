@@ -11,7 +11,7 @@ from tests.helpers import fabricated
 from tests.helpers.trtllm_cells import cell, plan, stage_run
 from trtllm_pipeline.base.fingerprints import canonical, changes
 from trtllm_pipeline.orchestrate.plan.plan import StageRun
-from trtllm_pipeline.orchestrate.plan.reasons import in_words, reasons
+from trtllm_pipeline.orchestrate.plan.stage_status import in_words, reasons
 from trtllm_pipeline.orchestrate.store.store import Store
 
 CELL = fabricated.cell()

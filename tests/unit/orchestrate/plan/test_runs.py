@@ -15,8 +15,7 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request
 from trtllm_pipeline.orchestrate.plan.runs import check_name, find_cell, find_run, newest_cells, run_folders
-from trtllm_pipeline.orchestrate.results.report_file import report_json
-from trtllm_pipeline.orchestrate.results.rows import CellStatus, rows
+from trtllm_pipeline.orchestrate.results.report_file import CellStatus, report_json, rows
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.show.report.results import read_results

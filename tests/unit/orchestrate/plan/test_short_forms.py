@@ -1,6 +1,6 @@
 """Short forms for people."""
 
-from trtllm_pipeline.base.wording import MAX_REASONS, never_works
+from trtllm_pipeline.show.phrases import MAX_REASONS, never_works
 
 
 def test_cells_that_can_never_work_are_told_by_reason() -> None:

@@ -32,7 +32,7 @@ from trtllm_pipeline.orchestrate.clusters.cluster import (
     in_common,
     machine_of,
 )
-from trtllm_pipeline.orchestrate.plan import selection
+from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.request import SLURM, Request
 from trtllm_pipeline.orchestrate.run.executor import Ended, Job, Ready, Usage, read_job
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, NodeCame, NodeGone
@@ -550,6 +550,6 @@ def test_nodes_of_slurm_need_the_workspace_itself() -> None:
     request = Request(matrix, sets=("settings.cluster.exchange=s3://b/x",), executor=SLURM)
     with (
         pytest.raises(UsageError, match="exchange is for --executor ray"),
-        location.place_of(request, selection.load(request)),
+        location.place_of(request, planner.load(request)),
     ):
         pass

@@ -28,12 +28,11 @@ from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.gpus import Device, Graphics
 from trtllm_pipeline.base.machine.probe import Survey
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
-from trtllm_pipeline.orchestrate.plan.reasons import RERUN
-from trtllm_pipeline.orchestrate.run import forecast as forecasting
-from trtllm_pipeline.orchestrate.run import loop
+from trtllm_pipeline.orchestrate.plan.stage_status import RERUN
+from trtllm_pipeline.orchestrate.run import loop, order
 from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
-from trtllm_pipeline.orchestrate.run.forecast import least_s, simulate
 from trtllm_pipeline.orchestrate.run.loop import Outcome, execute
+from trtllm_pipeline.orchestrate.run.order import least_s, simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler
 from trtllm_pipeline.orchestrate.run.work import Work, present_of, rerun_of
 from trtllm_pipeline.orchestrate.store import claims, manifest
@@ -546,17 +545,17 @@ def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: py
     nodes = [*on, replace(on[0], node="other")]
     assert least_s(one, takes_one, nodes, one.stage_runs) == pytest.approx(10 + 4 + 1 + 2), "the longest path"
     for each, seconds, there in ((plan, takes, on), (plan, takes, nodes), (one, takes_one, nodes)):
-        known = forecasting.tasks(each, each.stage_runs, lambda run, seconds=seconds: seconds[run.id])
+        known = order.tasks(each, each.stage_runs, lambda run, seconds=seconds: seconds[run.id])
         assert Scheduler(known, *there).least_s == pytest.approx(least_s(each, seconds, there, each.stage_runs))
     many = plan_of_servers(*map(str, range(64)))
     room = [replace(on[0], memory=(4 << 20, 1))]
     takes = fabricated.expected(many, {"get": 10.0, "make": 4.0, "serve": 5.0, "look": 20.0, "count": 5.0})
     both = least_s(many, takes, room, many.stage_runs)
     assert both == pytest.approx(64 * 4 / 4 + 64 * (20 + (5 + 5) / 2)), "one is loaded while in another is counted"
-    known = list(forecasting.tasks(many, many.stage_runs, lambda run: takes[run.id]))
+    known = list(order.tasks(many, many.stage_runs, lambda run: takes[run.id]))
     assert Scheduler(known, *room).least_s == pytest.approx(both)
     assert both < simulate(many, takes, room, many.stage_runs) < 1.02 * both
-    monkeypatch.setattr(forecasting, "_MOST_SIMULATED", 100)
+    monkeypatch.setattr(order, "_MOST_SIMULATED", 100)
     assert simulate(plan, takes, on, plan.stage_runs) == least_s(plan, takes, on, plan.stage_runs)
 
 

@@ -13,13 +13,14 @@ from trtllm_pipeline.base.domain import Cell, Json
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.machine.speeds import speeds
-from trtllm_pipeline.base.wording import about, size
+from trtllm_pipeline.base.wording import size
 from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipes_folder
 from trtllm_pipeline.orchestrate.memory import estimates
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.run.forecast import Durations, forecast, guess_s
 from trtllm_pipeline.orchestrate.run.forecast import durations as durations_of
 from trtllm_pipeline.orchestrate.store.index import Peak
+from trtllm_pipeline.show.phrases import about
 from trtllm_pipeline.tensorrt.toolchains import time_estimates as durations
 
 SMALL: dict[str, Json] = {

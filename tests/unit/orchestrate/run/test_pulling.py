@@ -19,8 +19,7 @@ from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request, read_request
-from trtllm_pipeline.orchestrate.run import plan_commands
-from trtllm_pipeline.orchestrate.run.forecast import forecast
+from trtllm_pipeline.orchestrate.run.forecast import forecast, plan_json
 from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.orchestrate.run.pulling import RemoteSource
 from trtllm_pipeline.orchestrate.store import remote_store
@@ -115,7 +114,7 @@ def test_a_plan_shows_what_is_pulled(made: Store, url: str) -> None:
     assert ": not needed" in plan_text(PLAN, seen, verbose=True), "what is not made has no expected time"
     assert f"pull: 2 artifacts from {url}, 0.0 MB, instead of creating them" in text
     assert "| to pull |" in plan_markdown(PLAN, seen, "Plan")
-    data = json.loads("\n".join(plan_commands.plan_json(PLAN, None, seen)))
+    data = json.loads("\n".join(plan_json(PLAN, None, seen)))
     actions = {(run["stage"], run["action"], "pull_bytes" in run) for run in data["stage_runs"]}
     assert ("build", "pull", True) in actions
     assert ("convert", "skip", False) in actions

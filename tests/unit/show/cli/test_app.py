@@ -27,7 +27,7 @@ from trtllm_pipeline.show.cli.app import main
 
 
 def test_every_command_of_the_table_can_be_loaded() -> None:
-    for row in (row for row in app.COMMANDS if row.target):
+    for row in (row for row in app.commands() if row.target):
         module, _, function = row.target.partition(":")
         assert callable(getattr(importlib.import_module(f"trtllm_pipeline.show.cli.{module}"), function)), row.path
 
@@ -88,7 +88,7 @@ def test_what_is_mistyped_gets_one_line_and_a_hint(
 
 
 def test_the_help_of_every_option_is_a_sentence_as_typer_s_own() -> None:
-    for row in app.COMMANDS:
+    for row in app.commands():
         if not row.target:
             continue
         command: Any = get_command(app.build(row.path.split()))

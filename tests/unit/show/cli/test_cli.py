@@ -18,7 +18,7 @@ from tests.helpers import jobs
 from trtllm_pipeline.base.errors import FailureClass, ServerError, StageError, StateError, UsageError
 from trtllm_pipeline.orchestrate.run import by_hand
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.show.cli import app, execute, options, run
+from trtllm_pipeline.show.cli import app, options, run
 from trtllm_pipeline.show.cli.output import write_output
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 
@@ -205,7 +205,7 @@ def test_sigterm_interrupts_in_words(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
 
-    monkeypatch.setattr(execute, "replay", wait)
+    monkeypatch.setattr(by_hand, "replay", wait)
     assert app.main(["stage", "replay", str(job)]) == 130
     assert capsys.readouterr().err == "interrupted\n"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

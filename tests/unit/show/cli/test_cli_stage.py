@@ -19,6 +19,7 @@ from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.models.hub import sources as hub
 from trtllm_pipeline.orchestrate import flow
+from trtllm_pipeline.orchestrate.matrix.models import Settings
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.run import by_hand
 from trtllm_pipeline.orchestrate.store.store import Store
@@ -31,6 +32,31 @@ from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 def here(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     """Let this machine be another."""
     monkeypatch.setattr(probe, "this_machine", lambda: machine)
+
+
+@pytest.mark.parametrize("name", ["counted", "silent"])
+def test_a_row_with_an_example_has_a_command(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embedded = toolchains.load("embedded")
+    row = replace(embedded.stages[0], name=name, summary="count (the [tokens])")
+    row = replace(row, examples=("--text FILE",) if name == "counted" else ())
+    monkeypatch.setattr(toolchains, "load", lambda _asked: replace(embedded, stages=(row,)))
+    toolchains.with_command.cache_clear()
+    try:
+        code = app.main(["stage", name, "--help"])
+        out = capsys.readouterr().out
+        assert app.main(["stage"]) == 0
+    finally:
+        toolchains.with_command.cache_clear()
+    assert ("Count (the [tokens])." in capsys.readouterr().out) is (name == "counted")
+    assert (code, f"pipeline stage {name} --text FILE\n" in out) == ((0, True) if name == "counted" else (2, False))
+
+
+@pytest.mark.parametrize("toolchain", toolchains.every_name())
+def test_settings_have_a_section_for_every_stage(toolchain: str) -> None:
+    sections = {each.section or each.name for each in toolchains.load(toolchain).stages}
+    assert sections <= set(Settings.model_fields)
 
 
 # ------------------------------------------------------------------------------------------------------ whose stage

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayConfig, GatewayParams, OfferedModel
+from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
 from trtllm_pipeline.serve.gateway import gateway_server
+from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 from trtllm_pipeline.show.cli.app import main
 
 

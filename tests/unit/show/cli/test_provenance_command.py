@@ -15,7 +15,7 @@ from tests.helpers.signed import publish, write_key
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.manifest import ENVELOPE
 from trtllm_pipeline.orchestrate.store.store import Store
-from trtllm_pipeline.show.cli import app, serve
+from trtllm_pipeline.show.cli import app, serve, stage_options
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -134,14 +134,14 @@ def test_serve_start_refuses_what_a_policy_or_a_statement_refuses(
     passed = []
 
     def target(*_: Any, **__: Any) -> Any:
-        return SimpleNamespace(folders=(one.out,), launch=SimpleNamespace(params=object))
+        return SimpleNamespace(folders=(one.out,), launch=None)
 
     def after(*_: Any) -> Any:
         passed.append(True)
         raise KeyboardInterrupt  # the signatures were in order
 
     monkeypatch.setattr(serve, "target_of", target)
-    monkeypatch.setattr(serve, "table", after)
+    monkeypatch.setattr(stage_options, "values", after)
     strict = ("--require-signed", "--trusted-keys", "trusted")
     start = ("serve", "start", "cell", "--http-port", "0")
     assert run(*start)[0] == 130

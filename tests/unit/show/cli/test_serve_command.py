@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from trtllm_pipeline.serve.kept.servers import KeptRecord, State, find, folder_of
-from trtllm_pipeline.show.cli import app
+from trtllm_pipeline.show.cli import app, serve
 
 
 def test_a_folder_says_itself_which_toolchain_serves_it(
@@ -25,6 +27,31 @@ def test_a_limit_of_silence_is_for_servers_that_are_started_again(
 ) -> None:
     assert app.main(["serve", "start", str(tmp_path), "--unresponsive-timeout-s", "9"]) == 2
     assert "give --restart as well" in capsys.readouterr().err
+
+
+def test_a_limit_of_silence_is_a_duration_of_a_second_or_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["serve", "start", str(tmp_path), "--restart", "--unresponsive-timeout-s"]
+    for typed, said in (("100ms", "expected 1s or more, got 0.1 s"), ("nan", "'nan' is not a duration")):
+        assert app.main([*words, typed]) == 2
+        assert said in capsys.readouterr().err
+    assert app.main([*words, "2m"]) == 2
+    assert "cannot be served" in capsys.readouterr().err, "the duration is in order"
+
+
+def test_parameters_of_the_server_are_the_options_of_stage_launch() -> None:
+    def helps(path: str) -> dict[str, str]:
+        command: Any = get_command(app.build(path.split()))
+        for word in path.split():
+            command = command.commands[word]
+        return {param.name: param.help for param in command.params if param.param_type_name == "option"}
+
+    start, launch = helps("serve start"), helps("stage launch")
+    assert {"http_port", "grpc_port", "metrics_port", "ready_timeout_s", "stop_timeout_s", "threads"} == set(
+        serve.OF_LAUNCH
+    )
+    assert {name: start[name] for name in serve.OF_LAUNCH} == {name: launch[name] for name in serve.OF_LAUNCH}
 
 
 def test_stop_says_that_there_is_nothing_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ from trtllm_pipeline.base.domain import StageRunId, StageStatus
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.base.wording import duration
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
-from trtllm_pipeline.orchestrate.run.forecast import capacities, guess_s, tasks
-from trtllm_pipeline.orchestrate.run.order import play
+from trtllm_pipeline.orchestrate.run.forecast import guess_s
+from trtllm_pipeline.orchestrate.run.order import capacities, play, tasks
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Event, Instruction, Scheduler
 from trtllm_pipeline.show.progress import observer
 from trtllm_pipeline.show.progress.lines import JsonObserver, PlainObserver, QuietObserver

@@ -10,12 +10,12 @@ import pytest
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
 from trtllm_pipeline.base.text_blocks import as_markdown
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
-from trtllm_pipeline.show.proof import findings, installed
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
+from trtllm_pipeline.show.proof import findings
 from trtllm_pipeline.show.proof.findings import DeepExamination, FindingStatus
-from trtllm_pipeline.show.proof.installed import InstalledComparison
 from trtllm_pipeline.show.proof.reference_answers import Agreement
-from trtllm_pipeline.tensorrt.trtllm import program_options
+from trtllm_pipeline.tensorrt.trtllm import installed, program_options
+from trtllm_pipeline.tensorrt.trtllm.installed import InstalledComparison
 
 AXES: dict[str, Any] = {"model": "./llama", "toolchain": "tensorrt_llm", "precision": "fp8", "tp": 1, "pp": 1}
 DONE = CellResult(CellId("llama/fp8"), AXES, CellStatus.DONE, log="store/a/log")

@@ -21,11 +21,11 @@ from trtllm_pipeline.models.files.tokenizer import read_tokenizer
 from trtllm_pipeline.orchestrate.matrix.expand import expand
 from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
-from trtllm_pipeline.show.proof import examination, families, material, reference_answers
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
+from trtllm_pipeline.show.proof import examination, material, reference_answers
 from trtllm_pipeline.show.proof.findings import FindingStatus
 from trtllm_pipeline.show.proof.reference_answers import Agreement, tolerance_nats
-from trtllm_pipeline.tensorrt.embedded import random_model
+from trtllm_pipeline.tensorrt.embedded import families, random_model
 from trtllm_pipeline.tensorrt.embedded.reference import Reference
 
 LOOSEST = tolerance_nats("tensorrt_llm", "fp8")
@@ -62,7 +62,7 @@ def said_by(model: Reference, folder: Path, family: str, out: Path) -> Agreement
     return reference_answers.compare(out, folder / family)
 
 
-@pytest.mark.parametrize("family", [*slow_but_quick_ones(material.FAMILIES)])
+@pytest.mark.parametrize("family", [*slow_but_quick_ones(families.FAMILIES)])
 def test_the_reference_agrees_with_itself(folder: Path, tmp_path: Path, family: str) -> None:
     write(folder, family)
     found = said_by(families.reference(folder / family), folder, family, tmp_path)

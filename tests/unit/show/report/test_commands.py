@@ -14,8 +14,7 @@ from tests.helpers import fabricated
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.measure.load.result import levels_of
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
-from trtllm_pipeline.orchestrate.results.report_file import report_json
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus, rows
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, report_json, rows
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.show.progress.left import TimeLeft

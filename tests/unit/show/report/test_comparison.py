@@ -18,13 +18,11 @@ from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
-from trtllm_pipeline.orchestrate.results import measured
-from trtllm_pipeline.orchestrate.results.comparable_loads import Workload, shortened, words
-from trtllm_pipeline.orchestrate.results.measured import Measured, Side, load_measured, together
-from trtllm_pipeline.orchestrate.results.report_file import report_json
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, report_json
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.show.report import compare_writers as writers
+from trtllm_pipeline.show.report import measured
+from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words
 from trtllm_pipeline.show.report.comparison import (
     ChangeVerdict,
     Comparison,
@@ -35,6 +33,7 @@ from trtllm_pipeline.show.report.comparison import (
     compare_by,
 )
 from trtllm_pipeline.show.report.gate import Judgement, breaks, parse
+from trtllm_pipeline.show.report.measured import Measured, Side, load_measured, together
 from trtllm_pipeline.show.report.recommendation import parse_least, parse_slo, recommend
 
 
@@ -964,7 +963,7 @@ def test_event_files_of_any_server(tmp_path: Path) -> None:
 
 def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.unit.measure.load.test_perf_metrics import Words, analyze
-    from trtllm_pipeline.orchestrate.results import measured
+    from trtllm_pipeline.show.report import measured
 
     monkeypatch.setattr(measured, "tokenizer_at", lambda _path: Words())
 

@@ -17,8 +17,7 @@ import trtllm_pipeline
 from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.base.errors import StateError, UsageError
 from trtllm_pipeline.measure.load.result import HighestRate, LevelResult, TritonUse
-from trtllm_pipeline.orchestrate.results.report_file import NAME, report_json
-from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.orchestrate.results.report_file import NAME, CellResult, report_json
 from trtllm_pipeline.show.report.openmetrics import to_openmetrics
 from trtllm_pipeline.show.report.writers import flat, to_csv
 

@@ -14,9 +14,8 @@ from tests.unit.orchestrate.run.test_forecast import cell
 from tests.unit.show.report.test_writers import row
 from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.orchestrate.memory.estimates import GPU, HOST, TIME
-from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck, StageForecast, checked
 from trtllm_pipeline.orchestrate.results.report_file import read_report, report_json
-from trtllm_pipeline.orchestrate.run.forecast import forecast
+from trtllm_pipeline.orchestrate.run.forecast import ForecastCheck, StageForecast, checked, forecast
 from trtllm_pipeline.orchestrate.store.index import Peak
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.report.report_formats import Report

@@ -9,7 +9,7 @@ import pytest
 from trtllm_pipeline.base.domain import ALONE, CellId
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import LevelResult
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
 from trtllm_pipeline.show.report.interference import interference
 from trtllm_pipeline.show.report.writers import to_markdown
 

@@ -5,9 +5,9 @@ from xml.etree import ElementTree as Xml
 
 from tests.helpers.fabricated_conditions import other
 from tests.helpers.fabricated_run import HOSTILE, run
-from trtllm_pipeline.orchestrate.results.record import Ending
-from trtllm_pipeline.orchestrate.results.rows import CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellStatus
 from trtllm_pipeline.show.report.junit import to_junit
+from trtllm_pipeline.show.report.record import Ending
 
 
 def test_a_case_for_each_stage_run_and_each_impossible_cell() -> None:

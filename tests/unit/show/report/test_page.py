@@ -14,16 +14,17 @@ from typing import Any
 
 from tests.helpers.fabricated_conditions import other
 from tests.helpers.fabricated_run import HOSTILE, hostile_row, run
-from trtllm_pipeline.base.wording import shared_parts, without
+from trtllm_pipeline.base.wording import shared_parts
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import HighestRate
 from trtllm_pipeline.orchestrate.memory.estimates import HOST, TIME
-from trtllm_pipeline.orchestrate.results.forecast_check import ForecastCheck, StageForecast
-from trtllm_pipeline.orchestrate.results.measured import Measured, Side
-from trtllm_pipeline.orchestrate.results.rows import CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellStatus
+from trtllm_pipeline.orchestrate.run.forecast import ForecastCheck, StageForecast
+from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.comparison import compare
 from trtllm_pipeline.show.report.html.page import to_html
+from trtllm_pipeline.show.report.measured import Measured, Side
 
 
 def page(cells: int, *, hostile: bool = False, **options: Any) -> str:

@@ -9,10 +9,10 @@ import pytest
 from tests.helpers import fabricated
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
-from trtllm_pipeline.orchestrate.results.record import Ending, StageRecord, read_record
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.report.record import Ending, StageRecord, read_record
 from trtllm_pipeline.tensorrt.stage.base import JOB
 
 DONE, FAILED, LATER = (fabricated.cell(precision) for precision in ("fp16", "int8_wo", "int4_wo"))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers import fabricated
 from trtllm_pipeline.base.domain import CellId, Json
-from trtllm_pipeline.orchestrate.results.rows import CellResult, drifts_of, references, rows
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, drifts_of, references, rows
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.writers import to_csv

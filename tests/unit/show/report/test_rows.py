@@ -16,7 +16,7 @@ from trtllm_pipeline.orchestrate.memory.estimates import Estimate
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import outline, plan_lines, read_plan, write_plan
 from trtllm_pipeline.orchestrate.plan.stage_status import stage_states
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus, rows, rows_of
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, rows, rows_of
 from trtllm_pipeline.orchestrate.run.loop import Outcome
 from trtllm_pipeline.orchestrate.store.store import Store
 

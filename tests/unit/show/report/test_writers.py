@@ -13,11 +13,11 @@ from tests.helpers.fabricated_conditions import CONDITIONS, other
 from tests.helpers.fabricated_run import drift
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import StateError
-from trtllm_pipeline.base.wording import amount, duration, groups, merged, shared_parts, shorten, without
+from trtllm_pipeline.base.wording import amount, duration, merged, shared_parts, shorten
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.result import Goodput, LevelResult
-from trtllm_pipeline.orchestrate.results.report_file import read_report, report_json
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, read_report, report_json
+from trtllm_pipeline.show.phrases import groups, without
 from trtllm_pipeline.show.progress.views import LOOKS, grid
 from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.report_formats import Report

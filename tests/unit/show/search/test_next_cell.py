@@ -11,8 +11,8 @@ import pytest
 from benchmarks.surfaces import SURFACES, Surface
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.measure.load.result import LevelResult
-from trtllm_pipeline.orchestrate.results.measured import Measured
-from trtllm_pipeline.orchestrate.results.rows import CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellStatus
+from trtllm_pipeline.show.report.measured import Measured
 from trtllm_pipeline.show.report.recommendation import at_best, cost, parse_least, parse_slo
 from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decide
 

@@ -15,9 +15,9 @@ from tests.unit.show.search.test_next_cell import failed, measured, option
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.text_blocks import as_markdown
 from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.results.measured import Measured
-from trtllm_pipeline.orchestrate.results.rows import CellStatus
+from trtllm_pipeline.orchestrate.results.report_file import CellStatus
 from trtllm_pipeline.orchestrate.run.loop import Observer
+from trtllm_pipeline.show.report.measured import Measured
 from trtllm_pipeline.show.search import driver
 from trtllm_pipeline.show.search.driver import Search, SearchState, WorkloadState
 from trtllm_pipeline.show.search.next_cell import Goals, Option, decide

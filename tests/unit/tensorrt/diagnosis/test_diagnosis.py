@@ -9,8 +9,8 @@ import pytest
 from tests.helpers.failure_logs import UNKNOWN, FailureLog, failure_logs
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
-from trtllm_pipeline.tensorrt.diagnosis import diagnosis
-from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause, first_error, telling_lines
+from trtllm_pipeline.tensorrt.diagnosis import causes as diagnosis
+from trtllm_pipeline.tensorrt.diagnosis.causes import LogText, first_cause, first_error, telling_lines
 from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures
 
 DEVELOPMENT = tuple(failure_logs("development"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause
+from trtllm_pipeline.tensorrt.diagnosis.causes import LogText, first_cause
 from trtllm_pipeline.tensorrt.diagnosis.statements import unwrapped
 
 SHAPES = {

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.failure_logs import failure_logs
 from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.tensorrt.diagnosis.diagnosis import LogText, first_cause
+from trtllm_pipeline.tensorrt.diagnosis.causes import LogText, first_cause
 from trtllm_pipeline.tensorrt.diagnosis.signatures import Signature, read_signatures, signatures
 
 INFEASIBLE, USER = FailureClass.INFEASIBLE, FailureClass.USER

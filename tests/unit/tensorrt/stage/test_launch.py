@@ -16,6 +16,7 @@ from tests.contexts import context
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.base.files.writing import read_object
 from trtllm_pipeline.base.machine import triton_installation
+from trtllm_pipeline.models.triton_repository.model_names import ENSEMBLE
 from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 from trtllm_pipeline.tensorrt.servers import triton_server
 from trtllm_pipeline.tensorrt.stage import launch
@@ -150,8 +151,8 @@ class Dying:
 
     def run(self, folder: Path, **params: int | str) -> None:
         self.folder = folder
-        (folder / launch.ENSEMBLE).mkdir()
-        (folder / launch.ENSEMBLE / "config.pbtxt").touch()
+        (folder / ENSEMBLE).mkdir()
+        (folder / ENSEMBLE / "config.pbtxt").touch()
         launch.run(context(LaunchEmbedded, params, {"repository": folder}, {}, folder, folder))
 
 

@@ -29,7 +29,7 @@ from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.run.forecast import section
+from trtllm_pipeline.orchestrate.run.order import section
 from trtllm_pipeline.tensorrt.stage.params import key
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF

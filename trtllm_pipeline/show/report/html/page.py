@@ -24,18 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base import (
-    CellId,
-    Json,
-    Scope,
-    as_html,
-    clean,
-    count,
-    duration,
-    fingerprint,
-    shared_parts,
-    without,
-)
+from trtllm_pipeline.base import CellId, Json, Scope, count, duration, fingerprint, shared_parts, terminal, text_blocks
 from trtllm_pipeline.measure import (
     FIELDS,
     TRITON_GAUGES,
@@ -47,22 +36,13 @@ from trtllm_pipeline.measure import (
     load_words,
     machine_words,
 )
-from trtllm_pipeline.orchestrate import (
-    METRICS,
-    CellResult,
-    CellStatus,
-    Ending,
-    ForecastCheck,
-    Record,
-    StageRecord,
-    label_of,
-    shortened,
-    words,
-    workloads,
-)
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
+from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns, level_keys
+from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
+from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.show.report.writers import (
     CONDITIONS_IN_FULL,
@@ -114,7 +94,7 @@ def write(report: Report) -> None:
         comparison=report.previous(),
         level=report.level,
     )
-    report.stream.write(clean(page))
+    report.stream.write(terminal.clean(page))
 
 
 def to_html(
@@ -171,7 +151,7 @@ def to_html(
         symbols=_SYMBOLS,
         failures=failures_of(rows),
         conditions=conditions_of(rows, CONDITIONS_IN_FULL),
-        compared=None if comparison is None else Markup(as_html(of_page(comparison))),  # noqa: S704 - escaped there
+        compared=None if comparison is None else Markup(text_blocks.as_html(of_page(comparison))),  # noqa: S704 - escaped there
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
         stages=_stage_summary(record),
         environment=_environment(record),
@@ -451,7 +431,9 @@ def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinit
     def measured(name: str) -> bool:
         return any(getattr(level, name, None) is not None for level in levels)
 
-    return [metric for metric in METRICS if metric.formula and (metric.name in known or measured(metric.name))]
+    return [
+        metric for metric in report_file.METRICS if metric.formula and (metric.name in known or measured(metric.name))
+    ]
 
 
 def _facts(record: Record, forecast: ForecastCheck | None) -> list[tuple[str, str]]:

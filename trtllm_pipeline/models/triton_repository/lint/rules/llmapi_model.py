@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import decode_yaml
+from trtllm_pipeline.base import user_files
 from trtllm_pipeline.models.triton_repository.lint.model_repository import ModelRepository, Violation
 from trtllm_pipeline.models.triton_repository.lint.rule import rule
 
@@ -38,7 +38,7 @@ def _files(repository: ModelRepository) -> Iterator[ModelYaml]:
     for model in repository.with_config():
         for path in (version / FILE_NAME for version in model.versions if model.is_llmapi):
             try:
-                yield ModelYaml(path, decode_yaml(path.read_bytes()))
+                yield ModelYaml(path, user_files.decode_yaml(path.read_bytes()))
             except (OSError, ValueError) as error:
                 yield ModelYaml(path, error)
 

@@ -7,11 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from trtllm_pipeline.base import PipelineError, duration, plain_table
-from trtllm_pipeline.orchestrate.plan.runs import read_run
-from trtllm_pipeline.orchestrate.results.report_file import NAME, read_report
-from trtllm_pipeline.orchestrate.results.rows import CellStatus, rows_of
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import PipelineError, duration, text_tables
+from trtllm_pipeline.orchestrate import CellStatus, Store, report_file
+from trtllm_pipeline.orchestrate import runs as run_folders
 
 
 def runs_json(store: Store) -> dict[str, Any]:
@@ -30,9 +28,12 @@ def runs_json(store: Store) -> dict[str, Any]:
 def _counts(store: Store, folder: Path) -> dict[str, int]:
     """Number of cells of a run by status. Empty if nothing is left of them."""
     try:
-        if (folder / NAME).is_file():
-            return {name: int(number) for name, number in read_report(folder / NAME)[1]["counts"].items()}
-        return dict(Counter(row.status.value for row in rows_of(read_run(folder), store)))
+        if (folder / report_file.NAME).is_file():
+            return {
+                name: int(number)
+                for name, number in report_file.read_report(folder / report_file.NAME)[1]["counts"].items()
+            }
+        return dict(Counter(row.status.value for row in report_file.rows_of(run_folders.read_run(folder), store)))
     except PipelineError:
         return {}
 
@@ -42,7 +43,7 @@ def to_text(data: dict[str, Any]) -> str:
     if not data["runs"]:
         return "no runs in this workspace yet"
     good = (CellStatus.DONE.value, CellStatus.UP_TO_DATE.value)
-    return plain_table(
+    return text_tables.plain_table(
         [
             {
                 "run": run["id"],

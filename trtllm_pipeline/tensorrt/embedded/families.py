@@ -14,20 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from trtllm_pipeline.models import Fields
-from trtllm_pipeline.tensorrt import (
-    ARCHITECTURES,
-    EMBEDDING,
-    FINAL_NORM,
-    HEAD,
-    POSITIONS,
-    Array,
-    ModelConfig,
-    Reference,
-    Weights,
-    random_model,
-    safetensors,
-    tensors,
-)
+from trtllm_pipeline.tensorrt.embedded import random_model, safetensors
+from trtllm_pipeline.tensorrt.embedded.architecture import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, tensors
+from trtllm_pipeline.tensorrt.embedded.params import ARCHITECTURES
+from trtllm_pipeline.tensorrt.embedded.reference import POSITIONS, Array, Reference
 
 _LAYER: Final = "model.layers.{}."
 _QKV: Final = tuple(f"self_attn.{part}_proj" for part in "qkv")
@@ -265,7 +255,7 @@ def reference(folder: Path) -> Reference:
     if family is None or family not in _OTHERS:
         return Reference.from_folder(folder)
     known = _OTHERS[family]
-    return Reference(known.config, _canonical(known, Weights(folder)))
+    return Reference(known.config, _canonical(known, safetensors.Weights(folder)))
 
 
 def _shapes(family: TinyFamily) -> Iterator[tuple[str, tuple[int, ...]]]:

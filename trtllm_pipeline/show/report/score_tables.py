@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trtllm_pipeline.base import csv_table, plain_table
+from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.measure import MEAN_INTERVAL, AccuracyResult, Drift
 
 
@@ -19,14 +19,14 @@ def _scores_rows(result: AccuracyResult) -> list[dict[str, object]]:
 def scores_text(result: AccuracyResult) -> str:
     """A table with one row per metric, followed by the definitions."""
     definitions = (f"{name}: {definition}" for name, definition in result.definitions.items())
-    table = plain_table(_scores_rows(result), digits=3, missing="")
+    table = text_tables.plain_table(_scores_rows(result), digits=3, missing="")
     endpoint = [] if result.asked is None else [f"asked at {result.asked}"]
     return "\n".join([table, "", *endpoint, f"low to high: {result.interval_method}", *definitions])
 
 
 def scores_csv(result: AccuracyResult) -> str:
     """The same as CSV."""
-    return csv_table(_scores_rows(result))
+    return text_tables.csv_table(_scores_rows(result))
 
 
 def _drift_rows(drift: Drift) -> list[dict[str, object]]:
@@ -48,7 +48,7 @@ def _drift_rows(drift: Drift) -> list[dict[str, object]]:
 
 def drift_csv(drift: Drift) -> str:
     """One row per metric."""
-    return csv_table(_drift_rows(drift))
+    return text_tables.csv_table(_drift_rows(drift))
 
 
 def drift_text(drift: Drift) -> str:
@@ -64,5 +64,5 @@ def _drift_lines(drift: Drift) -> Iterator[str]:
         if where is not None and where["n"]:
             yield f"parts at   {unit}: median {where['p50']:g}, from {where['min']:g} to {where['max']:g}"
     yield ""
-    yield plain_table(_drift_rows(drift), digits=3, missing="")
+    yield text_tables.plain_table(_drift_rows(drift), digits=3, missing="")
     yield f"\nlow to high, of the difference: {MEAN_INTERVAL}"

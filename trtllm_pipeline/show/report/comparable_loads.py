@@ -10,7 +10,7 @@ from typing import Final
 
 from trtllm_pipeline.base import Json
 from trtllm_pipeline.measure import FIELDS, LEVEL_FIELDS, SERVED_BY, Conditions, Field
-from trtllm_pipeline.orchestrate.results.rows import CellResult
+from trtllm_pipeline.orchestrate import CellResult
 
 _BY_NAME: Final = {field.name: field for field in (*FIELDS, *LEVEL_FIELDS)}
 AXES: Final = ("model", "isl", "osl")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import Machine, TensorRTLLM
-from trtllm_pipeline.tensorrt import commands, installation, program_options, releases, templates
+from trtllm_pipeline.tensorrt.trtllm import commands, installation, program_options, releases, templates
 
 _AT_ONCE: Final = 4
 """Each program imports all of TensorRT-LLM."""

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trtllm_pipeline.base import Block, Grid, Json, folder_bytes, size
-from trtllm_pipeline.orchestrate.store.index import Artifact
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.base import Json, disk, size, text_blocks
+from trtllm_pipeline.orchestrate import Artifact, Store
 
 _OTHERS: Final = {
     "work": "attempts and partial transfers (store prune)",
@@ -49,12 +48,14 @@ class DiskUse:
         }
         return {"schema": 1, **share_json(self.total), "by": by, "beside": dict(self.others)}
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[text_blocks.Block]:
         """Text for people."""
         for kind, shares in self.by.items():
-            yield Grid((kind, "artifacts", "size"), [_row(name, share) for name, share in shares.items()])
+            yield text_blocks.Grid((kind, "artifacts", "size"), [_row(name, share) for name, share in shares.items()])
         others = [(folder, "", size(taken), _OTHERS[folder]) for folder, taken in self.others.items() if taken]
-        yield Grid(("folder", "artifacts", "size", ""), [(*_row("store", self.total), "total"), *others], left=(0, 3))
+        yield text_blocks.Grid(
+            ("folder", "artifacts", "size", ""), [(*_row("store", self.total), "total"), *others], left=(0, 3)
+        )
 
 
 def _row(name: str, share: UsedSpace) -> tuple[str, str, str]:
@@ -71,7 +72,7 @@ def disk_use(store: Store) -> DiskUse:
             kind: _shares((artifact, _parts(artifact)[kind]) for artifact in artifacts)
             for kind in ("stage", "model", "precision")
         },
-        {name: folder_bytes(folder) for name, folder in folders.items()},
+        {name: disk.folder_bytes(folder) for name, folder in folders.items()},
     )
 
 

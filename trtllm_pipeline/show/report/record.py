@@ -21,19 +21,25 @@ from trtllm_pipeline.base import (
     Json,
     Scope,
     StateError,
-    clean,
     read_object,
     reading,
     shared_parts,
+    terminal,
 )
-from trtllm_pipeline.orchestrate.plan.plan_file import NAME as PLAN
-from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineRun, read_plan
-from trtllm_pipeline.orchestrate.store import manifest
-from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, RunRow
-from trtllm_pipeline.orchestrate.store.store import LOG, Store
+from trtllm_pipeline.orchestrate import (
+    LOG,
+    REQUEST_FILE,
+    Artifact,
+    AttemptRow,
+    Outline,
+    OutlineRun,
+    RunRow,
+    Store,
+    manifest,
+    plan_file,
+)
 from trtllm_pipeline.tensorrt import COMMAND_FILE, JOB, LOG_FILE
 
-REQUEST: Final = "request.json"
 _NOT_SHOWN: Final = {"system", "inputs", "made_by"}
 """Parts of provenance that a report omits: systems have their own section, and user and host stay private."""
 _TAIL_BYTES: Final = 1_500
@@ -146,8 +152,8 @@ class Record:
 
 def read_record(store: Store, folder: Path) -> Record:
     """The record of the run in `directory`. Raises StateError if its plan cannot be read."""
-    outline = read_plan(folder / PLAN)
-    planned = {run["id"]: run for run in json.loads(reading.read_bytes(folder / PLAN))["stage_runs"]}
+    outline = plan_file.read_plan(folder / plan_file.NAME)
+    planned = {run["id"]: run for run in json.loads(reading.read_bytes(folder / plan_file.NAME))["stage_runs"]}
     present = store.present({run.fingerprint: run.stage for run in outline.stage_runs.values()})
     attempts: dict[Fingerprint, list[AttemptRow]] = {}
     working = store.claimed()
@@ -167,7 +173,7 @@ def read_record(store: Store, folder: Path) -> Record:
         for run in outline.stage_runs.values()
     )
     about = next((run for run in store.index.runs() if run.id == folder.name), None)
-    return Record(folder.name, about, read_object(folder / REQUEST) or {}, stages)
+    return Record(folder.name, about, read_object(folder / REQUEST_FILE) or {}, stages)
 
 
 def _stage(
@@ -269,7 +275,7 @@ def _tail(path: Path, size: int) -> str:
         with reading.open_file(path) as file:
             length = file.seek(0, 2)
             file.seek(max(0, length - size))
-            text = clean(file.read().decode("utf-8", "replace"))
+            text = terminal.clean(file.read().decode("utf-8", "replace"))
     except OSError:
         return ""
     return text if length <= size else "…\n" + text.partition("\n")[2]

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.tensorrt import CLOSED, MPIRUN, Ports, argv, script_uses_mpirun
+from trtllm_pipeline.tensorrt.servers.command_lines import MPIRUN, Ports, argv, script_uses_mpirun
+from trtllm_pipeline.tensorrt.servers.triton_server import CLOSED
 
 BUNDLE: Final = "@BUNDLE@"
 """Stands in a bundle's repository for its directory."""

@@ -17,16 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from trtllm_pipeline.base import (
-    CellId,
-    ComparisonError,
-    StageError,
-    UsageError,
-    fail,
-    read_json,
-    read_mapping,
-    read_object,
-)
+from trtllm_pipeline.base import CellId, ComparisonError, StageError, UsageError, read_object, user_files
 from trtllm_pipeline.measure import (
     LATENCIES,
     PERF_FILE,
@@ -41,12 +32,8 @@ from trtllm_pipeline.measure import (
     load_words,
 )
 from trtllm_pipeline.models import tokenizer_at
-from trtllm_pipeline.orchestrate.plan.plan_file import Outline
-from trtllm_pipeline.orchestrate.plan.runs import find_run, read_run
-from trtllm_pipeline.orchestrate.results.report_file import NAME as REPORT
-from trtllm_pipeline.orchestrate.results.report_file import read_report
-from trtllm_pipeline.orchestrate.results.rows import CellResult, CellStatus, rows_of
-from trtllm_pipeline.orchestrate.store.store import Store
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, Outline, Store, report_file
+from trtllm_pipeline.orchestrate import runs as run_folders
 
 EVENTS: Final = "events.jsonl"
 
@@ -118,7 +105,7 @@ def load_measured(
 
 def selected(side: Side, patterns: Sequence[str]) -> Side:
     """`side` with the cells that match `patterns`. A cell without axes stays. Raises UsageError if none is left."""
-    from trtllm_pipeline.orchestrate.matrix.expand import select
+    from trtllm_pipeline.orchestrate import select
 
     if not patterns or not any(cell.axes for cell in side.cells):
         return side
@@ -128,7 +115,7 @@ def selected(side: Side, patterns: Sequence[str]) -> Side:
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
     path = Path(text)
     if os.path.isdir(path):
-        path /= next((name for name in (PERF_FILE, EVENTS, REPORT) if (path / name).exists()), EVENTS)
+        path /= next((name for name in (PERF_FILE, EVENTS, report_file.NAME) if (path / name).exists()), EVENTS)
     if os.path.lexists(path):
         return _file(path, tokenizer)
     if store is None:
@@ -136,9 +123,14 @@ def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
             f"{text!r} is neither a file nor, without a workspace, a run",
             hint="give a report.json, a perf.json, or --workspace DIR",
         )
-    folder = find_run(store, text)
-    finished, shape = (folder / REPORT).is_file(), read_run(folder)
-    return with_files(folder.name, read_report(folder / REPORT)[0] if finished else rows_of(shape, store), shape, store)
+    folder = run_folders.find_run(store, text)
+    finished, shape = (folder / report_file.NAME).is_file(), run_folders.read_run(folder)
+    return with_files(
+        folder.name,
+        report_file.read_report(folder / report_file.NAME)[0] if finished else report_file.rows_of(shape, store),
+        shape,
+        store,
+    )
 
 
 def with_files(name: str, rows: Iterable[CellResult], shape: Outline, store: Store) -> Side:
@@ -177,9 +169,9 @@ def _file(path: Path, tokenizer: Path | None) -> Side:
     """A report, or the output of a load run."""
     if path.suffix == ".jsonl":
         return _perf_side(path, _analyzed(path, tokenizer), tokenizer)
-    data = read_json(path)
+    data = user_files.read_json(path)
     if isinstance(data, dict) and "cells" in data:
-        rows, about = read_report(path)
+        rows, about = report_file.read_report(path)
         return Side(str(about.get("id") or path), _cells(rows, {}))
     if isinstance(data, dict) and "levels" in data:
         return _perf_side(path, _checked(path, data), tokenizer)
@@ -194,7 +186,7 @@ def _analyzed(path: Path, tokenizer: Path | None) -> LoadResult:
 
     beside = path.with_name(PERF_FILE)
     if tokenizer is None and path.name == EVENTS and beside.is_file():
-        return _checked(beside, read_mapping(beside))
+        return _checked(beside, user_files.read_mapping(beside))
     result = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
     if result.tokens_counted_by == "events":
         raise UsageError(
@@ -207,11 +199,11 @@ def _checked(path: Path, data: Mapping[str, Any]) -> LoadResult:
     """The perf.json in `path`, after a check of its types. Raises MatrixError."""
     findings = data.get("findings", [])
     if not isinstance(data.get("levels"), list):
-        fail(str(path), None, "levels: expected a list")
+        user_files.fail(str(path), None, "levels: expected a list")
     if not isinstance(findings, list) or not all(isinstance(each, dict) for each in findings):
-        fail(str(path), None, "findings: expected a list of objects")
+        user_files.fail(str(path), None, "findings: expected a list of objects")
     if not isinstance(data.get("token_count", {}), dict):
-        fail(str(path), None, "token_count: expected an object")
+        user_files.fail(str(path), None, "token_count: expected an object")
     return LoadResult.read(data)
 
 

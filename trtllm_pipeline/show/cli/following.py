@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base.files.reading import open_fd
+from trtllm_pipeline.base import reading
 
 _POLL_S: Final = 0.2
 
@@ -31,7 +31,7 @@ def follow(path: Path, goes_on: Callable[[], bool]) -> Iterator[str]:
             with suppress(FileNotFoundError):
                 status = path.stat()
                 if file is None or status.st_ino != os.fstat(file.fileno()).st_ino:
-                    before, file = file, FileIO(open_fd(path))
+                    before, file = file, FileIO(reading.open_fd(path))
                     if before is not None:
                         before.close()
                 elif status.st_size < file.tell():
