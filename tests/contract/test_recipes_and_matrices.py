@@ -19,6 +19,7 @@ from tests.helpers import trtllm_cells
 from tests.standins import templates
 from trtllm_pipeline.base.errors import MatrixError, UsageError
 from trtllm_pipeline.base.machine.assume import parse
+from trtllm_pipeline.measure.load.prompts import BUILT_IN_PROMPTS
 from trtllm_pipeline.orchestrate.matrix import matrices, recipe_files
 from trtllm_pipeline.orchestrate.matrix.document import read
 from trtllm_pipeline.orchestrate.matrix.expand import expand
@@ -373,7 +374,7 @@ def test_every_built_in_data_set_named_by_a_default_ships() -> None:
     defaults = Settings().model_dump()
     named = {
         defaults["quantize"]["calibration"]["data"],
-        defaults["perf"]["input_data"],
+        BUILT_IN_PROMPTS,
         defaults["accuracy"]["input_data"],
     }
     assert named <= shipped

@@ -291,8 +291,8 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         on(),
     ),
     "TLM731": Example(
-        cell(lane=PYTORCH, perf__workload="isl_osl"),
-        cell(lane=PYTORCH, **TRTLLM_SERVE, perf__workload="isl_osl"),
+        cell(lane=PYTORCH, perf__ignore_eos=True),
+        cell(lane=PYTORCH, **TRTLLM_SERVE, perf__ignore_eos=True),
         on(),
     ),
 }

@@ -109,7 +109,7 @@ def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, mon
     assert level.details.schedule.unsent == unsent
     assert unsent + (level.requests or 0) == 400
     (finding,) = [each for each in result.findings if each.check == "saturation"]
-    assert "the server fell behind the 100 asked for" in finding.message
+    assert "the server fell behind the requested 100" in finding.message
     requests = [each for each in read_run(tmp_path / "events.jsonl", None).requests if each.measured]
     held_ms, lag_ms = [each.held_ms for each in requests], [each.lag_ms for each in requests]
     assert max(held_ms) > 500, "some waited for a place"
@@ -289,6 +289,20 @@ def test_the_same_requests_for_trtllm_bench(tmp_path: Path) -> None:
     assert [row["task_id"] for row in rows] == list(range(10))
     assert {row["prompt"] for row in rows} == {prompt.text for prompt in PROMPTS[:10]}
     assert {row["output_tokens"] for row in rows} == {TOKENS}
+
+
+@pytest.mark.seam
+@pytest.mark.parametrize("load", [Load(concurrency=(2,), warmup_requests=2), Load(request_rate=(50.0,))])
+def test_a_level_starts_no_request_after_its_time_limit(load: Load, tmp_path: Path) -> None:
+    load = replace(load, requests=400, budget_s=0.2)
+    result, records = measured(Slots(2, 0.05), load, tmp_path)
+    (level,) = result.levels
+    assert level.requests
+    (left_out,) = [each["requests"] for each in records if each["type"] == "over_budget"]
+    assert level.requests + left_out == 400
+    assert not level.failures, "requests in flight ended normally"
+    (finding,) = [each for each in result.findings if each.check == "level_budget"]
+    assert finding.message == f"the time limit of the level ended it after {level.requests} of 400 requests"
 
 
 @pytest.mark.seam

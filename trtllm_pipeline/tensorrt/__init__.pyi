@@ -31,12 +31,16 @@ from .stage.lora import ADAPTERS as ADAPTERS
 from .stage.lora import NO_ADAPTER as NO_ADAPTER
 from .stage.lora_tensors import convert as convert
 from .stage.params import Param as Param
+from .stage.params import PerfParams as PerfParams
+from .stage.perf import load_plan as load_plan
 from .stage.perf import measured as measured
 from .stage.repository_settings import RepositorySettings as RepositorySettings
 from .stage.repository_settings import Setting as Setting
 from .toolchains import catalog as catalog
 from .toolchains import companions as companions
 from .toolchains import vision as vision
+from .toolchains.common_stages import load_levels as load_levels
+from .toolchains.load_words import load_words as load_words
 from .trtllm import installed as installed
 from .trtllm import releases as releases
 from .trtllm.backends import BACKEND as BACKEND

@@ -202,6 +202,14 @@ class UnsentRecord(_OfLevel):
     requests: Count
 
 
+class OverBudgetRecord(_OfLevel):
+    """Requests of a level that a process did not send because the level's time limit was over."""
+
+    type: Literal["over_budget"]
+    worker: NotRequired[Count]
+    requests: Count
+
+
 class ProbedRecord(_OfLevel):
     """A level that a search for the highest rate starts."""
 
@@ -296,6 +304,7 @@ _Known = (
     | ProbeRecord
     | SpeculationRecord
     | UnsentRecord
+    | OverBudgetRecord
     | ProbedRecord
     | GaugesRecord
 )
@@ -318,6 +327,7 @@ _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "gpu": ("concurrency", "request_rate", "repeat"),
     "speculation": ("concurrency", "request_rate", "repeat"),
     "unsent": ("concurrency", "request_rate", "repeat", "worker"),
+    "over_budget": ("concurrency", "request_rate", "repeat", "worker"),
     "gauges": ("concurrency", "request_rate", "repeat"),
     "probed": ("concurrency", "request_rate", "repeat"),
     "probe": ("pair", "send"),
@@ -337,6 +347,7 @@ _KINDS: Final = (
         "unsent",
         "probed",
         "gauges",
+        "over_budget",
     ),
 )
 """Types of records in `Records`, in its order."""
@@ -370,6 +381,7 @@ class Records:
     unsent: Sequence[UnsentRecord] = ()
     probed: Sequence[ProbedRecord] = ()
     gauges: Sequence[GaugesRecord] = ()
+    over_budget: Sequence[OverBudgetRecord] = ()
 
     def text(self, request: RequestRecord) -> str:
         """The prompt of a request as it was sent."""

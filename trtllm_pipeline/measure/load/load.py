@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.client.session import Answer, GenerationRequest, Session
 from trtllm_pipeline.measure.load.prompts import Prompt, conversations, opened, with_text
-from trtllm_pipeline.measure.load.windows import WAVES
+from trtllm_pipeline.measure.load.windows import WAVES, least_requests, level_budget, requests_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,6 +81,8 @@ class Level:
     """Open loop: due requests wait while this many are in flight."""
     turn_delay_s: float = 0.0
     """Delay between a response and the next turn of its conversation."""
+    budget_s: float | None = None
+    """No measured conversation starts after this time from the first one. None: no limit."""
     probes: bool = False
     """Open loop: a rate that a search tries, not a requested one."""
     openings: tuple[str, ...] = ()
@@ -129,8 +132,9 @@ class Load:
 
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()
-    requests: int = 64
-    """Requests per level. A closed loop sends more if its steady window would hold fewer than WAVES waves."""
+    requests: int | None = None
+    """Requests per level. A closed loop sends more if its steady window would hold fewer than WAVES waves. None: the default,
+    see `requests_of`."""
     warmup_requests: int | None = None
     """Before each level. None: two for each request in flight, and WARMUP_REQUESTS before an open loop."""
     repeats: int = 1
@@ -145,6 +149,8 @@ class Load:
     max_in_flight: int | None = None
     """Limit of requests in flight in an open loop."""
     turn_delay_s: float = 0.0
+    budget_s: float | None = None
+    """Time after which a level starts no further request. None: the default, see `level_budget`."""
 
     def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
         """The levels in the order they are measured, repeats interleaved: drift of the machine hits every level alike."""
@@ -152,6 +158,13 @@ class Load:
         return [
             level for part in (closed, opened) for repeat in range(self.repeats) for level in part.turn(prompts, repeat)
         ]
+
+    def most_requests(self, turns: int = 1) -> int:
+        """Requests that all repeats of the largest closed loop measure, or else of a rate."""
+        concurrency = max(self.concurrency, default=0)
+        warmup = 2 * concurrency if self.warmup_requests is None else self.warmup_requests
+        measured = requests_of(self.requests, concurrency)
+        return self.repeats * max(measured, least_requests(concurrency, warmup, turns))
 
     def turn(self, prompts: Sequence[Prompt], repeat: int) -> list[Level]:
         """One repeat of every level."""
@@ -164,7 +177,7 @@ class Load:
         self, prompts: Sequence[Prompt], repeat: int, concurrency: int | None, request_rate: float | None
     ) -> Level:
         """One repeat of one level."""
-        requests = self.requests
+        requests = requests_of(self.requests, concurrency)
         if self.interval_s is not None and request_rate is not None:
             requests = min(max(1, round(self.interval_s * request_rate)), MOST_PLANNED)
         least = self.warmup_requests
@@ -198,6 +211,7 @@ class Load:
             least if self.until_flat else None,
             self.max_in_flight if request_rate is not None else None,
             self.turn_delay_s,
+            budget_s=level_budget(self.budget_s, self.requests) if self.interval_s is None else None,
         )
 
 
@@ -391,24 +405,31 @@ class _Loop:
     async def closed(self) -> None:
         """Every slot starts the next conversation as soon as its last one has ended."""
         end_ns: int | None = None
-        measured = len(self.talks) - self.warm_talks
+        level = self.level
+        limit_s = level.budget_s if level.seconds is None else level.seconds
+        measured, unsent = len(self.talks) - self.warm_talks, 0
 
         async def user(slot: int, session: Session) -> None:
-            nonlocal end_ns
+            nonlocal end_ns, unsent
             while True:
                 number = sent = self.together.next()
-                if self.level.seconds is not None and number >= self.warm_talks:
-                    end_ns = end_ns or time.monotonic_ns() + int(self.level.seconds * 1e9)
-                    if time.monotonic_ns() >= end_ns:
-                        return
-                    number = self.warm_talks + (number - self.warm_talks) % measured
-                elif number >= len(self.talks):
+                if level.seconds is None and number >= len(self.talks):
                     return
+                if limit_s is not None and number >= self.warm_talks:
+                    end_ns = end_ns or time.monotonic_ns() + int(limit_s * 1e9)
+                    if time.monotonic_ns() >= end_ns:
+                        if level.seconds is not None:
+                            return
+                        unsent += len(self.talks[number])
+                        continue
+                    number = self.warm_talks + (number - self.warm_talks) % measured
                 await self._talk(self.talks[number], sent, slot, session, time.monotonic_ns())
                 if self.together.warm:
                     self.together.skip_to(self.warm_talks)
 
         await asyncio.gather(*(user(slot, session) for slot, session in zip(self.slots, self.sessions, strict=True)))
+        if unsent:
+            self.events.write("over_budget", **level.key, worker=self.share.worker, requests=unsent)
 
     async def open(self, start_ns: int) -> None:
         """Every conversation at its time, on a session that is free or else a new one."""
@@ -433,14 +454,18 @@ class _Loop:
                 start_ns -= int((level.at_s[self._next(number)] - level.at_s[self.talks[number].start]) * 1e9)
                 continue
             due_ns = start_ns + int(level.at_s[self.talks[number].start] * 1e9)
-            await _until(due_ns)
-            while most is not None and len(under_way) >= most:
-                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                held_until_ns = time.monotonic_ns()
-            if held_until_ns > max(least_ns, start_ns + int(level.at_s[-1] * 1e9)):
+            limit_s = math.inf if level.budget_s is None else level.at_s[len(level.warmup)] + level.budget_s
+            if due_ns < start_ns + limit_s * 1e9:
+                await _until(due_ns)
+                while most is not None and len(under_way) >= most:
+                    await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                    held_until_ns = time.monotonic_ns()
+            over_budget = max(due_ns, held_until_ns) >= start_ns + limit_s * 1e9
+            if over_budget or held_until_ns > max(least_ns, start_ns + int(level.at_s[-1] * 1e9)):
                 left = [number, *numbers]
                 unsent = sum(len(self.talks[each]) for each in left if each >= self.warm_talks)
-                self.events.write("unsent", **level.key, worker=self.share.worker, requests=unsent)
+                kind = "over_budget" if over_budget else "unsent"
+                self.events.write(kind, **level.key, worker=self.share.worker, requests=unsent)
                 break
             task = asyncio.create_task(send(number, due_ns, max(0, held_until_ns - due_ns)))
             under_way.add(task)

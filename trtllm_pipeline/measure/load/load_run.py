@@ -1,30 +1,28 @@
 """A complete load run against any server: `pipeline bench load` and the perf stage.
 
-target + prompts + levels -> event file (`record`) -> metrics (`metrics.analyze`)
+plan -> prompts and levels -> event file (`record`) -> metrics (`metrics.analyze`)
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base import FailureClass, Json, StageError, UsageError, allow_open_files
 from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.measure.load import conditions, counters, server_checks, workers
 from trtllm_pipeline.measure.load.load import EventFile, Load, run_level
-from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED, NONE, Objectives
+from trtllm_pipeline.measure.load.objectives import NONE, Objectives
 from trtllm_pipeline.measure.load.prompts import (
     LeftOut,
     Prompt,
     chat_renderer,
+    each_with_an_image,
     read_prompts,
     tokenizer_folder,
     unrendered,
@@ -32,12 +30,14 @@ from trtllm_pipeline.measure.load.prompts import (
 from trtllm_pipeline.measure.load.server_checks import ExpectedServer
 from trtllm_pipeline.measure.load.stopping import LoadProgress, Rounds, StopRule
 from trtllm_pipeline.measure.load.target import Target, adds_special_tokens
-from trtllm_pipeline.measure.load.workloads import Openings, Workload, made
+from trtllm_pipeline.measure.load.workloads import MOST_MADE, Openings, Workload, made
+from trtllm_pipeline.models import Engine, read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from trtllm_pipeline.measure.load.metrics import SoFar
+    from trtllm_pipeline.measure.load.result import LoadResult
 
 
 def record(
@@ -154,147 +154,139 @@ def record(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLoad:
-    """A load run on a running server: the arguments of `pipeline bench load`."""
+class LoadPlan:
+    """A load run on a running server: its requests, its levels, and the rule that ends it."""
 
     target: Target
     load: Load
     stop: StopRule = field(default_factory=StopRule)
     find_rate: float | None = None
-    """Look for the highest rate at which this share of requests meets the objectives."""
+    """Search for the highest rate at which this share of requests meets the objectives."""
+    objectives: Objectives = NONE
     expected: ExpectedServer = field(default_factory=ExpectedServer)
     input_data: Path | None = None
+    """Prompt file. None: synthetic prompts of `workload`."""
     turns: int = 1
     """Maximum turns per conversation of `input_data`."""
-    most_rows: int | None = None
-    """Maximum rows of `input_data`."""
+    num_prompts: int | None = None
+    """Maximum rows of `input_data`, or number of synthetic prompts or conversations."""
+    exact_if_possible: bool = False
+    """Outputs have exactly the requested tokens if the server has an input for it, else at most that many."""
+    skip_too_long: bool = False
+    """Leave out rows that do not fit the engine. Otherwise they are an error."""
     workload: Workload | None = None
-    """Prompts of given lengths, cut from `input_data` if there is one. Needs the tokenizer."""
+    """Prompts of given lengths, cut or padded from `input_data` if there is one. Needs the tokenizer."""
+    images: str | None = None
+    """Synthetic images for each request, as for `ImagesAsked`."""
     tokenizer: Path | None = None
-    """tokenizer.json or a model's directory."""
+    """tokenizer.json, or a model's directory."""
     processes: int | None = None
+    """Load processes. None: as many as each level needs."""
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    """Recorded in the event file's header."""
 
-    def check(self, objectives: Objectives) -> None:
-        """Raise UsageError for options that contradict each other."""
-        if self.load.concurrency and self.load.request_rate:
-            raise UsageError(
-                "--concurrency and --request-rate exclude each other", hint="measure twice, once with each"
-            )
-        if self.load.max_in_flight is not None and not self.load.request_rate and self.find_rate is None:
-            raise UsageError(
-                "--max-in-flight needs --request-rate: --concurrency already limits the requests in flight"
-            )
-        if self.target.protocol.endswith("_unary") and "tpot" in objectives.per_request:
-            raise UsageError("--slo tpot: without streaming there is no TPOT", hint="leave out --no-streaming")
-        if not 0 <= self.target.temperature < math.inf:
-            raise UsageError(f"--temperature: expected a number from 0 on, got {self.target.temperature:g}")
-        if self.workload is not None and self.tokenizer is None:
-            raise UsageError("--isl needs --tokenizer to count tokens")
-        if self.find_rate is not None and not 0 < self.find_rate <= 1:
-            raise UsageError(f"--find-rate: expected a share above 0 and up to 1, got {self.find_rate:g}")
-        if self.find_rate is not None and not objectives.per_request:
-            raise UsageError(
-                "--find-rate needs --slo, such as ttft=300ms,tpot=40ms: the rate is the highest that keeps it"
-            )
-        if self.find_rate is not None and self.load.interval_s is None and self.load.requests < LEAST_SEARCHED:
-            raise UsageError(
-                f"--find-rate needs --requests {LEAST_SEARCHED} or more: {self.load.requests} requests are over before a "
-                "queue is long, and any rate seems to do",
-                hint="use --requests 1500 for a reliable interval, or --measurement-interval",
-            )
+    @property
+    def engine(self) -> Engine | None:
+        """Limits of the served engine. None if its directory is unknown. Raises EngineError."""
+        folder = self.expected.engine
+        if folder is None or not folder.is_dir():
+            return None
+        longest = self.expected.declared.get("max_seq_len")
+        return Engine.read(folder, max_seq_len=longest if isinstance(longest, int) else None)
 
-    def record_until_interrupted(
-        self,
-        path: Path,
-        tokenizer: Tokenizer | None,
-        progress: Callable[[int, int], None],
-        objectives: Objectives = NONE,
-    ) -> bool:
-        """Measure into the new file `path`. Returns True if Ctrl-C ended it after some requests.
 
-        Raises UsageError, ServerError or StageError before the first request, KeyboardInterrupt before the first measurement.
-        """
-        left_out = LeftOut()
-        prompts = self._prompts(tokenizer, left_out)
-        rounds = Rounds(self.load, prompts, self.stop, self.find_rate)
-        asyncio.run(_check_server(self.target))
-        allow_open_files(max((level.concurrency or 0 for level in rounds.levels), default=0))
-        try:
-            record(
-                self.target,
-                rounds,
-                prompts,
-                path,
-                settings={**self._settings(), "rows_left_out": str(left_out)},
-                claim=self.expected,
-                progress=progress,
-                tokenizer=tokenizer,
-                processes=self.processes,
-                synthetic=None if self.workload is None else self.workload.to_json(),
-                objectives=objectives,
-                repeats=self.stop.words(),
-                openings=self._openings(tokenizer),
-            )
-        except KeyboardInterrupt:
-            if not path.exists() or '"type": "request"' not in path.read_text(encoding="utf-8"):
-                raise
-            return True
-        return False
+def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> LoadResult:
+    """Measure, and write all observations into the new file `path`. `progress` gets the requests done and planned so far.
 
-    def _prompts(self, tokenizer: Tokenizer | None, left_out: LeftOut) -> tuple[Prompt, ...]:
-        if self.workload is not None:
-            assert tokenizer is not None
-            rows = read_prompts(self.input_data, unrendered, left_out=left_out) if self.input_data else ()
-            return made(tokenizer, self.workload, rows)
-        assert self.input_data is not None
-        chats = self.target.protocol.startswith("openai_chat")  # the server has the template
-        target = self.target
-        special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
-        with nullcontext(unrendered) if chats else chat_renderer(tokenizer_folder(self.tokenizer), special) as render:
-            return read_prompts(self.input_data, render, turns=self.turns, most=self.most_rows, left_out=left_out)
+    Raises UsageError, ServerError or StageError before the first request.
+    """
+    from trtllm_pipeline.measure.load.metrics import analyze
 
-    def _openings(self, tokenizer: Tokenizer | None) -> Openings | None:
-        lengths = self.workload
-        return (
-            Openings(tokenizer, lengths.seed)
-            if lengths is not None and lengths.fresh and tokenizer is not None
-            else None
+    tokenizer = None if plan.tokenizer is None else read_tokenizer(plan.tokenizer)
+    left_out = LeftOut()
+    prompts = _prompts(plan, tokenizer, left_out)
+    target, workload = plan.target, plan.workload
+    if target.protocol == "openai_completions" and any(prompt.images for prompt in prompts):
+        target = replace(target, protocol="openai_chat")
+    rounds = Rounds(plan.load, prompts, plan.stop, plan.find_rate)
+    if target.service.pid is None or plan.exact_if_possible:
+        exact = asyncio.run(_check_server(target))
+        target = replace(target, exact_length=exact) if plan.exact_if_possible else target
+    allow_open_files(max((level.concurrency or 0 for level in rounds.levels), default=0))
+    record(
+        target,
+        rounds,
+        prompts,
+        path,
+        settings={**plan.settings, "exact_length": target.exact_length, "rows_left_out": str(left_out)},
+        claim=plan.expected,
+        progress=progress,
+        tokenizer=tokenizer,
+        processes=plan.processes,
+        synthetic=None if workload is None else workload.to_json(),
+        objectives=plan.objectives,
+        repeats=plan.stop.words(),
+        openings=Openings(tokenizer, workload.seed) if tokenizer and workload and workload.fresh else None,
+    )
+    return analyze(path, tokenizer, plan.objectives)
+
+
+def _prompts(plan: LoadPlan, tokenizer: Tokenizer | None, left_out: LeftOut) -> tuple[Prompt, ...]:
+    """The prompts, checked against the engine's limits if they can be counted."""
+    engine = plan.engine
+    if plan.workload is not None:
+        assert tokenizer is not None
+        data, most = plan.input_data, plan.num_prompts
+        rows = () if data is None else read_prompts(data, unrendered, most=most, left_out=left_out)
+        count = most or min(MOST_MADE, -(-plan.load.most_requests(plan.turns) // plan.turns))
+        prompts = made(tokenizer, replace(plan.workload, prompts=count), rows)
+    else:
+        prompts = _rows(plan, engine, tokenizer, left_out)
+    prompts = each_with_an_image(prompts, plan.images, plan.target.service)
+    if engine is not None and tokenizer is not None:
+        engine.check_lengths(
+            (prompt.id, len(tokenizer.encode(prompt.text).ids), prompt.max_tokens or plan.target.max_tokens)
+            for prompt in prompts
+        )
+    return prompts
+
+
+def _rows(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None, left_out: LeftOut) -> tuple[Prompt, ...]:
+    """The prompts of the input data, unchanged."""
+    assert plan.input_data is not None
+    target = plan.target
+
+    def fits(prompt: Prompt) -> bool:
+        assert engine is not None
+        assert tokenizer is not None
+        longest = engine.longest_prompt(prompt.max_tokens or target.max_tokens)
+        return longest is None or len(tokenizer.encode(prompt.text).ids) <= longest
+
+    special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
+    with chat_renderer(tokenizer_folder(plan.tokenizer), special) as render:
+        if render is None and target.protocol.startswith("openai_chat"):
+            render = unrendered  # the server has the template
+        return read_prompts(
+            plan.input_data,
+            render,
+            turns=plan.turns,
+            most=plan.num_prompts,
+            fits=fits if plan.skip_too_long and engine is not None and tokenizer is not None else None,
+            left_out=left_out,
         )
 
-    def _settings(self) -> dict[str, Any]:
-        """Settings in the event file's header."""
-        target = self.target
-        return {
-            "url": target.service.grpc or target.service.http,
-            "model": target.model,
-            **asdict(self.load),
-            "max_tokens": target.max_tokens,
-            "temperature": target.temperature,
-            "extra_inputs": [
-                f"{name}:{value if isinstance(value, str) else json.dumps(value)}"
-                for name, value in target.options.items()
-            ],
-            "request_timeout_s": target.timeout_s,
-            "declared": dict(self.expected.declared),
-            "processes": self.processes,
-            "input_data": None if self.input_data is None else str(self.input_data),
-            "prompts": "given" if self.input_data is not None else "synthetic",
-            "synthetic": None if self.workload is None else self.workload.to_json(),
-            "turns": self.turns,
-            "exact_length": target.exact_length,
-            "stop_words": list(target.stop_words),
-            "stop_when": dict(self.stop.precisions),
-            "find_rate": self.find_rate,
-        }
 
+async def _check_server(target: Target) -> bool:
+    """True if requests can set an exact output length, as far as the server reports it.
 
-async def _check_server(target: Target) -> None:
-    """Raises ServerError if the server or its model is missing, UsageError for a wrong metrics endpoint."""
-    async with target.client():
-        pass
+    Raises ServerError if the server or its model is missing, UsageError for a wrong metrics endpoint.
+    """
+    async with target.client() as client:
+        exact = not isinstance(client, Client) or client.model.takes("min_tokens")
     metrics = target.service.metrics
     if metrics is not None and await counters.triton(metrics) is None:
         raise UsageError(
             f"--metrics-url {metrics}: no Triton metrics there",
             hint="give Triton's metrics port, HOST:8002 by default",
         )
+    return exact

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.base import Fault, MatrixError, UsageError, tables, user_files
 from trtllm_pipeline.measure.client import images
+from trtllm_pipeline.measure.client.service import Service
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
 OPENING_WORDS: Final = 2
@@ -398,6 +399,17 @@ def _with_images_of(row: Mapping[str, Any], folder: Path | None, prompt: Prompt)
     except ValueError as error:
         raise user_files.RowError("image", f"{row['image']!r}: {error}") from error
     return with_images(prompt, urls) if urls else prompt
+
+
+def each_with_an_image(prompts: Sequence[Prompt], spec: str | None, service: Service) -> tuple[Prompt, ...]:
+    """`prompts` with synthetic images as in `spec`. Triton accepts one image, so prompts that have one stay as they are."""
+    if spec is None:
+        return tuple(prompts)
+    made = images.ImagesAsked.parse(spec)
+    return tuple(
+        prompt if prompt.images and service.kind != "openai" else with_images(prompt, made.make(number))
+        for number, prompt in enumerate(prompts)
+    )
 
 
 def with_images(prompt: Prompt, urls: Sequence[str]) -> Prompt:

@@ -173,6 +173,8 @@ class LevelRun:
     gauges: Sequence[GaugesRecord] = ()
     unsent: int = 0
     """Due requests of an open loop that were never sent."""
+    over_budget: int = 0
+    """Requests that were not sent because the level's time limit was over."""
 
     @cached_property
     def requests(self) -> list[TimedRequest]:
@@ -249,6 +251,7 @@ class LoadRun:
                 [each for each in recorded.speculation if level_of(each) == level],
                 [each for each in recorded.gauges if level_of(each) == level],
                 sum(each["requests"] for each in recorded.unsent if level_of(each) == level),
+                sum(each["requests"] for each in recorded.over_budget if level_of(each) == level),
             )
             for level, repeats in levels.items()
         )

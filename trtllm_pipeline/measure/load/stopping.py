@@ -211,5 +211,5 @@ class Rounds:
             rate *= 1.001  # a separate level
         rounds = next((len(probe.rounds) for probe in progress.probes if probe.rate == rate), 0)
         long_s = self._load.interval_s and max(self._load.interval_s, LEAST_SEARCHED / rate)
-        load = replace(self._load, interval_s=long_s)
+        load = replace(self._load, interval_s=long_s, requests=self._load.requests or LEAST_SEARCHED)
         return [replace(load.level(self._prompts, rounds, None, rate), probes=True)]

@@ -100,8 +100,8 @@ class Target:
     protocol: str
     service: Service
     model: str
-    timeout_s: float
-    max_tokens: int
+    timeout_s: float = 300.0
+    max_tokens: int = 1
     """max_tokens of a request whose prompt has none."""
     temperature: float = 0.0
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -132,12 +132,7 @@ class Target:
         streaming: bool = True,
         metrics: str | None = None,
         timeout_s: float = 300.0,
-        max_tokens: int,
-        temperature: float = 0.0,
-        options: Mapping[str, Option] | None = None,
-        exact_length: bool = False,
-        stop_words: tuple[str, ...] = (),
-        seed: int = 0,
+        max_tokens: int = 1,
     ) -> Target:
         """A model of the server at a URL, see `service_at`. An OpenAI server's key is that of OPENAI_API_KEY."""
         return cls(
@@ -147,12 +142,7 @@ class Target:
             model,
             timeout_s,
             max_tokens,
-            temperature,
-            options or {},
-            environment_key() if protocol == "openai" else None,
-            exact_length=exact_length,
-            stop_words=stop_words,
-            seed=seed,
+            api_key=environment_key() if protocol == "openai" else None,
         )
 
     def client(self) -> AnyClient:

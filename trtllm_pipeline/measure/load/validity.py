@@ -62,6 +62,8 @@ CHARACTER_TOKENS: Final = 4
 MAX_SILENT_SHARE: Final = 0.20
 """Share of TTFT between the first chunk without text and the first text."""
 MAX_SILENT_ANSWERS: Final = 0.10
+FAR_SHARE: Final = 0.5
+"""Mean length / the cell's length, below which a load is not one of the cell's lengths."""
 SPARE_TOKENS: Final = 8
 """Per response: counted tokens that have no text, such as the end token and reasoning marks."""
 MAX_UNSEEN_SHARE: Final = 0.50
@@ -356,9 +358,10 @@ def _fixed_length(run: LoadRun) -> bool:
     """True if requests continue past the model's end token, as with `ignore_eos`."""
     settings = run.records.header["settings"]
     given = settings.get("extra_inputs")
-    inputs = given if isinstance(given, list) else ()
-    switched_on = any(str(each).partition(":")[::2] == ("ignore_eos", "true") for each in inputs)
-    return switched_on or bool(settings.get("exact_length")) or settings.get("workload") == "isl_osl"
+    inputs = given if isinstance(given, dict) else dict(str(each).partition(":")[::2] for each in given or ())
+    return inputs.get("ignore_eos") in {True, "true"} or bool(
+        settings.get("exact_length", settings.get("workload") == "isl_osl")
+    )
 
 
 def _missing(request: TimedRequest) -> int:
@@ -673,6 +676,36 @@ def _saturation(_run: LoadRun, level: LevelRun) -> Found:
             "warning",
             f"saturated at {rate:.3g} requests/s: the server fell behind the requested {level.request_rate:g}{left}",
         )
+
+
+@_gate(
+    "mean lengths of prompts and outputs, and those that the server was built for",
+    f"-; a warning below {FAR_SHARE:.0%}",
+    "shorter requests are faster: the result is not one of these lengths",
+)
+def _far_lengths(run: LoadRun, level: LevelRun) -> Found:
+    declared = run.records.header["settings"].get("declared") or {}
+    longest, whole = declared.get("max_input_len"), declared.get("max_seq_len")
+    if not longest or not whole or whole <= longest or declared.get("speculative") == "draft":
+        return  # an engine with a draft model also accepts the output so far as its input
+    inputs = [count for request in level.answered if (count := request.input_tokens) is not None]
+    outputs = [request.output_tokens for request in level.answered]
+    if not inputs:
+        return
+    if fmean(inputs) < FAR_SHARE * longest or fmean(outputs) < FAR_SHARE * (whole - longest):
+        means = f"{fmean(inputs):.0f} input and {fmean(outputs):.0f} output tokens"
+        yield "warning", f"the load has {means} on average, far from the {longest} and {whole - longest} of the cell"
+
+
+@_gate(
+    "requests that a level did not send because its time limit was over (`level_budget_s`)",
+    "-; reported",
+    "the level has fewer requests than planned",
+)
+def _level_budget(_run: LoadRun, level: LevelRun) -> Found:
+    if level.over_budget:
+        sent = len(level.measured)
+        yield "info", f"the time limit of the level ended it after {sent} of {sent + level.over_budget} requests"
 
 
 @_gate(

@@ -26,8 +26,33 @@ HANDOVER_NS: Final = 5_000_000
 HANDOVER_SHARE: Final = 0.05
 """Share of the next request's time."""
 STEADY_SHARE: Final = 0.95
+REQUESTS_EACH: Final = 8
+"""Default requests of a level, for each in flight: the first and the last one are not in the steady window."""
+LEAST_REQUESTS: Final = 32
+"""Minimum default requests of a level."""
+LEVEL_BUDGET_S: Final = 300.0
+"""Default time limit of a level whose number of requests is not given."""
 Happened = tuple[int, int]
 """Time in ns, and how many of something happened then."""
+
+
+def levels_up_to(batch_size: int) -> tuple[int, ...]:
+    """Default concurrencies for a server that processes at most `batch_size` requests at a time: 1, 4, 16 ... `batch_size`."""
+    levels, level = [], 1
+    while level < batch_size:
+        levels.append(level)
+        level *= 4
+    return (*levels, batch_size)
+
+
+def requests_of(requests: int | None, concurrency: int | None) -> int:
+    """Measured requests of a level: as given, or the default. `concurrency` is None for an open loop."""
+    return max(LEAST_REQUESTS, REQUESTS_EACH * (concurrency or 0)) if requests is None else requests
+
+
+def level_budget(budget_s: float | None, requests: int | None) -> float | None:
+    """Time limit of a level: as given, or the default. None for no limit."""
+    return LEVEL_BUDGET_S if budget_s is None and requests is None else budget_s
 
 
 def least_requests(concurrency: int, warmup: int, turns: int = 1) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, is_dataclass
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, create_model
 from pydantic import Field as Key
 
 from trtllm_pipeline.tensorrt import Setting, params
@@ -14,6 +14,17 @@ from trtllm_pipeline.tensorrt import Setting, params
 M = TypeVar("M", bound=BaseModel)
 STRICT: Final = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 """Unknown keys, conversions and changes are errors."""
+T = TypeVar("T")
+
+
+def _unique(values: tuple[T, ...]) -> tuple[T, ...]:
+    repeated = [value for index, value in enumerate(values) if value in values[:index]]
+    if repeated:
+        raise ValueError(f"{repeated[0]!r} is given twice")
+    return values
+
+
+UNIQUE: Final = AfterValidator(_unique)
 _MOST: Final = 2**40
 """Limit of all integers."""
 
@@ -93,6 +104,6 @@ def _type(field: params.ParamField) -> Any:
     if get_origin(kind) is dict and get_args(kind)[1] is float:
         item = dict.__class_getitem__((get_args(kind)[0], Annotated[float, Key(gt=0)]))
     if get_origin(kind) is tuple:
-        item = tuple.__class_getitem__((item, ...))
-        item = Annotated[item, Key(min_length=1)] if field.optional else item
+        item = Annotated[tuple.__class_getitem__((item, ...)), UNIQUE]
+        item = Annotated[item, Key(min_length=1)] if field.optional and not about.empty else item
     return item | None if field.optional else item

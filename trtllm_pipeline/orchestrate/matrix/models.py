@@ -38,7 +38,7 @@ from pydantic_core.core_schema import ModelSchema
 
 from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked
 from trtllm_pipeline.models import Form, dataset_file
-from trtllm_pipeline.orchestrate.matrix.derive import STRICT, derived, with_sections
+from trtllm_pipeline.orchestrate.matrix.derive import STRICT, UNIQUE, derived, with_sections
 from trtllm_pipeline.orchestrate.matrix.document import nearest
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
 from trtllm_pipeline.orchestrate.matrix.spelling import PARALLEL, canonical_lengths, canonical_parallel
@@ -109,13 +109,6 @@ def _specifiers(value: str) -> str:
     return value
 
 
-def _unique(values: tuple[T, ...]) -> tuple[T, ...]:
-    repeated = [value for index, value in enumerate(values) if value in values[:index]]
-    if repeated:
-        raise ValueError(f"{repeated[0]!r} is given twice")
-    return values
-
-
 def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
@@ -170,7 +163,7 @@ Lengths = Annotated[
     AfterValidator(canonical_lengths),
     WithJsonSchema({"type": "string", "pattern": r"^[1-9]\d{0,8}, ?[1-9]\d{0,8}$", "examples": ["2048,1024"]}),
 ]
-Unique = AfterValidator(_unique)
+Unique = UNIQUE
 NonEmpty = Field(min_length=1)
 
 
@@ -554,22 +547,17 @@ Share = Annotated[
 class Perf(Section):
     """Performance measurement: load, data and limits."""
 
-    concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=params.MOST_IN_FLIGHT)], ...], Unique] = (1, 4)
-    """Levels of requests in flight, measured one after another. [] measures only request_rate."""
-    request_rate: Annotated[tuple[Annotated[float, Field(gt=0, le=params.MOST_RATE)], ...], Unique] = ()
-    """Levels of the mean request rate [1/s], without a limit on requests in flight. They follow those of concurrency."""
     slo: dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], Annotated[float, Field(gt=0)]] = {}
     """Latency objectives. Goodput is the share of requests that meet all of them. At a request rate, times count from the
     scheduled start of a request."""
-    input_data: DataSet = "builtin:prompts"
+    input_data: DataSet | None = None
     """Prompts as JSONL, or ShareGPT or CNN/DailyMail data: a path relative to the matrix file, builtin:NAME, or
-    hub:ORGANIZATION/NAME[/PATH][@REVISION] on the Hugging Face Hub."""
+    hub:ORGANIZATION/NAME[/PATH][@REVISION] on the Hugging Face Hub. Default: synthetic prompts, or builtin:prompts with
+    `workload: prompts`."""
     lengths_data: DataFile | None = None
     """(isl_osl) Lengths as JSONL, `input_tokens` and `output_tokens` in each line, used in order. Default: the mean lengths."""
     stop_when: dict[params.StopMetric, Share] = {}
     """Repeat until the 95% intervals of these metrics are at most this wide to either side, such as `output_tps: 3%`."""
-    max_tokens: Annotated[int, Field(ge=1, le=params.MOST_TOKENS)] | None = None
-    """Output tokens per request. Default: the cell's output length."""
     exclusive: Literal["machine", "gpu", "none"] = "machine"
     """Exclusive use during a measurement, among all pipelines on the machine. machine: nothing else runs. gpu: other measurements
     run on other GPUs and CPUs, and a measurement without a GPU gets the whole machine. none: anything else may run."""

@@ -16,7 +16,7 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.request import Request
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import catalog as toolchains
-from trtllm_pipeline.tensorrt import reachable
+from trtllm_pipeline.tensorrt import load_levels, reachable
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -255,14 +255,9 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
 
 def _connections(plan: Plan) -> int:
     """Connections of the plan's largest load."""
-    loads = [
-        load
-        for run in plan.stage_runs.values()
-        if run.stage.scope is Scope.IN_SERVICE
-        for load in (run.first_cell.settings["perf"]["concurrency"], run.first_cell.settings["accuracy"]["concurrency"])
-    ]
-    numbers = [number for load in loads for number in (load if isinstance(load, (list, tuple)) else [load])]
-    return max((number for number in numbers if isinstance(number, int)), default=0)
+    cells = [run.first_cell for run in plan.stage_runs.values() if run.stage.scope is Scope.IN_SERVICE]
+    scored = [count for cell in cells if isinstance(count := cell.settings["accuracy"]["concurrency"], int)]
+    return max((*scored, *(level for cell in cells for level in load_levels(cell))), default=0)
 
 
 def exposed(plan: Plan) -> list[str]:

@@ -1,4 +1,4 @@
-"""`pipeline bench`: load any server by its URL, compute its metrics again, test the load client itself."""
+"""`pipeline bench`: load any server by its URL, compute its metrics again."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final
 
 import typer
 
 from trtllm_pipeline.base import UsageError, terminal
-from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit_as, note
-from trtllm_pipeline.tensorrt import params
+from trtllm_pipeline.tensorrt import PerfParams, params
 
 OTHER_NAMES: Final = {
     **dict.fromkeys(("request-count", "num-requests"), "requests"),
     **dict.fromkeys(("warmup-request-count", "num-warmup-requests"), "warmup-requests"),
     **dict.fromkeys(("output-tokens-mean", "osl"), "max-tokens"),
-    "synthetic-input-tokens-mean": "isl",
-    "synthetic-input-tokens-stddev": "isl-stddev",
-    "output-tokens-stddev": "osl-stddev",
+    **dict.fromkeys(("synthetic-input-tokens-mean", "isl"), "input-tokens"),
+    **dict.fromkeys(("synthetic-input-tokens-stddev", "isl-stddev"), "input-tokens-stddev"),
+    "osl-stddev": "output-tokens-stddev",
+    "measurement-interval": "measurement-interval-ms",
     "session-turns-mean": "turns",
     "arrival-pattern": "request-distribution",
     "arrival-smoothness": "burstiness",
@@ -32,12 +33,27 @@ OTHER_NAMES: Final = {
     "profile-export-file": "event-file",
     **options.TOKENIZER_NAMES,
 }
-"""What genai-perf, aiperf and other load clients call options that mean the same."""
+"""Names that genai-perf, aiperf and other load clients have for options that mean the same."""
+_BY_HAND: Final = ("declared", "exclusive", "lora", "lora_names", "protocol", "slo")
+"""Parameters of perf that a server at a URL has in another form, or not at all."""
+_PANELS: Final = {
+    options.SERVER_PANEL: (
+        *("url", "model", "protocol", "endpoint_type", "streaming", "metrics_url", "request_timeout_s", "processes"),
+    ),
+    "Expected server configuration, verified against the server": ("declare", "engine", "repository"),
+    "The load": (
+        *("concurrency", "request_rate", "request_distribution", "burstiness", "requests", "measurement_interval_ms"),
+        *("level_budget_s", "warmup", "warmup_requests", "max_in_flight", "turn_delay_s", "find_rate", "repeats"),
+        *("stop_when", "max_repeats", "budget_s", "random_seed"),
+    ),
+    "The requests": ("input_data", "lengths_data"),
+    "The results": ("tokenizer", "slo", "event_file", "format"),
+}
+"""Options in the order of the help. All others are in _REQUESTS."""
+_REQUESTS: Final = "The requests"
 
 _server: Final = partial(options.option, rich_help_panel=options.SERVER_PANEL)
 _expected: Final = partial(options.option, rich_help_panel="Expected server configuration, verified against the server")
-_load: Final = partial(options.option, rich_help_panel="The load")
-_requests: Final = partial(options.option, rich_help_panel="The requests")
 _results: Final = partial(options.option, rich_help_panel="The results")
 
 MetricsUrl = _server(
@@ -57,126 +73,16 @@ Engine = _expected(
 Repository = _expected(
     "--repository", "DIR", "Its model repository; each config.pbtxt is compared with what the server runs."
 )
-Concurrency = _load(
-    "--concurrency",
-    "N,...",
-    "Requests in flight, level by level, such as 1,4; a range is FIRST:LAST:STEP (default: 1).",
-)
-RequestRate = _load(
-    "--request-rate", "N,...", "Requests a second, level by level, such as 5,10, however many are in flight."
-)
-Distribution = _load("--request-distribution", None, "Gaps between requests of a rate.")
-Burstiness = _load("--burstiness", "X", "Shape of gamma: below 1 in bursts, above 1 more even.")
-RandomSeed = _load("--random-seed", "N", "Seed of arrival times and synthetic prompts.")
-Requests = _load(
-    "--requests", "N", "Requests at each level; at least three for each in flight.", min=1, max=params.MOST_REQUESTS
-)
-WarmupRequests = _load(
-    "--warmup-requests",
-    "N",
-    "Requests before each level (default: 2 for each in flight; 4 for a rate).",
-    min=0,
-    max=params.MOST_REQUESTS,
-)
-Repeats = _load(
-    "--repeats", "N", "Measure each level this often, the levels taking turns.", min=1, max=params.MOST_REPEATS
-)
-UntilFlat = Annotated[
-    bool,
-    options.switch(
-        "--warmup-until-flat",
-        "Go on with the warm-up until the time to first token has stopped falling, eight times as long at most.",
-        rich_help_panel="The load",
-    ),
-]
-Interval = _load(
-    "--measurement-interval",
-    "MS",
-    "Measure each level for so many milliseconds, instead of --requests.",
-    min=0,
-    max=1e9,
-)
-MaxInFlight = _load(
-    "--max-in-flight",
-    "N",
-    "Requests in flight of a rate, at most; a server that falls behind is measured as saturated.",
-    min=1,
-    max=params.MOST_IN_FLIGHT,
-)
-StopWhen = _load(
-    "--stop-when",
-    "METRIC=PERCENT,...",
-    "Repeat until the 95% intervals of these metrics are this narrow, to either side, such as output_tps=3%.",
-)
-MaxRepeats = _load("--max-repeats", "N", "Most repeats, where --stop-when decides.", min=1, max=params.MOST_REPEATS)
-Budget = _load("--budget-s", "SECONDS", "After that no further repeat, or rate, is begun.", min=0)
-FindRate = _load(
-    "--find-rate",
-    "SHARE",
-    "Look for the highest request rate at which this share of requests, such as 0.95, meets --slo; needs 300 --requests.",
-)
-Processes = _load(
+Processes = _server(
     "--processes", "N", "Load processes (default: as many as a level needs).", min=1, max=params.MOST_PROCESSES
 )
-InputData = _requests("--input-data", "FILE", "JSONL file of prompts, or builtin:NAME (default: builtin:prompts).")
-Isl = _requests(
-    "--isl",
-    "N",
-    "Prompts of exactly N tokens, or on average: --input-data cut or padded, or else synthetic; needs --tokenizer.",
-    min=1,
-    max=params.MOST_TOKENS,
+InputData = options.option(
+    "--input-data", "FILE", "JSONL file of prompts, or builtin:NAME (default: synthetic, or builtin:prompts)."
 )
-IslStddev = _requests("--isl-stddev", "N", "Standard deviation of that length.", min=0, max=params.MOST_TOKENS)
-OslStddev = _requests(
-    "--osl-stddev", "N", "Standard deviation of --max-tokens, of prompts of --isl.", min=0, max=params.MOST_TOKENS
-)
-Lengths = _requests(
+Lengths = options.option(
     "--lengths-data",
     "FILE",
-    "JSONL of input_tokens and output_tokens, one pair for each prompt, instead of --isl and --max-tokens.",
-)
-SharedPrefix = _requests(
-    "--shared-prefix-tokens",
-    "N",
-    "Tokens at the beginning of prompts of --isl that they share.",
-    min=0,
-    max=params.MOST_TOKENS,
-)
-SharedPrefixes = _requests(
-    "--shared-prefixes", "N", "How many such beginnings there are, in turn.", min=1, max=params.MOST_REQUESTS
-)
-SessionTurns = _requests(
-    "--turns",
-    "N",
-    "Requests of a conversation, at most, each sent when the one before is answered; of --isl the last has the whole length.",
-    min=1,
-    max=1000,
-)
-TurnDelay = _requests("--turn-delay-s", "SECONDS", "Between an answer and the next turn.", min=0, max=1e6)
-NumPrompts = _requests(
-    "--num-prompts",
-    "N",
-    "Prompts, or conversations: the first of --input-data (default: all), or so many synthetic ones (default: another for each request).",
-    min=1,
-    max=params.MOST_REQUESTS,
-)
-IgnoreEos = Annotated[
-    bool,
-    options.switch(
-        "--ignore-eos",
-        "Answers of exactly their --max-tokens, past the model's own end, by the inputs that the server has for it.",
-        rich_help_panel="The requests",
-    ),
-]
-StopWords = _requests("--stop-words", "TEXT", "A text that ends an answer; can be given several times.")
-MaxTokens = _requests(
-    "--max-tokens", "N", "Output tokens of a request whose prompt does not say.", min=1, max=params.MOST_TOKENS
-)
-Temperature = _requests("--temperature", "X", "Temperature; 0 is greedy.")
-ExtraInputs = _requests(
-    "--extra-inputs",
-    "NAME:VALUE",
-    "A further input of every request, such as ignore_eos:true; can be given several times.",
+    "JSONL of input_tokens and output_tokens, one pair for each prompt, instead of --input-tokens and --max-tokens.",
 )
 TokenCounter = Annotated[
     Path | None,
@@ -206,7 +112,7 @@ EventFile = _results(
 )
 
 
-def load(
+def _load(
     url: options.Url,
     model: options.Model,
     protocol: options.Protocol = "grpc",
@@ -215,45 +121,17 @@ def load(
         bool, options.switch("--streaming", "Stream the answers.", rich_help_panel=options.SERVER_PANEL)
     ] = True,
     metrics_url: Annotated[str | None, MetricsUrl] = None,
-    request_timeout_s: options.RequestTimeout = 300.0,
+    processes: Annotated[int | None, Processes] = None,
     declare: Annotated[list[str] | None, Declare] = None,
     engine: Annotated[Path | None, Engine] = None,
     repository: Annotated[Path | None, Repository] = None,
-    concurrency: Annotated[str | None, Concurrency] = None,
-    request_rate: Annotated[str | None, RequestRate] = None,
-    request_distribution: Annotated[Literal["poisson", "constant", "gamma"], Distribution] = "poisson",
-    burstiness: Annotated[float, Burstiness] = 1.0,
-    random_seed: Annotated[int, RandomSeed] = 0,
-    requests: Annotated[int, Requests] = 64,
-    warmup_requests: Annotated[int | None, WarmupRequests] = None,
-    warmup_until_flat: UntilFlat = False,
-    measurement_interval: Annotated[float | None, Interval] = None,
-    max_in_flight: Annotated[int | None, MaxInFlight] = None,
-    repeats: Annotated[int, Repeats] = 1,
-    stop_when: Annotated[str | None, StopWhen] = None,
-    max_repeats: Annotated[int, MaxRepeats] = 20,
-    budget_s: Annotated[float | None, Budget] = None,
-    find_rate: Annotated[float | None, FindRate] = None,
-    processes: Annotated[int | None, Processes] = None,
     input_data: Annotated[str | None, InputData] = None,
-    isl: Annotated[int | None, Isl] = None,
-    isl_stddev: Annotated[int, IslStddev] = 0,
-    osl_stddev: Annotated[int, OslStddev] = 0,
     lengths_data: Annotated[Path | None, Lengths] = None,
-    shared_prefix_tokens: Annotated[int, SharedPrefix] = 0,
-    shared_prefixes: Annotated[int, SharedPrefixes] = 1,
-    turns: Annotated[int, SessionTurns] = 1,
-    turn_delay_s: Annotated[float, TurnDelay] = 0.0,
-    num_prompts: Annotated[int | None, NumPrompts] = None,
-    max_tokens: Annotated[int, MaxTokens] = 128,
-    ignore_eos: IgnoreEos = False,
-    temperature: Annotated[float, Temperature] = 0.0,
-    stop_words: Annotated[list[str] | None, StopWords] = None,
-    extra_inputs: Annotated[list[str] | None, ExtraInputs] = None,
     tokenizer: TokenCounter = None,
     slo: Slo = None,
     event_file: Annotated[Path | None, EventFile] = None,
     format: options.TableOrCsv = "table",
+    **load: Any,
 ) -> None:
     r"""Load a running server and report its latency and throughput.
 
@@ -266,77 +144,23 @@ def load(
       pipeline bench load -u http://localhost:8000 --protocol openai --model Qwen/Qwen2.5-0.5B \
           --request-rate 5,10 --slo ttft=300ms,tpot=40ms
       pipeline bench load -u localhost:8001 --model ensemble --concurrency 8 --tokenizer MODEL_DIR \
-          --isl 512 --max-tokens 128
+          --input-tokens 512 --max-tokens 128
       pipeline bench load -u localhost:8001 --model ensemble --declare enable_kv_cache_reuse=false --engine ENGINE_DIR
     """
-    from trtllm_pipeline.measure import (
-        BUILT_IN_PROMPTS,
-        LEVEL_METRICS,
-        ExpectedServer,
-        Load,
-        LoadResult,
-        ServerLoad,
-        StopRule,
-        Target,
-        Workload,
-        analyze,
-        of_load,
-        parse_precisions,
-        read_lengths,
-    )
+    from trtllm_pipeline.measure import ExpectedServer, LoadResult, Target, analyze, of_load, run
     from trtllm_pipeline.models import dataset_file, tokenizer_at
     from trtllm_pipeline.show.report import load_tables
+    from trtllm_pipeline.tensorrt import load_plan
 
     objectives = of_load(slo)
-    lengths = () if lengths_data is None else read_lengths(lengths_data)
-    made = bool(isl or lengths)
-    if not made and (isl_stddev or osl_stddev or shared_prefix_tokens):
-        raise UsageError("--isl-stddev, --osl-stddev and --shared-prefix-tokens need --isl")
-    rates = options.numbers("--request-rate", request_rate, float, params.MOST_RATE)
-    interval_s = None
-    if measurement_interval is not None:
-        interval_s = options.positive("--measurement-interval", measurement_interval) / 1e3
-        if wrong := next(filter(None, (params.too_many(interval_s, rate) for rate in rates)), None):
-            raise UsageError(f"--measurement-interval: {wrong}", hint="give a shorter interval, or a lower rate")
-    run = ServerLoad(
-        target=Target.at(
-            url,
-            protocol,
-            model,
-            endpoint=endpoint_type,
-            streaming=streaming,
-            metrics=metrics_url,
-            timeout_s=options.positive("--request-timeout-s", request_timeout_s),
-            max_tokens=max_tokens,
-            temperature=temperature,
-            options=options.pairs("--extra-inputs", extra_inputs, ":"),
-            exact_length=ignore_eos,
-            stop_words=tuple(stop_words or ()),
-            seed=random_seed,
-        ),
-        load=Load(
-            concurrency=options.counts(
-                "--concurrency", concurrency or (None if request_rate or find_rate else "1"), params.MOST_IN_FLIGHT
-            ),
-            request_rate=rates,
-            requests=requests,
-            warmup_requests=warmup_requests,
-            repeats=repeats,
-            distribution=request_distribution,
-            burstiness=options.positive("--burstiness", burstiness),
-            seed=random_seed,
-            until_flat=warmup_until_flat,
-            interval_s=interval_s,
-            max_in_flight=max_in_flight,
-            turn_delay_s=turn_delay_s,
-        ),
-        stop=StopRule(
-            precisions={} if stop_when is None else parse_precisions(stop_when, LEVEL_METRICS),
-            max_repeats=max_repeats,
-            budget_s=budget_s,
-        ),
-        find_rate=find_rate,
-        expected=ExpectedServer(
+    if not streaming and "tpot" in objectives.per_request:
+        raise UsageError("--slo tpot: without streaming there is no TPOT", hint="leave out --no-streaming")
+    typed = {name: value for name, value in load.items() if value not in (None, [])}
+    per_request = {f"{name}_ms": limit for name, limit in objectives.per_request.items()}
+    plan = load_plan(
+        stage_options.read_class(PerfParams, typed, {"slo": per_request or None}),
+        Target.at(url, protocol, model, endpoint=endpoint_type, streaming=streaming, metrics=metrics_url),
+        ExpectedServer(
             options.pairs("--declare", declare, "="),
             engine
             if engine is not None and engine.suffix == ".gguf" and engine.is_file()
@@ -344,39 +168,27 @@ def load(
             options.folder("--repository", repository),
             "the command line",
         ),
-        input_data=None
-        if made and input_data is None
-        else dataset_file.data_file(input_data or BUILT_IN_PROMPTS, Path()),
-        turns=turns,
-        most_rows=num_prompts,
-        workload=Workload(
-            input_tokens=isl or 0,
-            input_tokens_stddev=isl_stddev,
-            output_tokens=max_tokens if osl_stddev else None,
-            output_tokens_stddev=osl_stddev,
-            lengths=lengths,
-            shared_prefix_tokens=shared_prefix_tokens,
-            shared_prefixes=shared_prefixes,
-            turns=turns,
-            prompts=num_prompts,
-            fresh=input_data is None and num_prompts is None,
-            seed=random_seed,
-        )
-        if made
-        else None,
+        input_data=None if input_data is None else dataset_file.data_file(input_data, Path()),
+        lengths_data=lengths_data,
         tokenizer=tokenizer,
+        objectives=objectives,
         processes=processes,
     )
-    run.check(objectives)
-    path = _new_file("--event-file", event_file or Path(time.strftime(f"perf-%Y%m%d-%H%M%S-{os.getpid()}.jsonl")))
     counter = None if tokenizer is None else tokenizer_at(tokenizer)
-    interrupted = run.record_until_interrupted(path, counter, _progress(), objectives)
+    path = _new_file("--event-file", event_file or Path(time.strftime(f"perf-%Y%m%d-%H%M%S-{os.getpid()}.jsonl")))
+    interrupted = False
+    try:
+        result = run(plan, path, _progress())
+    except KeyboardInterrupt:
+        if not path.exists() or '"type": "request"' not in path.read_text(encoding="utf-8"):
+            raise
+        interrupted, result = True, analyze(path, counter, objectives)
     note(f"events: {path}")
-    result = analyze(path, counter, objectives)
     emit_as(format, result, table=load_tables.to_text, csv=load_tables.to_csv, json=LoadResult.to_json)
     raise typer.Exit(130 if interrupted else 0 if result.valid else 1)
 
 
+load: Final = stage_options.with_class(_load, PerfParams, but=_BY_HAND, panels=_PANELS, panel=_REQUESTS)
 vars(load)["aliases"] = OTHER_NAMES
 
 

@@ -90,15 +90,25 @@ def show(
     """
     from trtllm_pipeline.orchestrate import expand, load, machine_and_cells, plan_file, select
 
+    from trtllm_pipeline.tensorrt import load_words
+
     request = options.request(matrix, cells, sets, None, toolchain, assume)
     if assume is None:
         selected = select(expand(load(request), default_toolchain=toolchain or "auto"), request.cells)
     else:
         _, selected = machine_and_cells(request)
+    loads = {cell.id: load_words(cell) for cell in selected}
     rows = [
-        {"id": cell.id, **plan_file.axes(cell), "settings": cell.settings, "reason": cell.reason} for cell in selected
+        {
+            "id": cell.id,
+            **plan_file.axes(cell),
+            "load": loads[cell.id],
+            "settings": cell.settings,
+            "reason": cell.reason,
+        }
+        for cell in selected
     ]
-    lines = (f"{cell.id}  can never work: {cell.reason}" if cell.reason else cell.id for cell in selected)
+    lines = (f"{cell.id}  {f'can never work: {cell.reason}' if cell.reason else loads[cell.id]}" for cell in selected)
     emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: "\n".join(lines))
 
 

@@ -8,11 +8,11 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
 import typer
@@ -23,9 +23,6 @@ from trtllm_pipeline.show.cli import completion
 from trtllm_pipeline.show.report.report_formats import AFTER_RUN, COMPARED, FORMATS
 
 WORKSPACE = DEFAULT_WORKSPACE
-N = TypeVar("N", int, float)
-_MOST_LEVELS: Final = 100
-_POSITIVE: Final[Mapping[Any, str]] = {int: "a positive whole number", float: "a positive number"}
 
 
 def option(flags: str, metavar: str | None, text: str, *, complete: Any = None, **more: Any) -> Any:
@@ -465,44 +462,6 @@ def positive(option: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise UsageError(f"{option}: expected a positive number, got {value:g}")
     return value
-
-
-def numbers(option: str, text: str | None, kind: Callable[[str], N], most: N) -> tuple[N, ...]:
-    """Parse `1,4` into positive numbers up to `most`, empty for None. Raises UsageError."""
-    levels: list[N] = []
-    for part in [] if text is None else text.split(","):
-        try:
-            value = kind(part if "_" not in part and "+" not in part else "0")
-        except ValueError:
-            value = kind("0")
-        if not 0 < value <= most:
-            raise UsageError(
-                f"{option}: expected {_POSITIVE[kind]} up to {most:.0f}, got {part.strip()!r}",
-                hint=f"levels are separated by commas: {option} 1,4",
-            )
-        if value in levels:
-            raise UsageError(f"{option} {text}: duplicate value", hint="--repeats measures every level again")
-        levels.append(value)
-    return tuple(levels)
-
-
-def counts(option: str, text: str | None, most: int) -> tuple[int, ...]:
-    """Like `numbers`, and expands FIRST:LAST[:STEP]. Raises UsageError."""
-    parts = []
-    for part in [] if text is None else text.split(","):
-        if ":" not in part:
-            parts.append(part)
-            continue
-        words = [int(word) if word.isdecimal() and len(word) < 10 else 0 for word in part.strip().split(":")]
-        first, last, step = (*words, 1)[:3] if len(words) < 4 else (0, 0, 0)
-        values = range(first, last + 1, step) if first and step else range(0)
-        if not 0 < len(values) <= _MOST_LEVELS:
-            raise UsageError(
-                f"{option}: expected FIRST:LAST:STEP with at most {_MOST_LEVELS} levels, got {part.strip()!r}",
-                hint=f"{option} 2:8:2 is {option} 2,4,6,8",
-            )
-        parts += map(str, values)
-    return numbers(option, None if text is None else ",".join(parts), int, most)
 
 
 def pairs(option: str, texts: Sequence[str] | None, sign: str) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, is_dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 from trtllm_pipeline.base import Json, Scope, UsageError
 from trtllm_pipeline.show.cli import options
@@ -21,6 +22,8 @@ from trtllm_pipeline.tensorrt import catalog as toolchains
 T = TypeVar("T")
 _BY_HAND = "On explicit files"
 _PARAMETERS = "Parameters"
+_MOST_LEVELS: Final = 100
+"""Numbers of a range."""
 FETCHING = ("download", *companions.NAMES)
 """Stages that take the name of a model."""
 OF_ANOTHER = {("score", "input_data"): "perf"}
@@ -113,8 +116,10 @@ def _option(name: str, same: list[params.ParamField]) -> inspect.Parameter:
     if field.type is bool:
         about = options.switch(option, text, rich_help_panel=_PARAMETERS, show_default=False)
         return _parameter(name, Annotated[bool | None, about])
-    if _is_mapping(field):
-        about = options.option(option, "NAME=VALUE", text, rich_help_panel=_PARAMETERS, show_default=False)
+    if _is_mapping(field) or name in _TEXTS:
+        metavar = "TEXT" if name in _TEXTS else "NAME=VALUE"
+        text = f"{text.removesuffix('.')}; can be given several times."
+        about = options.option(option, metavar, text, rich_help_panel=_PARAMETERS, show_default=False)
         return _parameter(name, Annotated[list[str] | None, about])
     every = all(each.choices for each in same)  # where one takes any text, there is nothing to choose from
     choices = list(dict.fromkeys(word for each in same for word in each.choices)) if every else []
@@ -129,6 +134,8 @@ def _is_mapping(field: params.ParamField) -> bool:
     return get_origin(field.type) is dict and field.type != params.Objectives and field.type != params.Precisions
 
 
+_TEXTS = ("stop_words",)
+"""Lists whose values may contain a comma."""
 _METAVARS = {
     **dict.fromkeys(("http_port", "grpc_port", "metrics_port"), "PORT"),
     **dict.fromkeys(
@@ -219,7 +226,10 @@ def read_class(cls: Callable[..., T], typed: Mapping[str, Any], *defaults: Mappi
     wrong += [] if wrong else faults(cls, found)
     if wrong:
         raise UsageError("\n  ".join(wrong))
-    return params.load(cls, found, *defaults)
+    try:
+        return params.load(cls, found, *defaults)
+    except ValueError as error:  # values that contradict each other
+        raise UsageError(str(error)) from error
 
 
 def values(stage: Stage, typed: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,29 +292,53 @@ def _read(field: params.ParamField, text: Any) -> Any:
         return parse_precisions(text, get_args(params.StopMetric))
     if _is_mapping(field):
         return _mapping(text)
+    if isinstance(text, list):
+        return text
     if get_origin(field.type) is tuple:
-        return [_scalar(get_args(field.type)[0], part.strip()) for part in text.split(",") if part.strip()]
+        kind = get_args(field.type)[0]
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return [_scalar(kind, each) for part in parts for each in (_spread(part) if kind is int else [part])]
     return options.seconds(text) if is_duration(field) else _scalar(field.type, text)
+
+
+def _spread(part: str) -> list[str]:
+    """The numbers of FIRST:LAST[:STEP], or `part` itself. Raises ValueError."""
+    if ":" not in part:
+        return [part]
+    words = [int(word) if word.isdecimal() and len(word) < 10 else 0 for word in part.split(":")]
+    first, last, step = (*words, 1)[:3] if len(words) < 4 else (0, 0, 0)
+    values = range(first, last + 1, step) if first and step else range(0)
+    if not 0 < len(values) <= _MOST_LEVELS:
+        raise ValueError(
+            f"expected FIRST:LAST:STEP with at most {_MOST_LEVELS} levels, such as 2:8:2 for 2,4,6,8, got {part!r}"
+        )
+    return list(map(str, values))
 
 
 def _scalar(kind: Any, text: str) -> Json:
     if kind not in {int, float}:
         return text
     try:
+        if "_" in text:  # Python's own
+            raise ValueError
         return int(text) if kind is int else float(text)
     except ValueError:
         raise ValueError(f"{text!r} is not {'a whole number' if kind is int else 'a number'}") from None
 
 
+_SIGN: Final = re.compile("[=:]")
+
+
 def _mapping(pairs: list[str]) -> dict[str, Any]:
-    """`a.b=1` and `c=text` as a mapping; values are YAML."""
+    """`a.b=1` and `c=text` as a mapping; values are YAML. `c:text`, as other load clients write it, means the same."""
     from trtllm_pipeline.base import user_files
 
     found: dict[str, Any] = {}
     for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
+        name, *texts = _SIGN.split(pair, maxsplit=1)
+        if not texts or not name:
             raise ValueError(f"{pair!r} is not of the form NAME=VALUE")
+        (text,) = texts
         value = user_files.decode_yaml(text.encode())
         try:
             json.dumps(value, allow_nan=False)

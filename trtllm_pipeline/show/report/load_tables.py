@@ -63,9 +63,7 @@ def overview(levels: Iterable[LevelResult]) -> str:
 def _lines(result: LoadResult) -> Iterator[str]:
     details = result.details
     assert details is not None
-    made_up = ", synthetic prompts" if details.settings.get("prompts") == "synthetic" else ""
-    counted = result.tokens_counted_by
-    yield f"{details.model} over {details.protocol}{made_up}; output tokens counted by {counted}"
+    yield f"{details.model} over {details.protocol}; output tokens counted by {result.tokens_counted_by}"
     yield f"system: {system_words(result.conditions)}"
     yield f"load: {workload_words(result.conditions)}"
     if result.levels:

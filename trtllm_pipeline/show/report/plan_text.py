@@ -23,16 +23,19 @@ from trtllm_pipeline.models import AS_IS, shown
 from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest
 from trtllm_pipeline.show.phrases import MAX_CELLS, about, never_works
 from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import load_words
 
 _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "skip": "not needed"}
 """Action in a plan's JSON -> words."""
+_LOADS: Final = 8
+"""Maximum number of different loads that are listed."""
 _FITTING: Final = ("fits", "unknown")
 """Verdicts that need no attention."""
 
 
 def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
     """A plan: totals and what does not fit, then its stages. With `verbose`, also each stage run and what it needs."""
-    lines = [_cells(plan, outlook), _machine(plan)]
+    lines = [_cells(plan, outlook), _machine(plan), *_loads(plan)]
     if plan.feasible:
         lines += [*_offers(outlook), *_takes(plan, outlook)]
     lines += _notes(plan)
@@ -50,7 +53,7 @@ def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     """The summary of a plan for a CI job."""
     blocks: list[text_blocks.Block] = [
         text_blocks.Heading(title),
-        *map(text_blocks.TextLine, (_cells(plan, outlook), _machine(plan))),
+        *map(text_blocks.TextLine, (_cells(plan, outlook), _machine(plan), *_loads(plan))),
     ]
     if plan.feasible:
         blocks += map(text_blocks.TextLine, (*_offers(outlook), *_takes(plan, outlook)))
@@ -141,6 +144,16 @@ def _notes(plan: Plan) -> list[str]:
         if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
             forms.setdefault(shown(AS_IS, str(form)), {})[cell.model] = None
     return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *toolchains.caveats(plan.feasible)]
+
+
+def _loads(plan: Plan) -> list[str]:
+    """The loads that the plan's cells are measured with, most frequent first."""
+    measured = {cell for run in plan.stage_runs.values() if run.stage.name == "perf" for cell in run.cells}
+    counted = Counter(load_words(cell) for cell in plan.feasible if cell.id in measured).most_common()
+    if len(counted) > _LOADS:
+        return [f"load: {counted[0][0]}, and {len(counted) - 1} others; --format json lists them by cell"]
+    one = len(counted) == 1
+    return [f"load{'' if one else ' of ' + count(cells, 'cell')}: {words}" for words, cells in counted]
 
 
 def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:

@@ -96,8 +96,8 @@ def _of_known(cell: Cell, placeholders: set[str]) -> str | None:
         return None
     if command.reuses(cell) and "true" not in known.reuse:
         return f"settings.repository.enable_kv_cache_reuse: {cell.toolchain} does not reuse the cache between prompts"
-    if cell.settings["perf"]["workload"] == "isl_osl" and not known.exact_lengths:
-        return f"settings.perf.workload isl_osl: {cell.toolchain} does not support ignore_eos, so answers have no exact length"
+    if cell.settings["perf"]["ignore_eos"] and not known.exact_lengths:
+        return f"settings.perf.ignore_eos: {cell.toolchain} does not support it"
     if known.precisions is not None and cell.precision not in known.precisions:
         return f"precision {cell.precision}: {cell.toolchain} supports {', '.join(known.precisions)}"
     if cell.tp * cell.pp > 1 and "tp" not in placeholders:
@@ -261,6 +261,9 @@ def _perf(cell: Cell) -> PerfParams:
     params: PerfParams = PERF.read(cell)
     declared = {name: params.declared[name] for name in ("tp", "max_input_len", "max_seq_len")}
     bits = {} if (kept := _weight_bits(cell)) is None else {"weight_bits": kept}
+    known = command.known_of(cell)
+    if params.workload == "isl_osl" and params.ignore_eos is None and known is not None and not known.exact_lengths:
+        params = replace(params, ignore_eos=False)
     return replace(params, declared={**declared, **bits, "enable_kv_cache_reuse": command.reuses(cell)})
 
 

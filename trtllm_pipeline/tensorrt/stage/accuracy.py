@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trtllm_pipeline.measure import Service, chat_renderer, metrics_of, questions_of, score_server
+from trtllm_pipeline.measure import Service, chat_renderer, each_with_an_image, metrics_of, questions_of, score_server
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import encoder, model_folder
 from trtllm_pipeline.tensorrt.stage.params import AccuracyParams, to_json
@@ -16,7 +16,6 @@ from trtllm_pipeline.tensorrt.stage.server_requests import (
     adapter_options_now,
     chosen_adapters,
     draft_options,
-    each_with_an_image,
     protocol_for,
     special_tokens_check,
 )

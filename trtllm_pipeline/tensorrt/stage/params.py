@@ -22,7 +22,7 @@ from typing import (
 )
 
 from trtllm_pipeline.base import Json
-from trtllm_pipeline.measure import ImagesAsked
+from trtllm_pipeline.measure import LEAST_REQUESTS, LEVEL_BUDGET_S, REQUESTS_EACH, ImagesAsked
 
 T = TypeVar("T")
 ITSELF = "."
@@ -38,6 +38,8 @@ MOST_REQUESTS = 1_000_000
 """Maximum requests of a level and of its warm-up, and maximum synthetic prompts."""
 MOST_REPEATS = 1_000
 MOST_PROCESSES = 1_024
+MAX_TOKENS: Final = 128
+"""Output tokens of a request, if nothing else determines them."""
 MOST_TOKENS = 10_000_000
 """Maximum tokens of a prompt and of an answer: event files hold no more."""
 
@@ -63,6 +65,8 @@ class Param:
     """Added after keys were in use: in the key and in job.json only if it differs from its default."""
     key_without: str = ""
     """In the key only if the field of this name is None."""
+    empty: bool = False
+    """An empty list is allowed, although None is too."""
     of_matrix: bool = False
     """Set by a matrix only. The stage's command has no option for it."""
 
@@ -417,9 +421,15 @@ class PerfParams(Parameters):
     """Parameters of the perf stage."""
 
     concurrency: Annotated[
-        tuple[int, ...],
-        Param("requests in flight, one level after the other; none for rates alone", ge=1, le=MOST_IN_FLIGHT),
-    ] = (1, 4)
+        tuple[int, ...] | None,
+        Param(
+            "requests in flight, one level after the other",
+            ge=1,
+            le=MOST_IN_FLIGHT,
+            null="1, 4, 16 ... up to the batch size, 1 if that is unknown; none with request_rate",
+            empty=True,
+        ),
+    ] = None
     request_rate: Annotated[
         tuple[float, ...],
         Param(
@@ -430,19 +440,39 @@ class PerfParams(Parameters):
         ),
     ] = ()
     request_distribution: Annotated[
-        Literal["poisson", "constant"],
+        Literal["poisson", "constant", "gamma"],
         Param(
-            "arrivals of a request rate: random (independent users), or evenly spaced",
+            "arrivals of a request rate: random (independent users), evenly spaced, or with burstiness",
             key_with="request_rate",
         ),
     ] = "poisson"
+    burstiness: Annotated[
+        float,
+        Param("shape of gamma: below 1 in bursts, above 1 more even", gt=0, le=1e6, later=True),
+    ] = 1.0
     slo: Annotated[
         Objectives | None,
         Param("report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms", key_with=ITSELF),
     ] = None
     requests: Annotated[
-        int, Param("requests measured at each level; at least three for each in flight", ge=1, le=MOST_REQUESTS)
-    ] = 16
+        int | None,
+        Param(
+            "requests measured at each level; at least three for each in flight",
+            ge=1,
+            le=MOST_REQUESTS,
+            null=f"{REQUESTS_EACH} for each in flight, at least {LEAST_REQUESTS}",
+        ),
+    ] = None
+    level_budget_s: Annotated[
+        float | None,
+        Param(
+            "time after which a level starts no further request; requests in flight end normally [s]",
+            gt=0,
+            le=1e9,
+            null=f"{LEVEL_BUDGET_S:g} s, or no limit if requests is given",
+            later=True,
+        ),
+    ] = None
     warmup_requests: Annotated[
         int | None,
         Param(
@@ -454,20 +484,40 @@ class PerfParams(Parameters):
     ] = None
     max_tokens: Annotated[
         int | None,
-        Param("length of answers", ge=1, le=MOST_TOKENS, null="the output length that the engine was built for"),
+        Param(
+            "output tokens of a request whose prompt does not set them",
+            ge=1,
+            le=MOST_TOKENS,
+            null=f"the output length that the engine was built for, {MAX_TOKENS} if that is unknown",
+        ),
     ] = None
     temperature: Annotated[float, Param("temperature; 0 is greedy", ge=0, le=100)] = 0.0
     workload: Annotated[
-        Literal["prompts", "isl_osl"],
+        Literal["prompts", "isl_osl"] | None,
         Param(
-            "prompts: rows of the input data as they are; isl_osl: prompts of exactly the cell's input length, rows cut or "
-            "padded, or synthetic text, with answers of exactly its output length",
+            "prompts: rows of the input data as they are; isl_osl: prompts of exactly the given input length, rows cut or "
+            "padded, or synthetic text, with outputs of exactly the given length",
+            null="isl_osl; prompts with input data and no lengths, or without a known length and tokenizer",
             later=True,
         ),
-    ] = "prompts"
+    ] = None
     input_tokens: Annotated[
         int | None,
-        Param("(isl_osl) mean prompt length", ge=1, le=MOST_TOKENS, null="the cell's input length", later=True),
+        Param(
+            "(isl_osl) mean prompt length",
+            ge=1,
+            le=MOST_TOKENS,
+            null="the input length that the engine was built for",
+            later=True,
+        ),
+    ] = None
+    ignore_eos: Annotated[
+        bool | None,
+        Param(
+            "generate exactly the requested output tokens, past the model's own end, by the inputs that the server has for it",
+            null="yes with isl_osl, if the server has such inputs",
+            later=True,
+        ),
     ] = None
     input_tokens_stddev: Annotated[
         float,
@@ -629,11 +679,13 @@ def too_many(interval_s: float, rate: float) -> str | None:
 
 def conflicts(perf: Any) -> Iterator[str]:
     """The inconsistencies of perf's parameters or settings."""
-    if not perf.concurrency and not perf.request_rate and perf.find_rate is None:
+    if perf.concurrency is not None and not perf.concurrency and not perf.request_rate and perf.find_rate is None:
         yield "needs a concurrency, a request_rate or find_rate"
+    if perf.max_in_flight is not None and not perf.request_rate and perf.find_rate is None:
+        yield "max_in_flight needs a request_rate: concurrency already limits the requests in flight"
     if perf.find_rate is not None and not perf.slo:
         yield "find_rate needs slo: the rate is the highest that keeps it"
-    if perf.find_rate is not None and perf.measurement_interval_ms is None:
+    if perf.find_rate is not None and perf.measurement_interval_ms is None and perf.requests is not None:
         from trtllm_pipeline.measure import LEAST_SEARCHED
 
         if perf.requests < LEAST_SEARCHED:
@@ -647,12 +699,28 @@ def conflicts(perf: Any) -> Iterator[str]:
     if not perf.temperature and (perf.top_k or perf.top_p):
         yield "top_k and top_p choose nothing at temperature 0, which is greedy"
     if perf.workload == "prompts":
-        names = ("input_tokens", "input_tokens_stddev", "output_tokens_stddev", "shared_prefix_tokens", "lengths_data")
-        for name in names:
+        for name in _LENGTHS:
             if getattr(perf, name, None):
                 yield f"{name} needs workload: isl_osl"
-    elif perf.stop_words:
-        yield "stop_words end answers before the length that workload: isl_osl requires"
+    elif perf.stop_words and perf.ignore_eos is not False and fixed_lengths(perf, getattr(perf, "input_data", "")):
+        yield "stop_words end answers before the length that workload: isl_osl requires; ignore_eos: false allows it"
+
+
+_LENGTHS: Final = (
+    "input_tokens",
+    "input_tokens_stddev",
+    "output_tokens_stddev",
+    "shared_prefix_tokens",
+    "lengths_data",
+)
+"""Parameters that give lengths."""
+
+
+def fixed_lengths(perf: Any, input_data: object) -> bool:
+    """True if prompts have given lengths. `perf` are perf's parameters or settings, `input_data` the user's prompts or None."""
+    if perf.workload is not None:
+        return bool(perf.workload == "isl_osl")
+    return input_data is None or any(getattr(perf, name, None) for name in _LENGTHS)
 
 
 @dataclass(frozen=True, kw_only=True)

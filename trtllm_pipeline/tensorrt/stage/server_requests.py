@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from trtllm_pipeline.base import FailureClass, StageError
-from trtllm_pipeline.measure import ImagesAsked, Prompt, Service, with_images
+from trtllm_pipeline.measure import Service
 from trtllm_pipeline.models import Engine, model_config, model_names
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS, NO_ADAPTER
 
@@ -39,17 +39,6 @@ def special_tokens_check(service: Service, protocol: str, timeout_s: float) -> C
         return adds_special_tokens(service, protocol, timeout_s)
 
     return ask
-
-
-def each_with_an_image(prompts: Sequence[Prompt], spec: str | None, service: Service) -> tuple[Prompt, ...]:
-    """`prompts` with synthetic images as in `spec`. Triton accepts one image, so prompts that have one stay as they are."""
-    if spec is None:
-        return tuple(prompts)
-    made = ImagesAsked.parse(spec)
-    return tuple(
-        prompt if prompt.images and service.kind != "openai" else with_images(prompt, made.make(number))
-        for number, prompt in enumerate(prompts)
-    )
 
 
 def draft_options(model: str, engine: Path) -> dict[str, Option]:

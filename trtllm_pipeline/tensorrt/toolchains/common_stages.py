@@ -10,11 +10,19 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, TypeVar
 
 from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import Cell, Exclusive, Json, Machine, Needs, Resources, Scope
-from trtllm_pipeline.measure import LEAST_SEARCHED, least_requests
+from trtllm_pipeline.measure import (
+    BUILT_IN_PROMPTS,
+    LEAST_SEARCHED,
+    least_requests,
+    level_budget,
+    levels_up_to,
+    requests_of,
+)
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.servers.command_lines import (
     TRTLLM_SERVE,
@@ -35,6 +43,7 @@ from trtllm_pipeline.tensorrt.stage.params import (
     PerfParams,
     ScoreParams,
     SmokeParams,
+    fixed_lengths,
     load,
 )
 from trtllm_pipeline.tensorrt.stage.repository_settings import DEFAULTS
@@ -50,6 +59,7 @@ _ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{na
 """Inputs of every stage that sends requests to a server."""
 _ON_SERVER: Final = "--service service.json --engine engine --model model"
 _BUILT_IN: Final = os.path.join(PACKAGE, "data", "")
+_BUILT_IN_NAME: Final = "builtin:"
 P = TypeVar("P", PerfParams, AccuracyParams, ScoreParams)
 _MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 
@@ -314,16 +324,41 @@ def _declared(cell: Cell) -> dict[str, Json]:
     }
 
 
-def _perf(cell: Cell) -> PerfParams:
+def load_levels(cell: Cell) -> tuple[int, ...]:
+    """The requests in flight of each closed loop: by default up to the batch size that the server takes."""
+    settings: Mapping[str, Any] = cell.settings["perf"]
+    if settings["concurrency"] is not None:
+        return tuple(settings["concurrency"])
+    batch_size: Any = cell.settings["repository"]["triton_max_batch_size"] or cell.max_batch_size
+    return () if settings["request_rate"] else levels_up_to(min(batch_size, cell.max_batch_size))
+
+
+def has_fixed_lengths(cell: Cell) -> bool:
+    """True if prompts have the cell's input length, or other given lengths. Not by default if they have images, whose tokens
+    would exceed it.
+    """
     settings = cell.settings["perf"]
+    other = settings["input_data"] or (_BUILT_IN_NAME if settings["images"] or vision.sees(cell) else None)
+    return fixed_lengths(SimpleNamespace(**settings), other)
+
+
+def ends_early(cell: Cell) -> bool:
+    """True if requests cannot set an exact output length: Triton's LLM API model has no input for it, and the OpenAI front end
+    of Triton's images ignores both.
+    """
+    frontend = cell.settings["serve"]["frontend"]
+    return frontend == "triton_openai" or (cell.toolchain == PYTORCH and frontend == "triton")
+
+
+def _perf(cell: Cell) -> PerfParams:
+    settings, fixed = cell.settings["perf"], has_fixed_lengths(cell)
     given = {
         "slo": settings["slo"] or None,
+        "concurrency": load_levels(cell),
         "max_tokens": settings["max_tokens"] or cell.osl,
-        **(
-            {"input_tokens": settings["input_tokens"] or companions.longest_prompt(cell)}
-            if settings["workload"] == "isl_osl"
-            else {}
-        ),
+        "workload": "isl_osl" if fixed else "prompts",
+        **({"input_tokens": settings["input_tokens"] or cell.isl} if fixed else {}),
+        **({"ignore_eos": False} if fixed and settings["ignore_eos"] is None and ends_early(cell) else {}),
         "declared": _declared(cell),
         **rule(cell),
         **_names(cell),
@@ -335,8 +370,10 @@ def _perf(cell: Cell) -> PerfParams:
 def _perf_s(cell: Cell, machine: Machine) -> float:
     """Seconds for all levels, each answer at its maximum length."""
     params = _perf(cell)
-    builtin = str(cell.settings["perf"]["input_data"]).startswith("builtin:") and params.workload == "prompts"
-    prompt, answer = min(cell.isl, _PROMPT_TOKENS if builtin else cell.isl), params.max_tokens or cell.osl
+    builtin = str(cell.settings["perf"]["input_data"] or _BUILT_IN_NAME).startswith(_BUILT_IN_NAME)
+    builtin &= params.workload == "prompts"
+    prompt = min(cell.isl, _PROMPT_TOKENS if builtin else params.input_tokens or cell.isl)
+    answer = params.max_tokens or cell.osl
 
     def answering_s(requests: float, at_once: int) -> float:
         return time_estimates.answering_s(cell, machine, requests, at_once, prompt=prompt, answer=answer)
@@ -345,20 +382,21 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
         return usually if params.warmup_requests is None else params.warmup_requests
 
     interval_s = None if params.measurement_interval_ms is None else params.measurement_interval_ms / 1e3
+    most_s = level_budget(params.level_budget_s, params.requests) or math.inf
 
     def closed_s(level: int) -> float:
         warm = warm_up(2 * level)
-        requests = max(params.requests, least_requests(level, warm, params.turns))
-        return answering_s(warm, level) + (interval_s or answering_s(requests, level))
+        requests = max(requests_of(params.requests, level), least_requests(level, warm, params.turns))
+        return answering_s(warm, level) + (interval_s or min(most_s, answering_s(requests, level)))
 
-    closed = sum(map(closed_s, params.concurrency))
-    opened = sum(
-        (interval_s or params.requests / rate) + answering_s(1 + warm_up(4), 1) for rate in params.request_rate
-    )
+    def opened_s(rate: float) -> float:
+        return (interval_s or min(most_s, requests_of(params.requests, None) / rate)) + answering_s(1 + warm_up(4), 1)
+
+    closed, opened = sum(map(closed_s, params.concurrency or ())), sum(map(opened_s, params.request_rate))
     repeats = params.max_repeats if params.stop_when else params.repeats
     searched = 0.0
     if params.find_rate is not None:
-        fewest = LEAST_SEARCHED if interval_s else params.requests
+        fewest = LEAST_SEARCHED if interval_s else params.requests or LEAST_SEARCHED
         searched = _RATES_TRIED * max(interval_s or 0.0, answering_s(fewest, cell.max_batch_size))
     return min(params.budget_s or math.inf, repeats * (closed + opened) + searched)
 
@@ -367,7 +405,7 @@ def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P
     """The parameters of a stage that reads prompts. Raises MatrixError if the first rows cannot be read, before an engine is
     built for them. The stage checks missing files and later rows.
     """
-    path = files["input_data"]
+    path = files.get("input_data", _BUILT_IN)
     if not path.startswith(_BUILT_IN) and (changed := _changed(path)):
         if isinstance(params, PerfParams):
             _check_prompts(path, changed, params.turns, params.num_prompts)
@@ -421,7 +459,9 @@ def _lengths_file(cell: Cell) -> dict[str, str]:
 
 def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
     """The prompt file of a stage, and the images that it names. Raises MatrixError for an invalid image."""
-    data = str(cell.settings[asked_by]["input_data"])
+    data: Any = cell.settings[asked_by]["input_data"]
+    if data is None:
+        return {}
     named = _named_images(cell, data)
     if named:
         from trtllm_pipeline.measure import check_images
@@ -436,8 +476,8 @@ def image_setting(cell: Cell) -> str | None:
         return f"settings.perf.images {made}"
     asking = ("perf", "accuracy") if cell.settings["accuracy"]["answers"] == "own" else ("perf",)
     for section in asking:
-        data = str(cell.settings[section]["input_data"])
-        if _named_images(cell, data):
+        data = cell.settings[section]["input_data"]
+        if data is not None and _named_images(cell, str(data)):
             return f"settings.{section}.input_data {data}, whose rows have images"
     return None
 
@@ -478,7 +518,7 @@ def _accuracy_s(cell: Cell, machine: Machine) -> float:
 
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
     """The prompt file of the requesting stage, and the module of the user's own metrics, if any."""
-    files = _prompt_files(cell, asked_by)
+    files = {"input_data": BUILT_IN_PROMPTS, **_prompt_files(cell, asked_by)}
     folder = cell.settings["accuracy"]["python_path"]
     own = next((name.partition(":")[0] for name in _accuracy(cell).metrics if ":" in name), None)
     if own is not None:

@@ -14,7 +14,7 @@ from trtllm_pipeline.base import Cell, FailureClass, Machine, MatrixError, Stage
 from trtllm_pipeline.measure import ENGINE_REPORT_FILE, EngineReport, write_dataset
 from trtllm_pipeline.tensorrt.stage.base import JOB, Stage, StageContext
 from trtllm_pipeline.tensorrt.toolchains import companions
-from trtllm_pipeline.tensorrt.toolchains.common_stages import image_setting
+from trtllm_pipeline.tensorrt.toolchains.common_stages import image_setting, load_levels
 from trtllm_pipeline.tensorrt.trtllm import backends, case, commands, durations, llmapi, needs
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import EngineBench, EngineRepository, WeightsRepository
@@ -29,8 +29,6 @@ _SHARE: Final = "free_gpu_memory_fraction"
 
 def params(cell: Cell, params: EngineRepository | WeightsRepository) -> EngineBench:
     """Parameters for a cell whose repository has these settings."""
-    levels = cell.settings["perf"]["concurrency"]
-    assert isinstance(levels, (list, tuple))
     weights = isinstance(params, WeightsRepository)
     settings = llmapi.of_settings(params)
     share = case.kv_share(cell)
@@ -38,9 +36,7 @@ def params(cell: Cell, params: EngineRepository | WeightsRepository) -> EngineBe
         settings[_CACHE] = {_SHARE: share, **settings[_CACHE]}
     return EngineBench(
         name=cell.model,
-        concurrency=max(
-            (level for level in levels if isinstance(level, int)), default=1
-        ),  # without any the cell is infeasible
+        concurrency=max(load_levels(cell), default=1),  # without any the cell is infeasible
         backend="pytorch" if weights else "engine",
         tp=cell.tp,
         pp=cell.pp,
@@ -62,7 +58,7 @@ def unfit(cell: Cell, machine: Machine) -> str | None:
         return f"{_ASKED}: trtllm-bench is known to write reports from {FIRST_BENCH} on, this is {installation.release}"
     if installation.bench is None:
         return f"{_ASKED}: TensorRT-LLM {installation.release} here has no trtllm-bench"
-    if not perf["concurrency"]:
+    if not load_levels(cell):
         return f"{_ASKED}: it keeps a number of requests in flight, and settings.perf.concurrency has none"
     if image_setting(cell) or companions.adapters(cell) or companions.speculation(cell) or cell.recipe.get("images"):
         return f"{_ASKED}: not for images, LoRA adapters and drafted tokens, which it takes in other ways"

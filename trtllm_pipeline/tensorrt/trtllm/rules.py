@@ -28,7 +28,7 @@ from trtllm_pipeline.tensorrt.stage.lora import NO_ADAPTER
 from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.toolchains import companions, tiles, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
-from trtllm_pipeline.tensorrt.toolchains.common_stages import image_setting
+from trtllm_pipeline.tensorrt.toolchains.common_stages import ends_early, image_setting
 from trtllm_pipeline.tensorrt.toolchains.model_shape import least_bytes
 from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
@@ -1413,17 +1413,14 @@ def lora_names(case: Case) -> str | None:
 
 @rule("TLM731", "settings.serve.frontend: trtllm_serve has both", toolchains=_BOTH)
 def exact_lengths(case: Case) -> str | None:
-    """`settings.perf.workload: isl_osl`, if requests cannot set an exact output length. Source: inputs of the Triton model
+    """`settings.perf.ignore_eos: true`, if requests cannot set an exact output length. Source: inputs of the Triton model
     `llmapi`, which have neither `min_tokens` nor `ignore_eos`; the OpenAI front end of Triton's images ignores both.
     """
-    if case.cell.settings["perf"]["workload"] != "isl_osl":
+    if not case.cell.settings["perf"]["ignore_eos"] or not ends_early(case.cell):
         return None
     frontend = case.cell.settings["serve"]["frontend"]
-    if frontend == FRONTEND_TRITON_OPENAI:
-        return f"settings.perf.workload: {frontend} cannot be asked for answers of an exact length"
-    if case.cell.toolchain == PYTORCH and case.in_triton:
-        return "settings.perf.workload: Triton's LLM API model cannot be asked for answers of an exact length"
-    return None
+    server = frontend if frontend == FRONTEND_TRITON_OPENAI else "Triton's LLM API model"
+    return f"settings.perf.ignore_eos: {server} cannot generate outputs of an exact length"
 
 
 def _without_pages(case: Case, setting: str) -> str | None:

@@ -75,6 +75,12 @@ def held(waiting: int, of: int) -> Run:
     return Run([moved(answer(0, **rate), 100 * at) | {"held_ns": int(at < waiting)} for at in range(of)])
 
 
+def built_for(input_tokens: int, output_tokens: int) -> Run:
+    """A prompt of 4 tokens and an output of 3, on a server built for these lengths."""
+    declared = {"max_input_len": input_tokens, "max_seq_len": input_tokens + output_tokens}
+    return Run([answer(0)], {"declared": declared})
+
+
 def repeats(latencies_ms: list[int]) -> Run:
     records = [moved(request(0, [(ms, " a")], repeat=at), 200 * at) for at, ms in enumerate(latencies_ms)]
     return Run(records, settings={"stop_when": {"e2e_p50": 0.03}})
@@ -132,6 +138,11 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
         Run([answer(0), *probes((40, 39), (41, 40), (39, 38))]),
     ),
     "prompt_lengths": (Run([answer(0)], made_for=5), Run([answer(0)], made_for=4)),
+    "far_lengths": (built_for(9, 6), built_for(8, 6)),
+    "level_budget": (
+        Run([answer(0), {"type": "over_budget", "concurrency": 1, "repeat": 0, "requests": 3}]),
+        Run([answer(0)]),
+    ),
     "saturation": (held(6, 10), held(5, 10)),
     "rate_search": (tried(ENOUGH_REQUESTS - 1), tried(ENOUGH_REQUESTS)),
     "stop_when": (repeats([100, 150, 100, 150, 100]), repeats([100, 101, 100, 101, 100])),

@@ -6,9 +6,8 @@ import pytest
 
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.measure.client.images import ImagesAsked
-from trtllm_pipeline.measure.load.prompts import Prompt, with_images
+from trtllm_pipeline.measure.load.prompts import Prompt, each_with_an_image, with_images
 from trtllm_pipeline.measure.load.target import Target, service_at
-from trtllm_pipeline.tensorrt.stage.server_requests import each_with_an_image
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,15 @@ def test_show(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(write(axes={"precision": ["fp16", "fp8"]}))
     code, out, _ = run(capsys, "matrix", "show", path, "--cells", "small/*/tp1pp1/bs4", "--toolchain", "embedded")
     assert code == 0
-    assert out.splitlines()[0] == "small/fp16/tp1pp1/bs4/isl128-osl32"
+    load = "128 in, 32 out, 1/4 in flight, 32 requests"
+    assert out.splitlines()[0] == f"small/fp16/tp1pp1/bs4/isl128-osl32  {load}"
     assert "isl128-osl32  can never work: the recipe small lists only" in out.splitlines()[2]
     cells = run_json(capsys, "matrix", "show", path, "--cells", "small/fp16", "--set", "settings.perf.requests=7")[
         "cells"
     ]
     assert len(cells) == 8
     assert cells[0]["settings"]["perf"]["requests"] == 7
+    assert cells[0]["load"] == "128 in, 32 out, 1/4 in flight, 7 requests"
     assert cells[0]["reason"] is None
     assert run(capsys, "matrix", "show", path, "--cells", "large")[0] == 2
 

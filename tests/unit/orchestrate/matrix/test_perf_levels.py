@@ -19,6 +19,7 @@ from trtllm_pipeline.orchestrate.matrix.models import Perf
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.tensorrt.stage.params import PerfParams, key
 from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
+from trtllm_pipeline.tensorrt.toolchains.load_words import load_words
 
 
 def params(**settings: Any) -> dict[str, Any]:
@@ -81,11 +82,16 @@ def cells(path: Path, sets: tuple[str, ...] = ()) -> tuple[Cell, ...]:
     [
         ({"concurrency": []}, "needs a concurrency, a request_rate or find_rate"),
         ({"find_rate": 0.95}, "find_rate needs slo"),
-        ({"find_rate": 0.95, "slo": {"ttft_ms": 300.0}}, "needs requests: 300 or more, .* 16 requests end before"),
+        (
+            {"find_rate": 0.95, "slo": {"ttft_ms": 300.0}, "requests": 16},
+            "needs requests: 300 or more, .* 16 requests end before",
+        ),
         ({"top_p": 0.9}, "at temperature 0"),
-        ({"input_tokens": 9}, "input_tokens needs workload: isl_osl"),
-        ({"lengths_data": "lengths.jsonl"}, "lengths_data needs workload: isl_osl"),
+        ({"input_tokens": 9, "workload": "prompts"}, "input_tokens needs workload: isl_osl"),
+        ({"lengths_data": "lengths.jsonl", "workload": "prompts"}, "lengths_data needs workload: isl_osl"),
         ({"workload": "isl_osl", "stop_words": ["."]}, "stop_words end answers"),
+        ({"stop_words": ["."]}, "stop_words end answers .* ignore_eos: false allows it"),
+        ({"max_in_flight": 4}, "max_in_flight needs a request_rate"),
         ({"measurement_interval_ms": 1e9, "request_rate": [2.0]}, "are 2,000,000 requests, 1,000,000 at most"),
     ],
 )
@@ -121,9 +127,9 @@ def test_what_fits_together_may_be_said_in_several_places(tmp_path: Path) -> Non
 
 def test_what_was_added_is_part_of_a_measurement_only_where_it_is_asked_for() -> None:
     plain = params()
-    added = {"workload", "turns", "stop_words", "extra_inputs", "warmup", "max_repeats", "stop_when", "find_rate"}
+    added = {"turns", "stop_words", "extra_inputs", "warmup", "max_repeats", "stop_when", "find_rate", "ignore_eos"}
     assert not added & plain.keys()
-    assert params(workload="prompts", turns=1, warmup="count", max_repeats=20, stop_when={}) == plain
+    assert params(turns=1, warmup="count", max_repeats=20, stop_when={}) == plain
     asked = params(workload="isl_osl", turns=2, stop_when={"output_tps": 0.03}, max_repeats=9)
     assert (asked["workload"], asked["turns"], asked["input_tokens"]) == ("isl_osl", 2, 128)
     assert (asked["stop_when"], asked["max_repeats"]) == ({"output_tps": 0.03}, 9)
@@ -154,3 +160,45 @@ def test_levels_and_objectives_that_cannot_be_are_named(name: str, wrong: object
 def test_a_measurement_needs_a_level() -> None:
     with pytest.raises(ValueError, match="needs a concurrency, a request_rate or find_rate"):
         PerfParams(max_tokens=4, concurrency=())
+
+
+def load(**changes: Any) -> str:
+    """The load of a cell in words. `perf__name` is a setting of perf."""
+    cell = fabricated.cell("fp16")
+    settings = {key.removeprefix("perf__"): changes.pop(key) for key in [*changes] if key.startswith("perf__")}
+    settings = {**cell.settings, "perf": {**cell.settings["perf"], **settings}}
+    return load_words(dataclasses.replace(cell, settings=settings, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "128 in, 64 out, 1/4 in flight, 32 requests"),
+        (
+            {"isl": 2048, "osl": 512, "max_batch_size": 64},
+            "2048 in, 512 out, 1/4/16/64 in flight, 32 to 512 requests",
+        ),
+        ({"max_batch_size": 1}, "128 in, 64 out, 1 in flight, 32 requests"),
+        ({"max_batch_size": 24}, "128 in, 64 out, 1/4/16/24 in flight, 32 to 192 requests"),
+        ({"perf__concurrency": [8], "perf__requests": 9}, "128 in, 64 out, 8 in flight, 9 requests"),
+        ({"perf__request_rate": [2.5]}, "128 in, 64 out, 2.5 requests/s, 32 requests"),
+        ({"perf__input_data": "own.jsonl"}, "prompts of own.jsonl, up to 64 out, 1/4 in flight, 32 requests"),
+        ({"perf__workload": "prompts"}, "prompts of builtin:prompts, up to 64 out, 1/4 in flight, 32 requests"),
+        (
+            {"perf__input_data": "own.jsonl", "perf__workload": "isl_osl"},
+            "128 in, 64 out, 1/4 in flight, 32 requests",
+        ),
+        ({"perf__images": "1@8x8"}, "prompts of builtin:prompts, up to 64 out, 1/4 in flight, 32 requests"),
+        ({"perf__ignore_eos": False}, "128 in, up to 64 out, 1/4 in flight, 32 requests"),
+        ({"toolchain": "transformers"}, "128 in, up to 64 out, 1/4 in flight, 32 requests"),
+        ({"toolchain": "tensorrt_llm_pytorch"}, "128 in, up to 64 out, 1/4 in flight, 32 requests"),
+        ({"toolchain": "vllm"}, "128 in, 64 out, 1/4 in flight, 32 requests"),
+        ({"toolchain": "auto"}, "128 in, 64 out, 1/4 in flight, 32 requests"),
+        (
+            {"perf__measurement_interval_ms": 9000.0, "perf__repeats": 3},
+            "128 in, 64 out, 1/4 in flight, 9 s each, 3 times",
+        ),
+    ],
+)
+def test_the_load_of_a_cell_follows_its_lengths_and_its_batch(changes: dict[str, Any], words: str) -> None:
+    assert load(**changes) == words

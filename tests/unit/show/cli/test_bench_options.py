@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from typer.main import get_command
 
 from tests.unit.measure.load.test_perf_metrics import request, write
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.show.cli import options
+from trtllm_pipeline.show.cli import stage_options
 from trtllm_pipeline.show.cli.app import build, main
+from trtllm_pipeline.tensorrt.stage.params import PerfParams
 
 SERVER = ("-u", "localhost:1", "--model", "m")
 
@@ -23,14 +25,23 @@ def parsed(*words: str) -> dict[str, Any]:
     return dict(command.make_context("load", [*SERVER, *words]).params)
 
 
+def asked(*words: str) -> PerfParams:
+    """The parameters of perf that were typed."""
+    names = {each.name for each in fields(PerfParams)}
+    typed = {name: value for name, value in parsed(*words).items() if name in names and value not in (None, [], ())}
+    return stage_options.read_class(PerfParams, {name: value for name, value in typed.items() if name != "protocol"})
+
+
 @pytest.mark.parametrize(
     ("own", "value", "others"),
     [
         ("--requests", "7", ("--request-count", "--num-requests")),
         ("--warmup-requests", "0", ("--warmup-request-count", "--num-warmup-requests")),
         ("--max-tokens", "9", ("--output-tokens-mean", "--osl")),
-        ("--isl", "512", ("--synthetic-input-tokens-mean",)),
-        ("--isl-stddev", "3", ("--synthetic-input-tokens-stddev",)),
+        ("--input-tokens", "512", ("--synthetic-input-tokens-mean", "--isl")),
+        ("--input-tokens-stddev", "3", ("--synthetic-input-tokens-stddev", "--isl-stddev")),
+        ("--output-tokens-stddev", "3", ("--osl-stddev",)),
+        ("--measurement-interval-ms", "3", ("--measurement-interval",)),
         ("--request-distribution", "gamma", ("--arrival-pattern",)),
         ("--burstiness", "0.5", ("--arrival-smoothness",)),
         ("--request-timeout-s", "12.5", ("--request-timeout-seconds",)),
@@ -71,43 +82,48 @@ def test_a_tokenizer_has_its_other_name_everywhere(words: tuple[str, ...]) -> No
     [("1,4", (1, 4)), ("6:8:1", (6, 7, 8)), ("2:9:3", (2, 5, 8)), ("3:4", (3, 4)), ("1,4:8:4", (1, 4, 8))],
 )
 def test_levels_may_be_a_range(text: str, levels: tuple[int, ...]) -> None:
-    assert options.counts("--concurrency", text, 65536) == levels
+    assert asked("--concurrency", text).concurrency == levels
 
 
 @pytest.mark.parametrize("text", ["8:6:1", "0:4:1", "1:4:0", "1:2:3:4", ":", "1:x", "1:-2", "1:999:1", "1:9999999999"])
 def test_what_is_no_range_is_refused_in_words(text: str) -> None:
-    with pytest.raises(UsageError, match="expected FIRST:LAST:STEP with at most 100 levels") as error:
-        options.counts("--concurrency", text, 65536)
-    assert error.value.hint == "--concurrency 2:8:2 is --concurrency 2,4,6,8"
+    with pytest.raises(
+        UsageError, match="--concurrency: expected FIRST:LAST:STEP with at most 100 levels, such as 2:8:2"
+    ):
+        asked("--concurrency", text)
 
 
 def test_names_that_are_the_same_everywhere() -> None:
     words = ("--concurrency", "1,4", "--endpoint-type", "chat", "--streaming", "--extra-inputs", "ignore_eos:true")
     found = parsed(*words, "--num-prompts", "8", "--random-seed", "1", "--tokenizer", "t", "--request-rate", "5")
-    assert (found["concurrency"], found["extra_inputs"], found["num_prompts"]) == ("1,4", ["ignore_eos:true"], 8)
+    assert (found["concurrency"], found["extra_inputs"], found["num_prompts"]) == ("1,4", ["ignore_eos:true"], "8")
+    assert asked(*words, "--extra-inputs", "top_k=4").extra_inputs == {"ignore_eos": True, "top_k": 4}
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--concurrency", "1,x"), "--concurrency: expected a positive whole number up to 65536, got 'x'"),
-        (("--concurrency", "1_0"), "--concurrency: expected a positive whole number up to 65536, got '1_0'"),
-        (("--concurrency", "4,4"), "--concurrency 4,4: duplicate value"),
-        (("--request-rate", "nan"), "--request-rate: expected a positive number up to 1000000, got 'nan'"),
+        (("--concurrency", "1,x"), "--concurrency: 'x' is not a whole number"),
+        (("--concurrency", "1_0"), "--concurrency: '1_0' is not a whole number"),
+        (("--concurrency", "4,4"), "--concurrency 4 is given twice"),
+        (("--request-rate", "nan"), "--request-rate[0] should be a finite number"),
         (("--requests", "0"), "should be greater than or equal to 1"),
-        (("--burstiness", "inf"), "--burstiness: expected a positive number, got inf"),
-        (("--measurement-interval", "0"), "--measurement-interval: expected a positive number, got 0"),
+        (("--burstiness", "inf"), "--burstiness should be a finite number"),
+        (("--measurement-interval", "0"), "--measurement-interval-ms should be greater than 0"),
         (("--measurement-interval", "1e9", "--request-rate", "2"), "are 2,000,000 requests, 1,000,000 at most"),
-        (("--measurement-interval", "inf"), "should be less than or equal to 1000000000"),
-        (("--turn-delay-s", "inf"), "should be less than or equal to 1000000"),
+        (("--measurement-interval", "inf"), "should be a finite number"),
+        (("--turn-delay-s", "inf"), "--turn-delay-s: 'inf' is not a duration"),
+        (("--budget-s", "soon"), "--budget-s: 'soon' is not a duration such as 300ms, 5s, 2m or 1h"),
         (("--slo", "ttft_p42=300ms"), "--slo: 'ttft_p42=300ms' is not an objective"),
         (
-            ("--slo", "ttft=300ms", "--find-rate", "0.9"),
-            "--find-rate needs --requests 300 or more: 64 requests are over",
+            ("--slo", "ttft=300ms", "--find-rate", "0.9", "--requests", "64"),
+            "find_rate needs requests: 300 or more, better 1500, or a measurement_interval_ms: 64 requests end before",
         ),
+        (("--find-rate", "0.9"), "find_rate needs slo"),
         (("--slo", "ttft=300ms,rps=4ms"), "--slo: 'rps=4ms' is not an objective"),
-        (("--extra-inputs", "top_k"), "--extra-inputs top_k: expected NAME:VALUE"),
-        (("--isl", "64", "--input-data", "builtin:prompts"), "--isl needs --tokenizer"),
+        (("--extra-inputs", "top_k"), "--extra-inputs: 'top_k' is not of the form NAME=VALUE"),
+        (("--isl", "64", "--input-data", "builtin:prompts"), "prompts of given lengths need a tokenizer"),
+        (("--workload", "isl_osl"), "the input length of prompts is unknown"),
         (("-m", "quickstart"), "no such option: -m\n  try: --model NAME"),
         (("--concurency", "4"), "no such option: --concurency"),
     ],
@@ -130,7 +146,7 @@ def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: 
     ("command", "option", "most"),
     [
         *(("bench load", f"--{name}", 1_000_000) for name in ("requests", "warmup-requests", "num-prompts")),
-        *(("bench load", f"--{name}", 10_000_000) for name in ("isl", "isl-stddev", "max-tokens")),
+        *(("bench load", f"--{name}", 10_000_000) for name in ("input-tokens", "input-tokens-stddev", "max-tokens")),
         ("bench load", "--concurrency", 65_536),
         ("bench load", "--request-rate", 1_000_000),
         ("bench load", "--repeats", 1_000),
@@ -146,7 +162,7 @@ def test_counts_have_a_limit_that_is_told(
     def runs(*_given: object, **_named: object) -> None:
         raise AssertionError("what was asked for was about to begin")
 
-    monkeypatch.setattr("trtllm_pipeline.measure.load.load_run.ServerLoad.record_until_interrupted", runs)
+    monkeypatch.setattr("trtllm_pipeline.measure.load.load_run.run", runs)
     needed = {
         "eval answers": (*SERVER, "--input-data", "builtin:accuracy"),
         "eval lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),
@@ -160,4 +176,4 @@ def test_counts_have_a_limit_that_is_told(
 
 def test_a_limit_of_rates_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "load", *SERVER, "--concurrency", "2", "--max-in-flight", "3"]) == 2
-    assert "--max-in-flight needs --request-rate" in capsys.readouterr().err
+    assert "max_in_flight needs a request_rate" in capsys.readouterr().err

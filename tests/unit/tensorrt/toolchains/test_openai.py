@@ -85,7 +85,7 @@ def test_a_command_of_ones_own_is_filled() -> None:
         (cell("vllm", tp=8), "8 GPUs are needed, the machine has 4"),
         (cell("vllm", ep=2, tp=2), "ep2"),
         (cell("llama_cpp", "fp8"), "precision fp8: GGUF files"),
-        (cell("transformers", perf__workload="isl_osl"), "does not support ignore_eos"),
+        (cell("transformers", perf__ignore_eos=True), "settings.perf.ignore_eos: transformers does not support it"),
         (cell("vllm", build__max_num_tokens=4096), "settings.build.max_num_tokens: only the TensorRT-LLM"),
         (cell("vllm", serve__frontend="trtllm_serve"), "settings.serve.frontend trtllm_serve"),
         (cell("vllm", lora__adapter="./a"), "settings.lora.adapter"),
