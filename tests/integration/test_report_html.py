@@ -6,6 +6,7 @@ Pictures go to the directory that PIPELINE_SCREENSHOTS names, else to pytest's o
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import struct
@@ -582,3 +583,24 @@ def test_tables_without_the_plotting_library_and_without_scripts(browser: Browse
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
     assert browser.complaints == []
+
+
+def test_a_level_has_its_samples_over_time(clean: Browser, tmp_path: Path) -> None:
+    rows, record = run(2)
+    key = rows[0].levels[-1]
+    out = tmp_path / "perf" / "out"
+    out.mkdir(parents=True)
+    samples = [[second * 10**9, 3.5, 0.5 * second, 0.1] for second in range(8)]
+    event = {"type": "gauges", "concurrency": key.concurrency, "request_rate": None, "samples": samples}
+    (out / "events.jsonl").write_text(json.dumps(event) + "\n")
+    stages = tuple(
+        dataclasses.replace(each, folder=out.parent) if each.stage == "perf" else each for each in record.stages
+    )
+    page = tmp_path / "series.html"
+    page.write_text(to_html(rows, dataclasses.replace(record, stages=stages)), encoding="utf-8")
+    load(clean, page)
+    clean.evaluate("document.querySelector('#cells-table tbody a').click()")
+    clean.wait("document.querySelectorAll('#series svg').length === 3")
+    labels = clean.evaluate("[...document.querySelectorAll('#series .plot[role=img]')].map(e => e.ariaLabel)")
+    assert [label.partition(" at ")[0] for label in labels] == ["requests in flight", "requests waiting", "KV cache %"]
+    assert labels[1].endswith("0.00 to 3.50.")

@@ -89,7 +89,6 @@ def show(
       pipeline matrix show my-matrix.yaml --set axes.precision=[fp16]
     """
     from trtllm_pipeline.orchestrate import expand, load, machine_and_cells, plan_file, select
-
     from trtllm_pipeline.tensorrt import load_words
 
     request = options.request(matrix, cells, sets, None, toolchain, assume)

@@ -38,6 +38,7 @@ from trtllm_pipeline.measure import (
 )
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.phrases import without
+from trtllm_pipeline.show.report import time_series
 from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns, level_keys
 from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
@@ -59,6 +60,8 @@ LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
 """Latencies that the page has limits for."""
 _ASSETS: Final = Path(__file__).parent / "assets"
 _STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "n")
+_SERIES: Final = 50
+"""Maximum number of cells for which the page has the samples over time of each level."""
 _LOGS_BYTES: Final = 1_000_000
 """Maximum total length of all log ends before compression. Beyond it, only failures include their logs."""
 _SYMBOLS: Final = {
@@ -217,7 +220,9 @@ def _data(
                 "name": without(row.id, parts),
                 "status": row.status.value.replace("_", " "),
                 "gpus": max((record.stages[place].resources["gpus"] for place in of_cell[row.id]), default=0),
-                "levels": [_level(level) for level in row.levels],
+                "levels": _levels_of(
+                    row, [record.stages[place] for place in of_cell[row.id]], series=len(rows) <= _SERIES
+                ),
                 "highest_rate": None if row.highest_rate is None else str(row.highest_rate),
                 "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
                 "accuracy_drift": row.accuracy_drift and _drift(row.accuracy_drift),
@@ -276,6 +281,13 @@ def _under(row: CellResult) -> dict[str, str]:
     """System and load of a cell's measurement, as text by label."""
     known = [(field, row.conditions.value(field)) for field in FIELDS if row.levels]
     return {field.label: field.shown(value) for field, value in known if value is not None}
+
+
+def _levels_of(row: CellResult, stages: Sequence[StageRecord], *, series: bool) -> list[dict[str, Any]]:
+    """The levels of a cell. With `series`, also the samples over their time."""
+    folders = [stage.folder for stage in stages if stage.stage == "perf" and stage.folder is not None]
+    known = time_series.of_measurement(folders[0] / "out") if series and folders and row.levels else {}
+    return [{**_level(level), **({"series": known[level.key]} if known.get(level.key) else {})} for level in row.levels]
 
 
 def _level(level: LevelResult) -> dict[str, Any]:

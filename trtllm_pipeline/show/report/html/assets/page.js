@@ -652,6 +652,13 @@
           ...names.map((name) => (level[name] ? `${["p50", "p90", "p99"].map((at) => number(level[name][at]) || "–").join(" / ")} of ${level[name].n ?? "?"}` : "")), level.failures === null ? "" : `${level.failures} of ${level.requests}`] })));
       body.push(make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Measurements" }, table));
       if (cell.levels.some((level) => level.triton)) body.push(triton(cell.levels));
+      const sampled = cell.levels.filter((level) => level.series);
+      if (sampled.length && window.vegaEmbed) {
+        const choice = make("select", { id: "series-level" }, ...sampled.map((level) => make("option", { value: level.key }, level.at)));
+        choice.value = sampled.at(-1).key;
+        choice.addEventListener("input", () => overTime(cell));
+        body.push(make("h3", {}, "Over the time of a level"), make("label", {}, "Level ", choice), make("div", { id: "series", className: "plots" }));
+      }
     }
     if (cell.levels.length) {
       const under = make("dl");
@@ -666,6 +673,25 @@
     for (const stage of stages) body.push(stageDetails(stage, pair));
     $("details-name").textContent = cell.id;
     $("details-body").replaceChildren(...body);
+  }
+
+  // Samples of the chosen level: one plot for each of queue, KV cache and power.
+  function overTime(cell) {
+    if (!$("series")) return;
+    const { series, at } = cell.levels.find((level) => level.key === $("series-level").value);
+    const names = Object.keys(series);
+    $("series").replaceChildren(...names.map((_, n) => make("div", { className: "plot", id: `series-${n}` })));
+    const last = Math.max(...names.flatMap((name) => series[name].map(([time]) => time)));
+    names.forEach((name, n) => {
+      const values = series[name].map(([time, value]) => ({ time, value }));
+      plot(`series-${n}`, `${name} at ${at}, ${number(Math.min(...values.map((one) => one.value)))} to ${number(Math.max(...values.map((one) => one.value)))}.`, {
+        height: 80, data: { values }, mark: { type: "line", point: values.length < 20, color: "var(--s1)" },
+        encoding: {
+          x: { field: "time", type: "quantitative", title: n === names.length - 1 ? "seconds since the level started" : null, scale: { domain: [0, last], nice: false } },
+          y: { field: "value", type: "quantitative", title: name, axis: { tickCount: 3, minExtent: 60, maxExtent: 60 }, scale: { zero: true } },
+        },
+      });
+    });
   }
 
   // Triton's own metrics: one line per model of a level, with the gauges on the first.
@@ -741,6 +767,7 @@
     remember(id);
     details(cell);
     if (!$("details").open) $("details").showModal();
+    overTime(cell);
     $("details").scrollTop = 0;
   }
 
@@ -830,6 +857,7 @@
       for (const id of ["pareto", "curves", "gantt", "cpus", "gpus"]) $(id).hidden = false;
       show();
       timeline();
+      followHash(); // plots of an open cell
     }
     document.documentElement.dataset.ready = "";
   }
