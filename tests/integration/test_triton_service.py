@@ -166,7 +166,10 @@ def test_a_service_says_where_it_is_and_ends_when_told(models: Path, tmp_path: P
 def test_a_printed_command_starts_the_server_and_leaves_the_repository_as_it_is(models: Path, tmp_path: Path) -> None:
     before = sorted(models.rglob("*"))
     launch = (sys.executable, "-m", "trtllm_pipeline", "stage", "launch", "--toolchain", "embedded")
-    words = (*launch, "--repository", str(models), "--print", "--format", "json")
+    ports = [
+        word for name, port in triton_server.free_ports()._asdict().items() for word in (f"--{name}-port", str(port))
+    ]
+    words = (*launch, "--repository", str(models), *ports, "--print", "--format", "json")
     printed = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
     with (tmp_path / "log").open("wb") as log:
         shell = subprocess.Popen(

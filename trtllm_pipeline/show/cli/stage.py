@@ -245,7 +245,9 @@ def _print_command(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
         gpus = [gpu.uuid for gpu in probe.this_machine().gpus]
         leased = gpus[: stage.gpus(context)]
     mask = (
-        {devices.MASK_VARIABLE: ",".join(leased)} if leased != gpus and devices.MASK_VARIABLE not in os.environ else {}
+        {devices.MASK_VARIABLE: ",".join(leased)}
+        if leased not in ([], gpus) and devices.MASK_VARIABLE not in os.environ
+        else {}
     )
     shell = command.to_shell(mask)
     data = {"schema": 1, "argv": list(command.words), "ports": at._asdict(), "shell": shell}

@@ -24,8 +24,8 @@ class PastedCommand:
     """Environment variables, by name."""
     searched: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Search path variable -> directories that come before its present value."""
-    before: Sequence[str] = ()
-    """Shell commands that run first."""
+    before: Mapping[str, str] = field(default_factory=dict)
+    """Shell commands that run first, by the variable that each sets."""
 
     def to_shell(self, more: Mapping[str, str] = MappingProxyType({})) -> str:
         """A subshell that becomes the server, so that the user's shell stays as it is and Ctrl-C ends the server.
@@ -35,21 +35,21 @@ class PastedCommand:
         exports = [f"export {name}={shlex.quote(value)}" for name, value in {**self.variables, **more}.items()]
         for name, folders in self.searched.items():
             exports.append(f'export {name}={shlex.quote(":".join(folders))}"${{{name}:+:${name}}}"')
-        first, *others = map(_quoted, self.words)
+        first, *others = (_quoted(word, [*self.before]) for word in self.words)
         # Files in shared memory hold prompts and responses.
         lines = [
             "umask 077",
-            *self.before,
+            *(f"{name}={command}" for name, command in self.before.items()),
             *exports,
             f"exec {first}{''.join(_INDENT + word for word in _paired(others))}",
         ]
         return "\n".join(["(", *lines, ")"])
 
 
-def _quoted(word: str) -> str:
-    """The word for a shell. A word that starts with `$` is a variable of `before`."""
+def _quoted(word: str, made: Sequence[str]) -> str:
+    """The word for a shell. `made` are the variables that its value may name; every other word stays as it is."""
     name, equals, value = word.partition("=")
-    if value.startswith("$"):
+    if value in {f"${each}" for each in made}:
         return f'{name}{equals}"{value}"'
     return shlex.quote(word)
 

@@ -158,27 +158,26 @@ def pasted(
     triton: triton_installation.TritonInstallation,
     words: Sequence[str],
     variables: Mapping[str, str],
-    before: Sequence[str],
+    before: Mapping[str, str],
 ) -> PastedCommand:
     """`words` in the environment of `triton`."""
     return PastedCommand(words, {**_VARIABLES, **variables}, _search_paths(triton), before)
 
 
-def pasted_folders(triton: triton_installation.TritonInstallation, repository: Path) -> tuple[Path, str, list[str]]:
+def pasted_folders(
+    triton: triton_installation.TritonInstallation, repository: Path
+) -> tuple[Path, str, dict[str, str]]:
     """The model repository and the backend directory in a pasted command, and the shell commands that make them.
 
     Both consist of links: compiled Python must not change the repository, which is an artifact.
     """
     models = Path("$models")
-    made = [f'models=$(mktemp -d) && cp -rs {shlex.quote(str(repository))}/. "$models"']
+    made = {"models": f'$(mktemp -d) && cp -rs {shlex.quote(str(repository))}/. "$models"'}
     if triton.stubs is None:
         return models, str(triton.backends), made
     python, stub = (shlex.quote(str(path)) for path in (triton.backends / "python", stub_binary(triton.stubs)))
-    made += [
-        'backends=$(mktemp -d) && mkdir "$backends/python"',
-        f'ln -s {python}/* "$backends/python"',
-        f'ln -sf {stub} "$backends/python"',
-    ]
+    linked = f'ln -s {python}/* "$backends/python" && ln -sf {stub} "$backends/python"'
+    made["backends"] = f'$(mktemp -d) && mkdir "$backends/python" && {linked}'
     return models, "$backends", made
 
 

@@ -12,9 +12,21 @@ SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['WHO'],
 
 
 def test_a_shell_passes_every_word_and_variable_as_it_is() -> None:
-    words = ["--name", 'it\'s "$HOME"', "--path=a b", "two\nlines", "*", "--folder=$made", ":", "-n", "1"]
+    words = [
+        "--name",
+        'it\'s "$HOME"',
+        "--path=a b",
+        "two\nlines",
+        "*",
+        "--folder=$made",
+        "--literal=$HOME",
+        "--not=$(touch x)",
+        ":",
+        "-n",
+        "1",
+    ]
     command = PastedCommand(
-        [sys.executable, "-c", SHOW, *words], {"WHO": "$(id) 'x'"}, {"PATHS": ["/a b", "/c"]}, before=["made='d e'"]
+        [sys.executable, "-c", SHOW, *words], {"WHO": "$(id) 'x'"}, {"PATHS": ["/a b", "/c"]}, before={"made": "'d e'"}
     )
     done = subprocess.run(
         ["sh", "-c", command.to_shell({"CARD": "GPU-1,GPU-2"})],
