@@ -31,6 +31,8 @@ from trtllm_pipeline.measure.load.server_checks import ExpectedServer
 from trtllm_pipeline.measure.load.stopping import LEAST_REPEATS, Rounds, StopRule
 from trtllm_pipeline.measure.load.target import Target
 from trtllm_pipeline.measure.load.workloads import CORPUS, Openings, Workload, made
+from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.report.load_tables import to_text
 
 PROMPTS = tuple(Prompt(str(number), f"prompt number {number} of some") for number in range(64))
 TOKENS = 4
@@ -66,6 +68,7 @@ def measured(
     prompts: tuple[Prompt, ...] = PROMPTS,
     stop: StopRule = ONCE,
     find_rate: float | None = None,
+    find_concurrency: float | None = None,
     objectives: Objectives = NONE,
     processes: int = 1,
     openings: Openings | None = None,
@@ -80,10 +83,15 @@ def measured(
         asked = replace(Target("grpc", service, "ensemble", 20.0, TOKENS), **target)
         record(
             asked,
-            Rounds(load, prompts, stop, find_rate),
+            Rounds(load, prompts, stop, find_rate, find_concurrency),
             prompts,
             path,
-            settings={"find_rate": find_rate, "exact_length": asked.exact_length, **(settings or {})},
+            settings={
+                "find_rate": find_rate,
+                "find_concurrency": find_concurrency,
+                "exact_length": asked.exact_length,
+                **(settings or {}),
+            },
             claim=ExpectedServer(),
             progress=lambda _done, _total: None,
             processes=processes,
@@ -115,6 +123,25 @@ def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, mon
     assert max(held_ms) > 500, "some waited for a place"
     # A machine that stalls sends late too, so no verdict of the gate: what was late is nearly all held.
     assert fmean(lag_ms) - fmean(held_ms) < 0.1 * fmean(held_ms), "which is not the client's lateness"
+
+
+@pytest.mark.seam
+def test_requests_in_flight_are_searched_for_up_to_saturation(tmp_path: Path) -> None:
+    load = Load(concurrency=(2,), requests=12, warmup_requests=2)
+    search = {"find_concurrency": 0.9, "objectives": Objectives({"e2e": 20_000.0})}
+    result, records = measured(Slots(4, 0.05), load, tmp_path, **search)
+    assert [level.concurrency for level in result.levels] == [2], "what was tried is no level"
+    found = result.highest_concurrency
+    assert found is not None
+    assert found.missed_at is None
+    assert found.saturated_at is not None, "four places: more requests only wait"
+    assert found.concurrency in {8, 16, 32}
+    assert {"2", "4", "8"} <= found.tried.keys()
+    assert {each["concurrency"] for each in records if each["type"] == "probed"} == {
+        int(key) for key in found.tried
+    } - {2}
+    assert f"{found.concurrency} requests in flight meet e2e 20000 ms for 90% of requests" in to_text(result)
+    assert LoadResult.read(json.loads(json.dumps(result.to_json()))).highest_concurrency == found
 
 
 @pytest.mark.seam
@@ -245,9 +272,7 @@ def test_a_search_needs_no_other_level(tmp_path: Path) -> None:
     ids=["stop_when", "interval", "find_rate"],
 )
 def test_made_up_prompts_are_sent_once(tmp_path: Path, load: Load, more: dict[str, Any], processes: int) -> None:
-    tokenizer = Tokenizer(models.BPE(unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.train([str(CORPUS)], trainers.BpeTrainer(vocab_size=900, special_tokens=["?"], show_progress=False))
+    tokenizer = trained()
     prompts = made(tokenizer, Workload(input_tokens=24, prompts=12))
     server = Slots(4, 0.01)
     result, records = measured(
@@ -289,6 +314,37 @@ def test_the_same_requests_for_trtllm_bench(tmp_path: Path) -> None:
     assert [row["task_id"] for row in rows] == list(range(10))
     assert {row["prompt"] for row in rows} == {prompt.text for prompt in PROMPTS[:10]}
     assert {row["output_tokens"] for row in rows} == {TOKENS}
+
+
+def trained() -> Tokenizer:
+    """A tokenizer for English text."""
+    tokenizer = Tokenizer(models.BPE(unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.train([str(CORPUS)], trainers.BpeTrainer(vocab_size=900, special_tokens=["?"], show_progress=False))
+    return tokenizer
+
+
+@pytest.mark.seam
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_server_by_its_url_gets_the_load_of_a_cell(
+    exact: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompts have exactly the requested length. Outputs have one too if the model has an input for it."""
+    trained().save(str(tmp_path / "tokenizer.json"))
+    model, server = config("ensemble", counts=True), Slots(4, 0.02)
+    if exact:
+        model.input.add(name="min_tokens", data_type="TYPE_INT32", dims=[1])
+    words = ("--input-tokens", "24", "--max-tokens", str(TOKENS), "--declare", "max_batch_size=4", "--format", "json")
+    events = tmp_path / "events.jsonl"
+    with running(server, {"ensemble": model}) as (_, raw):
+        where = ("-u", raw["grpc"], "--model", "ensemble", "--tokenizer", str(tmp_path / "tokenizer.json"))
+        main(["bench", "load", *where, *words, "--event-file", str(events)])
+    levels = json.loads(capsys.readouterr().out)["levels"]
+    assert [(each["concurrency"], each["requests"]) for each in levels] == [(1, 32), (4, 32)]
+    assert {each["input_tokens_per_request"]["mean"] for each in levels} == {24}
+    assert {values.get("min_tokens") for values in server.asked} == {TOKENS if exact else None}
+    header = json.loads(events.read_text().splitlines()[0])
+    assert header["settings"]["exact_length"] is exact
 
 
 @pytest.mark.seam

@@ -84,11 +84,11 @@ from .load.result import LENGTHS as LENGTHS
 from .load.result import LOAD_METRICS as LOAD_METRICS
 from .load.result import PERF_FILE as PERF_FILE
 from .load.result import TRITON_GAUGES as TRITON_GAUGES
+from .load.result import HighestConcurrency as HighestConcurrency
 from .load.result import HighestRate as HighestRate
 from .load.result import LevelDetails as LevelDetails
 from .load.result import LevelResult as LevelResult
 from .load.result import LoadResult as LoadResult
-from .load.result import MeasurementFinding as MeasurementFinding
 from .load.result import MetricDefinition as MetricDefinition
 from .load.result import RepeatResult as RepeatResult
 from .load.result import TritonUse as TritonUse
@@ -106,10 +106,7 @@ from .load.target import Target as Target
 from .load.target import adds_special_tokens as adds_special_tokens
 from .load.target import environment_key as environment_key
 from .load.target import service_at as service_at
-from .load.windows import LEAST_REQUESTS as LEAST_REQUESTS
-from .load.windows import LEVEL_BUDGET_S as LEVEL_BUDGET_S
-from .load.windows import REQUESTS_EACH as REQUESTS_EACH
-from .load.windows import least_requests as least_requests
+from .load.windows import LEVEL_DEFAULTS as LEVEL_DEFAULTS
 from .load.windows import level_budget as level_budget
 from .load.windows import levels_up_to as levels_up_to
 from .load.windows import requests_of as requests_of

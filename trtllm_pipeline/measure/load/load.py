@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.client.session import Answer, GenerationRequest, Session
 from trtllm_pipeline.measure.load.prompts import Prompt, conversations, opened, with_text
-from trtllm_pipeline.measure.load.windows import WAVES, least_requests, level_budget, requests_of
+from trtllm_pipeline.measure.load.windows import WAVES, level_budget, requests_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -161,10 +161,8 @@ class Load:
 
     def most_requests(self, turns: int = 1) -> int:
         """Requests that all repeats of the largest closed loop measure, or else of a rate."""
-        concurrency = max(self.concurrency, default=0)
-        warmup = 2 * concurrency if self.warmup_requests is None else self.warmup_requests
-        measured = requests_of(self.requests, concurrency)
-        return self.repeats * max(measured, least_requests(concurrency, warmup, turns))
+        levels = self.concurrency or (None,)
+        return self.repeats * max(requests_of(self.requests, each, self.warmup_requests, turns) for each in levels)
 
     def turn(self, prompts: Sequence[Prompt], repeat: int) -> list[Level]:
         """One repeat of every level."""
@@ -177,7 +175,7 @@ class Load:
         self, prompts: Sequence[Prompt], repeat: int, concurrency: int | None, request_rate: float | None
     ) -> Level:
         """One repeat of one level."""
-        requests = requests_of(self.requests, concurrency)
+        requests = requests_of(self.requests, concurrency, self.warmup_requests)
         if self.interval_s is not None and request_rate is not None:
             requests = min(max(1, round(self.interval_s * request_rate)), MOST_PLANNED)
         least = self.warmup_requests

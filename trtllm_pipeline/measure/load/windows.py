@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline.base import Json
 
@@ -26,14 +26,21 @@ HANDOVER_NS: Final = 5_000_000
 HANDOVER_SHARE: Final = 0.05
 """Share of the next request's time."""
 STEADY_SHARE: Final = 0.95
-REQUESTS_EACH: Final = 8
-"""Default requests of a level, for each in flight: the first and the last one are not in the steady window."""
-LEAST_REQUESTS: Final = 32
-"""Minimum default requests of a level."""
-LEVEL_BUDGET_S: Final = 300.0
-"""Default time limit of a level whose number of requests is not given."""
 Happened = tuple[int, int]
 """Time in ns, and how many of something happened then."""
+
+
+class LevelDefaults(NamedTuple):
+    """Size of a level whose number of requests is not given."""
+
+    requests_each: int = 8
+    """For each request in flight: the first and the last one are not in the steady window."""
+    least_requests: int = 32
+    budget_s: float = 300.0
+    """Time limit."""
+
+
+LEVEL_DEFAULTS: Final = LevelDefaults()
 
 
 def levels_up_to(batch_size: int) -> tuple[int, ...]:
@@ -45,14 +52,22 @@ def levels_up_to(batch_size: int) -> tuple[int, ...]:
     return (*levels, batch_size)
 
 
-def requests_of(requests: int | None, concurrency: int | None) -> int:
-    """Measured requests of a level: as given, or the default. `concurrency` is None for an open loop."""
-    return max(LEAST_REQUESTS, REQUESTS_EACH * (concurrency or 0)) if requests is None else requests
+def requests_of(requests: int | None, concurrency: int | None, warmup: int | None = None, turns: int = 1) -> int:
+    """Measured requests of a level: as given, or the default, and of a closed loop at least `least_requests`.
+
+    `concurrency` is None for an open loop. `warmup` None: two for each in flight.
+    """
+    wanted = requests
+    if wanted is None:
+        wanted = max(LEVEL_DEFAULTS.least_requests, LEVEL_DEFAULTS.requests_each * (concurrency or 0))
+    if concurrency is None:
+        return wanted
+    return max(wanted, least_requests(concurrency, 2 * concurrency if warmup is None else warmup, turns))
 
 
 def level_budget(budget_s: float | None, requests: int | None) -> float | None:
     """Time limit of a level: as given, or the default. None for no limit."""
-    return LEVEL_BUDGET_S if budget_s is None and requests is None else budget_s
+    return LEVEL_DEFAULTS.budget_s if budget_s is None and requests is None else budget_s
 
 
 def least_requests(concurrency: int, warmup: int, turns: int = 1) -> int:
@@ -106,21 +121,30 @@ class Span:
         total = math.fsum(number * self._weight(time_ns) for time_ns, number in happened)
         return round(total * 1e9 / counted_ns, 3) if counted_ns > 0 else 0.0
 
+    def batches(self, happened: Iterable[Happened], number: int) -> list[float]:
+        """Rates per second in `number` parts of equal length. Idle time counts."""
+        length_ns = (self.end_ns - self.start_ns) / number
+        totals = [0] * number
+        for time_ns, count in happened:
+            if self._holds(time_ns):
+                totals[min(int((time_ns - self.start_ns) / length_ns), number - 1)] += count
+        return [total * 1e9 / length_ns for total in totals]
+
     def window(self, requests: Iterable[TimedRequest]) -> Window:
         """Totals in it, warmup requests included: each token counts at its own time."""
         good = [request for request in requests if request.answered]
         prefilled = [request for request in good if self._holds(request.times_ns[0])]
         known = [(each.times_ns[0], count) for each in prefilled if (count := each.input_tokens) is not None]
-        written = [each for request in good for each in _written(request)]
+        tokens = [each for request in good for each in written(request)]
         ended = [(request.times_ns[-1], 1) for request in good]
         all_known = len(known) == len(prefilled)
         return Window(
             duration_s=round(self.duration_ns / 1e9, 6),
             input_tokens=self._sum(known) if all_known else None,
-            output_tokens=self._sum(written),
+            output_tokens=self._sum(tokens),
             requests=self._sum(ended),
             input_tokens_per_s=self.rate(known) if all_known else None,
-            output_tokens_per_s=self.rate(written),
+            output_tokens_per_s=self.rate(tokens),
             requests_per_s=self.rate(ended),
             waves=None if self.waves is None else round(self.waves, 3),
         )
@@ -137,7 +161,7 @@ class Span:
         return sum(number for time_ns, number in happened if self._holds(time_ns))
 
 
-def _written(request: TimedRequest) -> Iterator[Happened]:
+def written(request: TimedRequest) -> Iterator[Happened]:
     """Output tokens of a request. Tokens without text after the last event count with it."""
     yield from zip(request.times_ns, request.tokens, strict=True)
     yield request.times_ns[-1], request.output_tokens - sum(request.tokens)

@@ -43,7 +43,8 @@ _PANELS: Final = {
     "Expected server configuration, verified against the server": ("declare", "engine", "repository"),
     "The load": (
         *("concurrency", "request_rate", "request_distribution", "burstiness", "requests", "measurement_interval_ms"),
-        *("level_budget_s", "warmup", "warmup_requests", "max_in_flight", "turn_delay_s", "find_rate", "repeats"),
+        *("level_budget_s", "warmup", "warmup_requests", "max_in_flight", "turn_delay_s"),
+        *("find_rate", "find_concurrency", "repeats"),
         *("stop_when", "max_repeats", "budget_s", "random_seed"),
     ),
     "The requests": ("input_data", "lengths_data"),

@@ -15,8 +15,6 @@ from trtllm_pipeline.orchestrate import CellResult, report_file
 _FORMULAS: Final = {metric.name: metric.formula for metric in report_file.METRICS}
 LOWEST: Final = "lowest"
 HIGHEST: Final = "highest"
-FEW: Final = 100
-"""With fewer requests, a 99th percentile is little more than the maximum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +52,58 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
     gigabytes = max((row.engine_size_bytes or 0 for row in rows), default=0) >= 10e9
     scale, unit = (1e9, "GB") if gigabytes else (1e6, "MB")
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
-    several = any(gpus_of(row) > 1 for row in rows)
+    several = any(row.gpus > 1 for row in rows)
 
     def measured(
         head: str, value: Callable[[LevelResult], float | None], rank: int, metric: str | None, of_level: str
     ) -> Column:
         return Column(f"{head} {at}", lambda row: _number(_of(level_of(row, level), value)), rank, metric, of_level)
 
-    def per_gpu(row: CellResult) -> str | None:
-        rate = _of(level_of(row, level), lambda each: each.output_tokens_per_s)
-        return None if rate is None else _number(rate / gpus_of(row))
+    def of_row(
+        head: str,
+        value: Callable[[CellResult, LevelResult], str | None],
+        rank: int,
+        metric: str | None = None,
+        of_level: str | None = None,
+    ) -> Column:
+        def shown(row: CellResult) -> str | None:
+            found = level_of(row, level)
+            return None if found is None else value(row, found)
+
+        return Column(f"{head} {at}", shown, rank, metric, of_level)
 
     every = [
         Column("status", _status, 0),
         measured("TTFT ms", lambda each: each.latency("ttft_ms", "p50"), 1, "ttft_ms", "ttft_ms.p50"),
-        measured("TTFT p99", lambda each: _p99(each, "ttft_ms"), 3, "ttft_ms", "ttft_ms.p99"),
+        measured("TTFT p99", lambda each: each.latency("ttft_ms", "p99"), 3, "ttft_ms", "ttft_ms.p99"),
         measured("TPOT ms", lambda each: each.latency("tpot_ms", "p50"), 2, "tpot_ms", "tpot_ms.p50"),
-        measured("TPOT p99", lambda each: _p99(each, "tpot_ms"), 4, "tpot_ms", "tpot_ms.p99"),
+        measured("TPOT p99", lambda each: each.latency("tpot_ms", "p99"), 4, "tpot_ms", "tpot_ms.p99"),
         measured("tok/s", lambda each: each.output_tokens_per_s, 1, "output_tokens_per_s", "out"),
-        *([Column(f"tok/s/GPU {at}", per_gpu, 2, "tokens_per_gpu", "per_gpu")] if several else []),
-        measured("tok/s/user", tokens_per_user, 3, "tokens_per_user", "per_user"),
+        *([of_row("tok/s/GPU", lambda row, each: _number(row.per_gpu(each)), 2, None, "per_gpu")] if several else []),
+        measured("tok/s/user", lambda each: each.value("user_tps"), 3, "user_tps", "per_user"),
+        of_row("tok/s 95%", lambda _, each: _certainty(each), 5, "intervals", "certainty"),
+        of_row("$/M tok", lambda row, each: _number(row.cost(each)), 2, "cost", "cost"),
         measured("req/s", lambda each: each.requests_per_s, 4, "requests_per_s", "req"),
         Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 2, "goodput"),
+        Column(
+            f"goodput tok/s {last}",
+            lambda row: (
+                _number(goodput.output_tokens_per_s) if row.levels and (goodput := row.levels[-1].goodput) else None
+            ),
+            4,
+            "goodput",
+        ),
         Column(
             f"accept {last}", lambda row: _share(row.levels[-1].acceptance) if row.levels else None, 3, "acceptance"
         ),
         Column(
             "SLO req/s", lambda row: _number(row.highest_rate.rate) if row.highest_rate else None, 2, "highest_rate"
+        ),
+        Column(
+            "SLO in flight",
+            lambda row: _number(row.highest_concurrency.concurrency) if row.highest_concurrency else None,
+            2,
+            "highest_concurrency",
         ),
         Column("trtllm-bench tok/s", lambda row: _number(row.trtllm_bench_tps), 3, "trtllm_bench"),
         measured("tok/J", lambda each: each.tokens_per_joule, 3, "tokens_per_joule", "joule"),
@@ -124,18 +147,6 @@ def level_of(row: CellResult, level: str) -> LevelResult | None:
     return closed[0 if level == LOWEST else -1] if closed else None
 
 
-def gpus_of(row: CellResult) -> int:
-    """The number of GPUs that a cell's model spans, at least 1."""
-    tp, pp = (value if isinstance(value := row.axes.get(name), int) else 1 for name in ("tp", "pp"))
-    return tp * pp
-
-
-def tokens_per_user(level: LevelResult) -> float | None:
-    """Output tokens per second that one user sees after the first token: the inverse of the median TPOT."""
-    tpot_ms = level.latency("tpot_ms", "p50")
-    return 1000 / tpot_ms if tpot_ms else None
-
-
 def _status(row: CellResult) -> str:
     """The status, marked if the measurement has warnings."""
     return f"{row.status.value.replace('_', ' ')}{' !' if row.warnings else ''}"
@@ -145,10 +156,12 @@ def _of(level: LevelResult | None, value: Callable[[LevelResult], float | None])
     return None if level is None else value(level)
 
 
-def _p99(level: LevelResult, name: str) -> float | None:
-    """None for fewer requests than a 99th percentile needs."""
-    n = level.latency(name, "n")
-    return level.latency(name, "p99") if n is not None and n >= FEW else None
+def _certainty(level: LevelResult) -> str | None:
+    """The interval of the throughput, or the number of requests that it is from."""
+    ends = level.interval("output_tps")
+    if ends is not None:
+        return " to ".join(str(_number(end)) for end in ends)
+    return None if level.requests is None or level.output_tokens_per_s is None else f"of {level.requests} requests"
 
 
 def _goodput(level: LevelResult) -> str | None:

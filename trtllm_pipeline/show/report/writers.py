@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TextIO
 
 from trtllm_pipeline.base import (
@@ -45,6 +46,7 @@ from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns
 from trtllm_pipeline.show.report.interference import interference
 from trtllm_pipeline.show.report.report_formats import Report
+from trtllm_pipeline.tensorrt import levels_words
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -110,11 +112,13 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
     return [
         {"cell": row.id},
         row.axes,
+        row.numerics or {},
         {"status": row.status.value},
         {name: getattr(row, name) for name in ("failed_stage", "failure", "reason", "log")},
         {f"{stage}_s": seconds for stage, seconds in row.seconds.items()},
         {"engine_size_bytes": row.engine_size_bytes, "accuracy_total": row.accuracy_total},
         {} if row.highest_rate is None else {"highest_rate": row.highest_rate.rate},
+        {} if row.highest_concurrency is None else {"highest_concurrency": row.highest_concurrency.concurrency},
         _of_bench(row.trtllm_bench),
         {f"accuracy_{name}": score for name, score in row.accuracy.items()},
         scores,
@@ -136,11 +140,20 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
     planned = row.conditions.level(known.concurrency, known.request_rate)
     rates = ("requests", "failures", "duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
     goodput = known.goodput
+    interval = known.interval("output_tps")
+    derived = {"user_tokens_per_s": known.value("user_tps")}
+    if level is not None:
+        derived |= {"output_tokens_per_s_per_gpu": row.per_gpu(known)}
+        derived |= {} if row.gpu_hour is None else {"dollars_per_million": row.cost(known)}
     return [
         {"concurrency": known.concurrency},
         {} if known.request_rate is None else {"request_rate": known.request_rate},
         {name: getattr(known, name) for name in rates},
-        {} if goodput is None else {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s},
+        {} if interval is None else {"output_tokens_per_s_low": interval[0], "output_tokens_per_s_high": interval[1]},
+        derived,
+        {}
+        if goodput is None
+        else {f"goodput_{name}": getattr(goodput, name) for name in ("share", "requests_per_s", "output_tokens_per_s")},
         {} if known.saturated_rps is None else {"saturated_rps": known.saturated_rps},
         {} if known.acceptance is None else {"acceptance": known.acceptance},
         {} if known.tokens_per_joule is None else {"tokens_per_joule": known.tokens_per_joule},
@@ -260,7 +273,7 @@ def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[tex
     """Details of the table: notes, conditions, definitions."""
     return [
         [text_blocks.TextLine(_note(*note), "yellow") for note in notes_of(rows)],
-        [text_blocks.TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
+        [text_blocks.TextLine(f"{name}: {text}", "dim") for name, text in (*conditions_of(rows), *numerics_of(rows))],
         [text_blocks.TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
     ]
 
@@ -287,6 +300,9 @@ def _in_short(
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(text_blocks.TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
     lines += [text_blocks.TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
+    if loads := loads_of(rows):
+        more = f", and {count(len(loads) - 1, 'other load')}" if len(loads) > 1 else ""
+        lines.append(text_blocks.TextLine(f"Load: {loads[0]}{more}", "dim"))
     lines += [text_blocks.TextLine(line, "dim") for line in interference(rows)]
     more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
     full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
@@ -442,7 +458,32 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
         for kind, text in zip(kinds, findings, strict=True):
             if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
                 first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
-    return [(first[kind], number) for kind, number in cells.most_common()]
+    return [*mixed(rows), *((first[kind], number) for kind, number in cells.most_common())]
+
+
+def mixed(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
+    """Precisions that do not mean the same in all cells, with their numbers of cells."""
+    cells: dict[str, Counter[str]] = {}
+    for row in rows:
+        if row.numerics is not None and row.unfit is None:
+            cells.setdefault(str(row.axes.get("precision")), Counter())[_numerics(row.numerics)] += 1
+    return [
+        (f"{name} is not the same in all cells: {'; or '.join(meanings)}", meanings.total())
+        for name, meanings in cells.items()
+        if len(meanings) > 1
+    ]
+
+
+def _numerics(of: Mapping[str, str]) -> str:
+    return f"weights {of['weights']}, activations {of['activations']}, KV cache {of['kv_cache']}, {of['made']}"
+
+
+def numerics_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+    """What each precision means, in words."""
+    known = {
+        (str(row.axes.get("precision")), _numerics(row.numerics)): None for row in rows if row.numerics is not None
+    }
+    return [(f"precision {name}", text) for name, text in known]
 
 
 _CONDITIONS: Final = (("system", system_words), ("load", workload_words))
@@ -465,9 +506,40 @@ def conditions_of(
             (name if len(counts) == 1 else f"{name} of {count(cells, 'cell')}", text)
             for text, cells in counts.most_common()
         ]
+    conditions += [("lengths and levels", text) for text in loads_of(rows)]
     conditions += [("side by side", line) for line in interference(rows)]
     lengths = lengths_of([level for row in measured for level in row.levels])
     return [*conditions, ("tokens per request", lengths)] if lengths else conditions
+
+
+def loads_of(rows: Sequence[CellResult]) -> list[str]:
+    """The measured loads in words, most frequent first, each with its number of cells if there are several."""
+    counted = Counter(load_of(row) for row in rows if row.levels).most_common()
+    return [text if len(counted) == 1 else f"{text} ({count(cells, 'cell')})" for text, cells in counted]
+
+
+def load_of(row: CellResult) -> str:
+    """The load that a cell was measured with: `64 in, 16 out, 1/4 in flight, 6 to 15 requests`. Lengths are those of its
+    prompts and outputs, on average if they differ.
+    """
+    workload = row.conditions.workload or {}
+    sampling, limits = workload.get("sampling"), workload.get("max_tokens")
+    exact = isinstance(sampling, dict) and bool(sampling.get("exact_length"))
+    means = [_mean_length(row.levels, name) for name in LENGTHS]
+    lengths = ", ".join(f"{mean} {way}" for mean, way in zip(means, ("in", "out"), strict=True) if mean)
+    if lengths and not (workload.get("synthetic") and exact):
+        lengths += " on average"
+    if lengths and workload.get("synthetic") and not exact and isinstance(limits, list) and limits:
+        lengths += f" (output up to {limits[-1]})"
+    concurrency = [level.concurrency for level in row.levels if level.concurrency is not None]
+    rates = [level.request_rate for level in row.levels if level.request_rate is not None]
+    requests = [level.requests for level in row.levels if level.requests is not None]
+    return ", ".join(filter(None, (lengths, levels_words(concurrency, rates, requests))))
+
+
+def _mean_length(levels: Sequence[LevelResult], name: str) -> str | None:
+    means = [value for level in levels if (value := level.lengths.get(name, {}).get("mean")) is not None]
+    return f"{fmean(means):.0f}" if means else None
 
 
 def lengths_of(levels: Sequence[LevelResult]) -> str:

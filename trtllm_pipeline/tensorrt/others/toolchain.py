@@ -38,6 +38,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     rule,
 )
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
+from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, loaded_as_fp8, unknown
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import source_bytes
 
 ASKED_FOR_S: Final = 2.0
@@ -278,6 +279,17 @@ def _weight_bits(cell: Cell) -> int | None:
     return next((bits for name, bits in _FEWER_BITS.items() if cell.precision.startswith(name)), None)
 
 
+def _numerics(cell: Cell) -> Numerics:
+    """What a cell's precision means, as far as its command line tells."""
+    if command.known_of(cell) is None:
+        return unknown(cell)
+    if cell.toolchain == "llama_cpp":
+        return embedded.numerics_of(cell)
+    given = {name.lstrip("-").replace("-", "_"): value for name, value in command.settings(cell)["options"].items()}
+    cache = given.get("kv_cache_dtype")
+    return loaded_as_fp8(cell, None if cache in {None, "auto"} else str(cache))
+
+
 def _asking(stage: Stage, **changed: Any) -> Stage:
     """A stage that sends requests to a server, without a repository."""
     inputs = {name: upstream for name, upstream in stage.inputs.items() if name != "repository"}
@@ -330,6 +342,7 @@ def _toolchain(name: str) -> Toolchain:
         missing=lambda _machine: None,
         identity=lru_cache(maxsize=1)(_identity),
         infeasible=_infeasible,
+        numerics=_numerics,
         caveat=_caveat,
     )
 

@@ -6,7 +6,6 @@ the stage. Both files remain in the attempt's directory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
         ExpectedServer,
         LoadPlan,
         LoadResult,
-        MeasurementFinding,
         Objectives,
         Option,
         Target,
@@ -71,7 +69,7 @@ def run(context: StageContext[PerfParams]) -> None:
     if result.invalid:
         raise StageError(
             "the measurement is not valid: " + "; ".join(finding.message for finding in result.invalid),
-            failure=failure_of(result.invalid),
+            failure=failure_of(result),
             hint=f"all observations are in {EVENTS} next to the log of this attempt",
         )
 
@@ -137,6 +135,7 @@ def load_plan(
             budget_s=params.budget_s,
         ),
         find_rate=params.find_rate,
+        find_concurrency=params.find_concurrency,
         objectives=objectives,
         input_data=given if workload is not None else input_data or built_in,
         turns=params.turns,
@@ -228,11 +227,11 @@ def _output_length(engine: Engine | None) -> int | None:
     return engine.max_seq_len - engine.max_input_len or None
 
 
-def failure_of(invalid: Sequence[MeasurementFinding]) -> FailureClass:
+def failure_of(result: LoadResult) -> FailureClass:
     """TRANSIENT if the machine was too busy to measure, or if the server restarted during the measurement."""
-    if all(finding.check in {"client_cpu", "client_lag", "schedule", "server"} for finding in invalid):
+    if all(finding.check in {"client_cpu", "client_lag", "schedule", "server"} for finding in result.invalid):
         return FailureClass.TRANSIENT
     from trtllm_pipeline.measure import failure_class
 
-    causes = "; ".join(finding.message for finding in invalid if finding.check == "failures")
+    causes = "; ".join(finding.message for finding in result.invalid if finding.check == "failures")
     return failure_class(causes) if causes else FailureClass.CHECK

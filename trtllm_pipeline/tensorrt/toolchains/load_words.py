@@ -42,7 +42,7 @@ def _lengths(cell: Cell, params: PerfParams) -> str:
 def _levels(params: PerfParams) -> Iterator[str]:
     levels = params.concurrency or ()
     timed = params.measurement_interval_ms
-    counts = [requests_of(params.requests, level) for level in levels]
+    counts = [requests_of(params.requests, level, params.warmup_requests, params.turns) for level in levels]
     counts += [requests_of(params.requests, None)] if params.request_rate else []
     if words := levels_words(levels, params.request_rate, () if timed else counts):
         yield words

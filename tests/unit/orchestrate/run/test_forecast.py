@@ -62,7 +62,7 @@ def test_perf_takes_as_long_as_its_requests() -> None:
     settings = {**run.first_cell.settings, "perf": {**run.first_cell.settings["perf"], "requests": 1600}}
     more = dataclasses.replace(run, first_cell=dataclasses.replace(run.first_cell, settings=settings))
     fixed_s = run.stage.expected_s
-    assert guess_s(more, MACHINE) - fixed_s > 50 * (guess_s(run, MACHINE) - fixed_s)
+    assert guess_s(more, MACHINE) - fixed_s > 40 * (guess_s(run, MACHINE) - fixed_s), "32 by default"
     settings["perf"] = {**settings["perf"], "concurrency": [], "request_rate": [4.0]}
     rate = dataclasses.replace(run, first_cell=dataclasses.replace(run.first_cell, settings=settings))
     assert guess_s(rate, MACHINE) > 400

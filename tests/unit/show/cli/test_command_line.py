@@ -25,12 +25,11 @@ STAGES = (
     *("smoke", "perf", "accuracy", "score", "replay"),
 )
 LEAVES = [row.path for row in app.commands() if row.target]
-OF_THE_LOAD = {"bench load", "bench self-test"}
+OF_THE_LOAD = {"bench load"}
 METAVARS = {
     "--adapter": "a gateway has adapters of several models",
     "--concurrency": "perf and bench load measure several levels, eval sends with one",
     "--dialect": "a gateway has several models",
-    "--endpoint-type": "a list of choices",
     "--extra-inputs": "bench load reads the form of other load clients",
     "--family": "doctor takes several",
     "--find-rate": "bench load",
@@ -50,9 +49,7 @@ METAVARS = {
 }
 """Options whose value is called differently by some commands, with the reason."""
 DEFAULTS = {
-    "--endpoint-type": "a load is a chat, scores are those of a run",
     "--format": "a table if the result is one",
-    "--max-tokens": "answers to be scored are short",
 }
 """Options with another default in some commands, with the reason."""
 
@@ -135,7 +132,6 @@ def test_an_option_looks_the_same_in_every_command() -> None:
 
 def test_every_option_in_seconds_is_a_duration() -> None:
     left = {("bench load", "--budget-s"), ("bench load", "--turn-delay-s")}
-    left |= {("serve start", f"--{each}-timeout-s") for each in ("unresponsive", "ready", "stop")}
     found = {(path, name) for name, path, param in each_option() if name.endswith("-s") and param.metavar != "DURATION"}
     assert found <= left
 

@@ -82,6 +82,7 @@ def test_a_plan_as_a_job_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(plan) == 0
     text = capsys.readouterr().out
     assert text.startswith("### Plan of tiny.yaml\n\n2 cells; ")
+    assert "\nload: 192 in, 16 out, 1/2 in flight, 4 to 7 requests\n" in text
     assert "| `build` | 2 | 0 | 2 | " in text
     assert "**Why**" in text
     assert "stage runs: not made yet" in text

@@ -21,7 +21,7 @@ from trtllm_pipeline.show.phrases import groups, without
 from trtllm_pipeline.show.progress.views import LOOKS, grid
 from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.report_formats import Report
-from trtllm_pipeline.show.report.writers import flat, notes_of, to_csv, to_markdown, write_table
+from trtllm_pipeline.show.report.writers import flat, load_of, loads_of, notes_of, to_csv, to_markdown, write_table
 
 
 def level(concurrency: int, ttft_ms: float, output_tokens_per_s: float) -> LevelResult:
@@ -104,6 +104,7 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "note (2 cells): the steady window was too short: rates include ramp-up and drain",
         "Measured on an unknown system",
         "Latencies are medians (p50), @4 is concurrency 4, ! has warnings.",
+        "Load: 1/4 in flight, 40 requests",
         "-v: definitions, system and load in full",
     ]
 
@@ -116,6 +117,7 @@ def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch
         "",
         "system: not recorded",
         "load: not recorded",
+        "lengths and levels: 1/4 in flight, 40 requests",
         "",
         "TTFT ms @4: time to first token: first content - sent; the median (p50) is shown",
         "tok/s @4: output tokens / seconds of the headline window; median of the repeats",
@@ -285,7 +287,7 @@ def test_request_rates_and_goodput_are_shown() -> None:
 
 def test_markdown_escapes_and_defines() -> None:
     text = to_markdown(ROWS, "r1", "/home/me/m.yaml")
-    assert "| `fp16/bs4` | done ! | 91.0 | 251 | 2.00 | 0.50 | 0.75 | 270.0 | 1.25 |" in text
+    assert "| `fp16/bs4` | done ! | 91.0 | 251 | of 40 requests | 2.00 | 0.50 | 0.75 | 270.0 | 1.25 |" in text
     assert r"build: was killed \| by &lt;somebody>" in text
     assert "/home/me" not in text
     assert "- TTFT ms @4: time to first token: first content - sent; the median (p50) is shown" in text
@@ -376,8 +378,8 @@ MEASURED = dataclasses.replace(
         dataclasses.replace(
             level(4, 91.0, 251.3),
             lengths={
-                "input_tokens_per_request": {"n": 40, "mean": 61.25, "p99": 80, "max": 80},
-                "output_tokens_per_request": {"n": 40, "mean": 64.0, "p99": 64, "max": 64},
+                "input_tokens_per_request": {"n": 40, "mean": 61.25, "max": 80},
+                "output_tokens_per_request": {"n": 40, "mean": 64.0, "max": 64},
             },
         ),
     ),
@@ -399,7 +401,7 @@ def test_every_form_says_on_what_and_under_which_load(tmp_path: Path) -> None:
     assert [first[name] for name in told] == [
         *("2026-09-21T14:13:20+00:00", "AMD EPYC 9654", "NVIDIA H200, 140 GiB", "sha256:" + "ab" * 32, "64")
     ]
-    numbers = ("warmup_requests", "repeats", "input_tokens_per_request_mean", "output_tokens_per_request_p99")
+    numbers = ("warmup_requests", "repeats", "input_tokens_per_request_mean", "output_tokens_per_request_max")
     assert [first[name] for name in numbers] == ["8", "3", "61.25", "64"]
     assert {last[name] for name in (*told, *numbers)} == {""}, "the failed cell was not measured"
     text = to_markdown(rows)
@@ -441,23 +443,46 @@ def test_a_report_of_trtllm_bench_has_a_column_a_place_in_csv_and_a_note_where_t
     assert CellResult.from_json(row.to_json()).trtllm_bench == told
 
 
-def with_requests(n: float) -> LevelResult:
-    latencies = {name: {"n": n, "p50": 20.0, "p99": 55.0} for name in ("ttft_ms", "tpot_ms")}
+def with_p99(*, known: bool = True) -> LevelResult:
+    latencies = {name: {"n": 100.0, "p50": 20.0, **({"p99": 55.0} if known else {})} for name in ("ttft_ms", "tpot_ms")}
     return dataclasses.replace(level(8, 1.0, 300.0), latencies=latencies)
 
 
-def test_p99_needs_a_hundred_requests() -> None:
-    many, few = (to_markdown((row("fp16", levels=(with_requests(n),)),)) for n in (100.0, 99.0))
+def test_p99_is_shown_if_it_is_known() -> None:
+    many, few = (to_markdown((row("fp16", levels=(with_p99(known=known),)),)) for known in (True, False))
     assert "TTFT p99 @8 | TPOT ms @8 | TPOT p99 @8" in many
     assert "55.0" in many
     assert "p99 @" not in few
 
 
 def test_rates_are_for_each_gpu_and_each_user() -> None:
-    one = row("fp16", levels=(with_requests(100.0),))
+    one = row("fp16", levels=(with_p99(),))
     two = dataclasses.replace(one, axes={**one.axes, "tp": 2})
     text = to_markdown((one, two))
     assert "tok/s @8 | tok/s/GPU @8 | tok/s/user @8" in text
     assert "| 300 | 150 | 50.0 |" in text
     assert "tok/s/GPU" not in to_markdown((one,))
-    assert "- tok/s/user @8: 1 / median TPOT" in text
+    assert "- tok/s/user @8: " in text
+
+
+def loaded(inputs: float, outputs: float, **workload: object) -> CellResult:
+    """A row whose load had these mean lengths."""
+    lengths = {"input_tokens_per_request": {"mean": inputs}, "output_tokens_per_request": {"mean": outputs}}
+    levels = tuple(
+        dataclasses.replace(each, lengths=lengths, requests=requests)
+        for each, requests in zip(row("fp16").levels, (32, 128), strict=True)
+    )
+    return row("fp16", levels=levels, conditions=Conditions(workload={"max_tokens": [512, 512], **workload}))
+
+
+def test_a_row_states_the_load_that_was_measured() -> None:
+    synthetic = {"input_tokens": 2048}
+    exact = loaded(2048.0, 512.0, synthetic=synthetic, sampling={"exact_length": True})
+    assert load_of(exact) == "2048 in, 512 out, 1/4 in flight, 32 to 128 requests"
+    ends_early = loaded(2048.0, 301.4, synthetic=synthetic, sampling={})
+    assert load_of(ends_early).startswith("2048 in, 301 out on average (output up to 512), 1/4 in flight")
+    own = loaded(87.2, 140.6, synthetic=None, sampling={})
+    assert load_of(own).startswith("87 in, 141 out on average, 1/4"), "those of the data, not of the cell"
+    assert load_of(row("fp16")) == "1/4 in flight, 40 requests", "lengths that nobody recorded are left out"
+    assert loads_of([own, exact, own, row("fp8", levels=())])[0] == f"{load_of(own)} (2 cells)"
+    assert loads_of([exact]) == [load_of(exact)]

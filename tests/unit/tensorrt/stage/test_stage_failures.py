@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from trtllm_pipeline.base.errors import FailureClass
-from trtllm_pipeline.measure.load.result import MeasurementFinding
+from trtllm_pipeline.measure.load.result import LoadResult, MeasurementFinding
 from trtllm_pipeline.tensorrt.stage import perf, smoke
 
 BUSY = "the event loop was late"
@@ -26,7 +28,9 @@ UNAVAILABLE = "2 of 8 requests failed: UNAVAILABLE: 127.0.0.1:8001: the connecti
 def test_a_load_run_on_a_server_that_was_started_again_is_repeated(
     checks: tuple[str, ...], message: str, expected: FailureClass
 ) -> None:
-    assert perf.failure_of([MeasurementFinding("invalid", message, check=check) for check in checks]) is expected
+    findings = tuple(MeasurementFinding("invalid", message, check=check) for check in checks)
+    result = dataclasses.replace(LoadResult.read({}), findings=findings)
+    assert perf.failure_of(result) is expected
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ import base64
 import gzip
 import hashlib
 import json
+import math
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -40,9 +41,10 @@ from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, r
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report import time_series
 from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns, level_keys
-from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
+from trtllm_pipeline.show.report.comparable_loads import Workload, label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
+from trtllm_pipeline.show.report.pareto import pareto_front
 from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.show.report.writers import (
@@ -50,6 +52,8 @@ from trtllm_pipeline.show.report.writers import (
     conditions_of,
     failures_of,
     lengths_of,
+    load_of,
+    loads_of,
     moment,
     notes_of,
     summary_of,
@@ -64,6 +68,8 @@ _SERIES: Final = 50
 """Maximum number of cells for which the page has the samples over time of each level."""
 _LOGS_BYTES: Final = 1_000_000
 """Maximum total length of all log ends before compression. Beyond it, only failures include their logs."""
+_LOADS: Final = 3
+"""Maximum number of different loads at the head of the page. All are among the conditions."""
 _SYMBOLS: Final = {
     CellStatus.DONE: "✓",
     CellStatus.UP_TO_DATE: "=",
@@ -132,7 +138,9 @@ def to_html(
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return jinja.get_template("page.html").render(
+    return jinja.get_template(
+        "page.html"
+    ).render(
         policy=_policy([script, *filter(None, [library])], style),
         style=Markup(style),  # noqa: S704 - a file of this package
         script=Markup(script),  # noqa: S704 - a file of this package
@@ -144,7 +152,7 @@ def to_html(
         summary=summary_of(rows),
         shared=parts,
         short=lambda cell: without(cell, parts),
-        head=_facts(record, forecast),
+        head=[*_facts(record, forecast), *(("load", text) for text in loads_of(rows)[:_LOADS])],
         title=_title(rows) or Path(matrix).name or "Pipeline report",
         facts=_opening(rows, Path(matrix).name),
         levels=_levels(rows),
@@ -207,13 +215,14 @@ def _data(
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
-    workload_of_row = shortened(workloads(rows))
+    full = workloads(rows)
+    workload_of_row = shortened(full)
+    fronts = {point for one in set(full) for point in pareto_front(_of(rows, full, one))}
     under = {json.dumps(each): each for each in (_under(row) for row in rows)}
     places = {text: place for place, text in enumerate(under)}
     brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
     return {
         "limits": limits,
-        "loads": dict(_levels(rows)),
         "cells": [
             {
                 **{name: getattr(row, name) for name in _CELL},
@@ -221,13 +230,15 @@ def _data(
                 "status": row.status.value.replace("_", " "),
                 "gpus": max((record.stages[place].resources["gpus"] for place in of_cell[row.id]), default=0),
                 "levels": _levels_of(
-                    row, [record.stages[place] for place in of_cell[row.id]], series=len(rows) <= _SERIES
+                    row, [record.stages[place] for place in of_cell[row.id]], fronts, series=len(rows) <= _SERIES
                 ),
                 "highest_rate": None if row.highest_rate is None else str(row.highest_rate),
+                **({} if row.highest_concurrency is None else {"highest_concurrency": str(row.highest_concurrency)}),
                 "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
                 "accuracy_drift": row.accuracy_drift and _drift(row.accuracy_drift),
                 "measured": moment(row.conditions.measured_s),
                 "tokens": lengths_of(row.levels),
+                "load": load_of(row) if row.levels else "",
                 "workload": words(workload),
                 "under": places[json.dumps(_under(row))],
                 "launch": _launch(row, record, workspace),
@@ -249,6 +260,17 @@ def _server(stages: Sequence[StageRecord]) -> dict[str, str]:
     return {"server": command} if (command := next(known, None)) else {}
 
 
+def _of(rows: Sequence[CellResult], workload_of_row: Sequence[Workload], wanted: Workload) -> list[CellResult]:
+    return [row for row, workload in zip(rows, workload_of_row, strict=True) if workload == wanted]
+
+
+def _certain(level: LevelResult) -> dict[str, Any]:
+    """Half the width of the 95% intervals of what ranks a level, as logarithms, as far as they are known."""
+    ends = {name: level.interval(metric) for name, metric in (("out", "output_tps"), ("ttft_ms", "ttft_p50"))}
+    known = {name: _short(math.log(each[1] / each[0]) / 2, 2) for name, each in ends.items() if each and each[0] > 0}
+    return {"half": known} if known else {}
+
+
 def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | None:
     """The command line that serves a cell. None if the cell failed or cannot be served by this project."""
     served = any(stage.scope is Scope.SERVICE and row.id in stage.cells for stage in record.stages)
@@ -264,12 +286,12 @@ def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | No
 
 _CELL: Final = (
     *("id", "axes", "reason", "unfit", "hint", "log", "accuracy", "accuracy_total", "accuracy_asked"),
-    *("accuracy_intervals", "findings"),
+    *("accuracy_intervals", "findings", "engine_size_bytes", "preparation_s", "gpu_hour", "numerics"),
 )
 
 
 def _drift(drift: Drift) -> dict[str, Any]:
-    """Only the data that the page shows, so that 1000 cells take at most 1.5 MB."""
+    """Only the data that the page shows, so that 1000 cells take at most 1.6 MB."""
     changes = {
         name: {"difference": _short(of.difference), "interval": list(map(_short, of.interval))}
         for name, of in drift.scores.items()
@@ -283,17 +305,26 @@ def _under(row: CellResult) -> dict[str, str]:
     return {field.label: field.shown(value) for field, value in known if value is not None}
 
 
-def _levels_of(row: CellResult, stages: Sequence[StageRecord], *, series: bool) -> list[dict[str, Any]]:
-    """The levels of a cell. With `series`, also the samples over their time."""
+def _levels_of(
+    row: CellResult, stages: Sequence[StageRecord], fronts: Collection[tuple[str, str]], *, series: bool
+) -> list[dict[str, Any]]:
+    """The levels of a cell, marked if they are on the Pareto front. With `series`, also the samples over their time."""
     folders = [stage.folder for stage in stages if stage.stage == "perf" and stage.folder is not None]
     known = time_series.of_measurement(folders[0] / "out") if series and folders and row.levels else {}
-    return [{**_level(level), **({"series": known[level.key]} if known.get(level.key) else {})} for level in row.levels]
+    return [
+        {
+            **_level(level),
+            **_certain(level),
+            **({"front": 1} if (row.id, level.key) in fronts else {}),
+            **({"series": known[level.key]} if known.get(level.key) else {}),
+        }
+        for level in row.levels
+    ]
 
 
 def _level(level: LevelResult) -> dict[str, Any]:
     return {
-        "key": level.key,
-        "goodput": level.goodput and level.goodput.share,
+        **({"concurrency": level.concurrency} if level.request_rate is None else {"rate": level.request_rate}),
         "requests": level.requests,
         "failures": level.failures,
         "out": _short(level.output_tokens_per_s),
@@ -302,10 +333,18 @@ def _level(level: LevelResult) -> dict[str, Any]:
         "window": level.window,
         "repeats": [_short(rate) for one in level.repeats if (rate := one.output_tokens_per_s) is not None],
         **{
-            name: {key: _short(values[key]) for key in _STATISTICS if key in values}
+            name: {
+                **{key: _short(values[key]) for key in _STATISTICS if values.get(key) is not None},
+                **({} if values.get("p99") is not None else {"max": _short(values.get("max"))}),
+            }
             for name, values in level.latencies.items()
         },
-        # Omitted if empty, so that 1000 cells take at most 1.5 MB.
+        # Omitted if empty, so that 1000 cells take at most 1.6 MB. The page adds what follows from the others.
+        **(
+            {}
+            if level.goodput is None
+            else {"goodput": level.goodput.share, "good_out": _short(level.goodput.output_tokens_per_s)}
+        ),
         **({} if level.gpu_use is None else {"gpu": asdict(level.gpu_use), "joule": _short(level.tokens_per_joule)}),
         **({} if level.triton_use is None else {"triton": _triton(level.triton_use)}),
     }
