@@ -270,7 +270,7 @@ axes:
   lengths: ["512,16"]
   toolchain: [tensorrt_llm, tensorrt_llm_pytorch, vllm, sglang]
 settings:
-  perf: { exclusive: none, concurrency: [1], requests: 4, repeats: 3 }
+  perf: { workload: prompts, exclusive: none, concurrency: [1], requests: 4, repeats: 3 }
 override:
   - where: { toolchain: [tensorrt_llm, tensorrt_llm_pytorch] }
     settings: { serve: { frontend: trtllm_serve } }

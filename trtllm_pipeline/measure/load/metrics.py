@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtllm_pipeline.measure.load import compat_metrics, counters, validity, windows
 from trtllm_pipeline.measure.load.conditions import Conditions
@@ -110,7 +110,7 @@ class SoFar:
         self._end = 0
         self._repeats: dict[tuple[int | None, float | None], list[RepeatResult]] = {}
         self._probes: dict[float, tuple[tuple[bool, ...], ...]] = {}
-        self._closed: dict[float, list[Probe]] = {}
+        self._closed: dict[int, _ClosedLoop] = {}
 
     def look(self) -> LoadProgress:
         """Read the new records and return the progress. Levels must be complete."""
@@ -129,8 +129,9 @@ class SoFar:
             of_level += [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
         for probe in _probes(run, self._objectives):
             self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
-        for probe in _closed(run, self._objectives):
-            self._closed.setdefault(probe.rate, []).append(probe)
+        for loop in _closed(run, self._objectives):
+            known = self._closed.get(loop.concurrency)
+            self._closed[loop.concurrency] = loop if known is None else known.with_more(loop)
         metrics = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
         rates = (median(each.requests_per_s or 0.0 for each in metrics[key]) for key in metrics if key[0] is not None)
         return LoadProgress(
@@ -139,7 +140,7 @@ class SoFar:
                 for repeats in metrics.values()
             ],
             [Probe(rate, rounds) for rate, rounds in self._probes.items()],
-            list(map(_joined, self._closed.values())),
+            [loop.probe for loop in self._closed.values()],
             max(rates, default=None) or None,
         )
 
@@ -156,29 +157,39 @@ def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
     return [Probe(level.request_rate, rounds) for level, rounds in rounds_of_level if rounds and level.request_rate]
 
 
-def _closed(run: LoadRun, objectives: Objectives) -> list[Probe]:
+def _closed(run: LoadRun, objectives: Objectives) -> Iterator[_ClosedLoop]:
     """Results of closed loops for a search: of the requested levels, and of those that it tried."""
-    levels = [level for level in (*run.levels, *run.probes) if level.concurrency is not None]
-    rounds_of_level = ((level, _probe_rounds(level, objectives)) for level in levels if objectives.per_request)
-    return [Probe(level.concurrency or 0, rounds, _completed_rps(level)) for level, rounds in rounds_of_level if rounds]
+    for level in (*run.levels, *run.probes) if objectives.per_request else ():
+        if level.concurrency is not None and (rounds := _probe_rounds(level, objectives)):
+            yield _ClosedLoop(level.concurrency, rounds, _completed_rps(level))
 
 
-def _completed_rps(level: LevelRun) -> float | None:
-    """Requests per second that completed: median of the repeats, in the steady windows if there are any."""
+class _ClosedLoop(NamedTuple):
+    """Rounds of a closed loop, and the requests per second that completed in each repeat."""
+
+    concurrency: int
+    rounds: tuple[tuple[bool, ...], ...]
+    completed_rps: Sequence[float]
+
+    def with_more(self, other: _ClosedLoop) -> _ClosedLoop:
+        """The rounds of both."""
+        return _ClosedLoop(self.concurrency, self.rounds + other.rounds, [*self.completed_rps, *other.completed_rps])
+
+    @property
+    def probe(self) -> Probe:
+        """Its result."""
+        return Probe(self.concurrency, self.rounds, median(self.completed_rps) if self.completed_rps else None)
+
+
+def _completed_rps(level: LevelRun) -> list[float]:
+    """Requests per second that completed in each repeat, in its steady window if there is one."""
     rates = []
     for requests in level.repeats.values():
         of = windows.spans(requests, level.concurrency)
         span = of["steady"] or of["whole"]
         ends = [(request.times_ns[-1], 1) for request in requests if request.answered]
         rates += [] if span is None or span.duration_ns <= 0 else [span.rate(ends)]
-    return median(rates) if rates else None
-
-
-def _joined(probes: Sequence[Probe]) -> Probe:
-    """One probe from parts of a concurrency's rounds."""
-    rates = [probe.completed_rps for probe in probes if probe.completed_rps is not None]
-    rounds = tuple(one for probe in probes for one in probe.rounds)
-    return Probe(probes[0].rate, rounds, median(rates) if rates else None)
+    return rates
 
 
 def _probe_rounds(level: LevelRun, objectives: Objectives) -> tuple[tuple[bool, ...], ...]:
@@ -216,7 +227,7 @@ def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
 
 def _highest_concurrency(run: LoadRun, objectives: Objectives) -> HighestConcurrency | None:
     wanted = run.records.header["settings"].get("find_concurrency")
-    probes = sorted(_closed(run, objectives), key=lambda probe: probe.rate)
+    probes = sorted((loop.probe for loop in _closed(run, objectives)), key=lambda probe: probe.rate)
     if not isinstance(wanted, (int, float)) or not probes:
         return None
     search = ConcurrencySearch(wanted=wanted)
