@@ -234,13 +234,15 @@ def test_a_printed_command_starts_the_server(servers: Servers) -> None:
         pass
     shell = servers.pipeline("stage", "launch", *words, "--http-port", str(port), "--print")
     process = subprocess.Popen(
-        ["bash", "-c", shell], env={**os.environ, "PATH": f"{servers.programs}:{os.environ['PATH']}"}
+        ["bash", "-c", shell],
+        env={**os.environ, "PATH": f"{servers.programs}:{os.environ['PATH']}"},
+        start_new_session=True,
     )
     try:
         assert eventually(lambda: process.poll() is not None or served(port))
         assert process.poll() is None
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
 
 
