@@ -441,7 +441,7 @@ axes:
   settings.speculative.method: [none, ngram, eagle3, draft]
 settings:
   speculative: { max_draft_len: 4 }
-  perf: { concurrency: [2], requests: 4, protocol: http, exclusive: none }
+  perf: { workload: prompts, concurrency: [2], requests: 4, protocol: http, exclusive: none }
 override:
   - { where: { settings.speculative.method: [eagle3, draft] }, settings: { speculative: { model: ./head } } }
   - { where: { settings.speculative.method: none }, settings: { speculative: { max_draft_len: null } } }
@@ -492,7 +492,7 @@ axes:
   toolchain: [tensorrt_llm_pytorch]
   settings.serve.frontend: [trtllm_serve, triton]
 settings:
-  perf: { images: 2@56x84, concurrency: [2], requests: 8, max_tokens: 8, exclusive: none }
+  perf: { workload: prompts, images: 2@56x84, concurrency: [2], requests: 8, max_tokens: 8, exclusive: none }
   accuracy: { input_data: rows.jsonl }
 """
 
@@ -651,7 +651,7 @@ axes:
   lengths: ["256,32"]
   settings.lora.adapter: [./sql, ./chat]
 settings:
-  perf: { concurrency: [1, 2], requests: 4, exclusive: none }
+  perf: { workload: prompts, concurrency: [1, 2], requests: 4, exclusive: none }
   build: { max_lora_rank: 8, lora_target_modules: [attn_q, attn_v] }
 """
 TINY = {"q_proj": (128, 128), "v_proj": (128, 64)}
@@ -716,7 +716,7 @@ axes:
   lengths: ["256,32"]
   settings.speculative.method: [medusa, lookahead, eagle, draft]
 settings:
-  perf: { concurrency: [2], requests: 4, exclusive: none }
+  perf: { workload: prompts, concurrency: [2], requests: 4, exclusive: none }
 override:
   - where: { settings.speculative.method: [medusa, eagle] }
     settings: { speculative: { model: ./head, max_draft_len: 8 } }

@@ -20,7 +20,7 @@ axes:
   toolchain: [TOOLCHAIN]
 settings:
   serve: { frontend: trtllm_serve }
-  perf: { concurrency: [1, 2], requests: 6, trtllm_bench: true, exclusive: none }
+  perf: { workload: prompts, concurrency: [1, 2], requests: 6, trtllm_bench: true, exclusive: none }
 """
 
 

@@ -25,30 +25,25 @@ STAGES = (
     *("smoke", "perf", "accuracy", "score", "replay"),
 )
 LEAVES = [row.path for row in app.commands() if row.target]
-OF_THE_LOAD = {"bench load"}
 METAVARS = {
     "--adapter": "a gateway has adapters of several models",
     "--concurrency": "perf and bench load measure several levels, eval sends with one",
     "--dialect": "a gateway has several models",
-    "--extra-inputs": "bench load reads the form of other load clients",
+    "--endpoint-type": "a list of choices",
     "--family": "doctor takes several",
-    "--find-rate": "bench load",
     "--format": "each command has its own formats",
     "--max-seq-len": "a gateway has several models",
     "--model": "a server has a name, a stage reads a directory",
     "--model-folder": "a gateway has several models",
     "--precision": "doctor takes several",
     "--repository": "export names one on a hub",
-    "--request-distribution": "bench load has one more",
     "--server": "of logs it is a switch",
-    "--stop-words": "bench load",
     "--system": "of serve install it is a switch",
-    "--temperature": "bench load",
     "--tokenizer": "lm_eval also takes the name of one on a hub",
-    **dict.fromkeys(("--budget-s", "--turn-delay-s"), "bench load"),
 }
 """Options whose value is called differently by some commands, with the reason."""
 DEFAULTS = {
+    "--endpoint-type": "a load is a chat, scores are those of a run",
     "--format": "a table if the result is one",
 }
 """Options with another default in some commands, with the reason."""
@@ -122,16 +117,16 @@ def test_old_spellings_are_gone(old: str, capsys: pytest.CaptureFixture[str]) ->
 def test_an_option_looks_the_same_in_every_command() -> None:
     metavars: dict[str, set[str]] = defaultdict(set)
     defaults: dict[str, set[str]] = defaultdict(set)
-    for name, path, param in each_option():
+    for name, _path, param in each_option():
         metavars[name].add(param.metavar or str(param.type_descriptor.annotation))
-        if param.default is not None and path not in OF_THE_LOAD and not param.is_flag:
+        if param.default is not None and not param.is_flag:
             defaults[name].add(str(param.default))
     assert {name for name, found in metavars.items() if len(found) > 1} <= set(METAVARS)
     assert {name for name, found in defaults.items() if len(found) > 1} <= set(DEFAULTS)
 
 
 def test_every_option_in_seconds_is_a_duration() -> None:
-    left = {("bench load", "--budget-s"), ("bench load", "--turn-delay-s")}
+    left: set[tuple[str, str]] = set()
     found = {(path, name) for name, path, param in each_option() if name.endswith("-s") and param.metavar != "DURATION"}
     assert found <= left
 
