@@ -18,7 +18,7 @@ from trtllm_pipeline.measure.load.events import ProbeRecord, RequestRecord
 from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest
 from trtllm_pipeline.measure.load.result import MeasurementFinding
 from trtllm_pipeline.measure.load.roofline import CPU_MARGIN
-from trtllm_pipeline.measure.load.stats import percentile
+from trtllm_pipeline.measure.load.stats import LEAST_P99, percentile
 
 MAX_FAILURES: Final = 0.01
 MAX_ENDED_AT_ONCE: Final = 0.10
@@ -737,7 +737,14 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
         "input": all(request.input_tokens is not None for request in level.answered),
         "tokens": bool(level.gpus),
     }
+    answered = (sum(request.measured and request.answered for request in repeat) for repeat in level.repeats.values())
+    fewest = min(answered, default=0)
     for name in run.records.header["settings"].get("stop_when") or ():
+        if name.endswith("_p99") and fewest < LEAST_P99:
+            yield (
+                "warning",
+                f"stop_when: a p99 needs {LEAST_P99} requests in each repeat, not {fewest}, so the rule ignored {name}",
+            )
         if not known.get(name.partition("_")[0], True):
             yield "warning", f"stop_when: this level has no {name}, so the rule ignored it"
 

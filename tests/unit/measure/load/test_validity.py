@@ -405,6 +405,7 @@ def test_each_look_reads_what_is_new_and_tells_what_one_look_at_the_end_would(tm
     ("wanted", "told"),
     [
         ("tpot_p50", "this level has no tpot_p50"),
+        ("ttft_p99", "a p99 needs 100 requests in each repeat, not 1, so the rule ignored ttft_p99"),
         ("tokens_per_joule", "this level has no tokens_per_joule"),
         ("input_tps", "input_tps has no interval after 1 repeats, not to 3.0%"),
         ("rps", "rps has no interval after 1 repeats, not to 3.0%"),
