@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trtllm_pipeline.base.domain import CellId, Json
-from trtllm_pipeline.measure.load.result import LevelResult
+from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult
 from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus
+from trtllm_pipeline.show.report.measured import pooled
 
 Axes = Mapping[str, Json]
 _BITS = {"fp16": 16.0, "fp8": 8.0, "int8_sq": 8.0, "int8_wo": 8.0, "int4_awq": 4.25, "q8": 8.5, "q5": 5.5, "q4": 4.5}
@@ -60,6 +61,8 @@ class Surface:
     """Factor on a step's time, for what the formulas do not know."""
     noise: float = 0.02
     """Standard deviation of the logarithm of rates and medians. That of p99 is three times as large."""
+    repeats: int = 1
+    """Repeats of each level, each with the noise. A level has their medians."""
 
     def cells(self) -> list[Axes]:
         """Every combination of the axes."""
@@ -119,13 +122,21 @@ class Surface:
         def summary(seconds: float, tail: float) -> dict[str, float | None]:
             return {"p50": noisy(1e3 * seconds), "p99": noisy(1e3 * seconds * tail, 3.0)}
 
-        rate = noisy(running / whole)
-        return LevelResult(
-            concurrency=concurrency,
-            requests=200,
-            output_tokens_per_s=rate * self.osl,
-            requests_per_s=rate,
-            latencies={"ttft_ms": summary(ttft, 1.6), "tpot_ms": summary(tpot, 1.2), "e2e_ms": summary(e2e, 1.3)},
+        def repeat(number: int) -> RepeatResult:
+            rate = noisy(running / whole)
+            return RepeatResult(
+                repeat=number,
+                output_tokens_per_s=rate * self.osl,
+                requests_per_s=rate,
+                latencies={"ttft_ms": summary(ttft, 1.6), "tpot_ms": summary(tpot, 1.2), "e2e_ms": summary(e2e, 1.3)},
+            )
+
+        repeats = tuple(map(repeat, range(self.repeats)))
+        return pooled(
+            [
+                LevelResult(concurrency=concurrency, requests=200, **each.rates(), latencies=each.latencies)
+                for each in repeats
+            ]
         )
 
 

@@ -46,6 +46,8 @@ BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ([\w -]*?) ?-->\n).*?(<!-- en
 SHARED: Final = ("--help", "--matrix", "--cells", "--set", "--toolchain", "--workspace", "--assume", "--format")
 """Options that the head of commands.md explains."""
 _EVERYWHERE: Final = ("timeout_s", "retries")
+_OF_NO_STAGE: Final = frozenset(("quantize.calibration", "gateway", "openai", "cluster", "retry", "retry.oom", "cost"))
+"""Settings sections whose own words say who reads them."""
 _NOWHERE: Final = "—"
 _BACKENDS: Final = {"tensorrt_llm": "engines", "tensorrt_llm_pytorch": "PyTorch"}
 _RELEASES: Final = (*(f"0.{minor}.0" for minor in range(8, 22)), "1.0.0", "1.1.0", "1.2.0", "1.3.0rc20", "1.3.0rc21")
@@ -176,10 +178,7 @@ def settings(section: str, definition: Mapping[str, Any]) -> Iterator[str]:
         if "$ref" in field and field["$ref"].endswith("/Calibration"):
             continue  # a table of its own
         what = field.get("description", "")
-        if (
-            section not in {"quantize.calibration", "gateway", "openai", "cluster", "retry", "retry.oom"}
-            and f"{section}.{key}" not in used
-        ):
+        if section not in _OF_NO_STAGE and f"{section}.{key}" not in used:
             what += " The embedded toolchain does not read it."
         default = json.dumps(field.get("default"), ensure_ascii=False)
         yield f"| `{key}` | {values(field)} | `{default}` | {_line(what)} |"

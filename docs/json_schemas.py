@@ -40,10 +40,11 @@ override:
   - where: { lengths: "160,15" }
     settings: { perf: { workload: isl_osl, turns: 2, turn_delay_s: 0.01 } }
   - where: { max_batch_size: 5 }
-    settings: { perf: { concurrency: [1], request_rate: [20], max_in_flight: 2, find_rate: 0.5, measurement_interval_ms: 300, budget_s: 5 } }
+    settings: { perf: { concurrency: [1], request_rate: [20], max_in_flight: 2, find_rate: 0.5, find_concurrency: 0.5, measurement_interval_ms: 300, budget_s: 5 } }
 settings:
   perf: { concurrency: [1, 2], requests: 4, warmup_requests: 1, max_tokens: 12 }
   accuracy: { max_tokens: 8 }
+  cost: { gpu_hour: 2.5 }
 """
 _OTHER_RUN: Final = "run --matrix matrix.yaml --set axes.precision=[int8_wo] --until download --progress quiet"
 _RUN: Final = "run --matrix matrix.yaml --progress quiet --format json"
@@ -102,8 +103,8 @@ FILES: Final = {
 """Name of a schema -> the files of a workspace that it describes."""
 _MAPS: Final = re.compile(
     r"(^|\.)(seconds|counts|environment|inputs|params|key|files|next_commands|accuracy|accuracy_intervals|finish_reasons|scores|slo"
-    r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes"
-    r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|synthetic|highest_rate\.tried|triton\[\]\.of|triton_use\.models|(recommended|candidates)\[\]\.workload)$"
+    r"|methods|pairs\[\]\.metrics|objectives_ms|definitions|identity|smoke|settings|sampling|as|token_count|axes|intervals|numerics"
+    r"|by\.(stage|model|precision)|fingerprints|ports|logs|targets|statement|synthetic|highest_rate\.tried|highest_concurrency\.tried|triton\[\]\.of|triton_use\.models|(recommended|candidates)\[\]\.workload)$"
 )
 """Objects whose keys are data: names of stages, metrics, settings. Any JSON may stand there."""
 _WHOLE: Final = re.compile(
@@ -114,6 +115,9 @@ _NEVER_SEEN: Final = {
     "gpus": "array",
     "gpu": "array",
     "mpirun": "string",
+    **dict.fromkeys(("mixed_precisions", "same_work_as"), "string"),
+    "nearest": "object",
+    "shortfall": "number",
     "hint": "string",
     "failure": "string",
     "request_rate": "number",
@@ -153,7 +157,7 @@ _NEVER_SEEN: Final = {
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|load_s|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
     r"|^levels\[\]\.(duration_s|\w+_per_s|(in|out)put_tokens|headline\.window)|(perf|levels)\[\]\.repeats\[\]\.(duration_s|\w+_per_s)"
-    r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|servers\[\]\.((requests|errors)_per_s|queued)|\.trusted|\.commit|(^|(run|doctor-deep)\.)forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
+    r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|highest_concurrency\.(concurrency|missed_at|saturated_at)|servers\[\]\.((requests|errors)_per_s|queued)|\.(user_tps|no_p99|gpu_hour|numerics|nearest|why|shortfall|same_work_as|mixed_precisions|dollars_per_million|goodput\.output_tokens_per_s|output_tokens_per_s_per_gpu|preparation_s|missed_at|saturated_at|highest_concurrency)$|\.trusted|\.commit|(^|(run|doctor-deep)\.)forecast(\.expected_s)?|fits\[\]\.set|tried\[\]\.why|findings\[\]\.(toolchain|family|precision|layout))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
 short, a program that was examined instead of a cell, a run that did nothing or not all."""

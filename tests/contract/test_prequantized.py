@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from tests.helpers import trtllm_cells
 from tests.helpers.trtllm_cells import ENGINES, PYTORCH, cell, commands, infeasible, plan, stage_run, stages, values
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
@@ -164,17 +165,9 @@ def test_weights_count_with_the_size_they_have() -> None:
 RECIPE: Final[Mapping[str, Any]] = {
     "name": "mine",
     "summary": "A model",
-    "family": "llama",
     "license": "MIT",
     "sources": [{"hugging_face": "some/model"}],
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
+    **{name: value for name, value in trtllm_cells.RECIPE.items() if name not in {"source", "parameters"}},
 }
 Planned = Callable[..., Cell]
 

@@ -169,6 +169,13 @@ def serve(folder: Path, engine: Path, **settings: Any) -> Iterator[Client]:
     repository.write(models, engine, engine, RepositoryEmbedded(**{"max_batch_size": most, **settings}))
     installed = triton_installation.find()
     triton_server.check(installed, 4)
+    with started(installed, models, folder) as client:
+        yield client
+
+
+@contextmanager
+def started(installed: triton_installation.TritonInstallation, models: Path, folder: Path) -> Iterator[Client]:
+    """A server for a repository that is ready."""
     server = triton_server.start(
         installed,
         models,

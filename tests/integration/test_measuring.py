@@ -32,6 +32,7 @@ from trtllm_pipeline.measure.load.stopping import LEAST_REPEATS, Rounds, StopRul
 from trtllm_pipeline.measure.load.target import Target
 from trtllm_pipeline.measure.load.workloads import CORPUS, Openings, Workload, made
 from trtllm_pipeline.show.cli.app import main
+from trtllm_pipeline.show.report.load_tables import to_text
 
 PROMPTS = tuple(Prompt(str(number), f"prompt number {number} of some") for number in range(64))
 TOKENS = 4
@@ -67,6 +68,7 @@ def measured(
     prompts: tuple[Prompt, ...] = PROMPTS,
     stop: StopRule = ONCE,
     find_rate: float | None = None,
+    find_concurrency: float | None = None,
     objectives: Objectives = NONE,
     processes: int = 1,
     openings: Openings | None = None,
@@ -81,10 +83,15 @@ def measured(
         asked = replace(Target("grpc", service, "ensemble", 20.0, TOKENS), **target)
         record(
             asked,
-            Rounds(load, prompts, stop, find_rate),
+            Rounds(load, prompts, stop, find_rate, find_concurrency),
             prompts,
             path,
-            settings={"find_rate": find_rate, "exact_length": asked.exact_length, **(settings or {})},
+            settings={
+                "find_rate": find_rate,
+                "find_concurrency": find_concurrency,
+                "exact_length": asked.exact_length,
+                **(settings or {}),
+            },
             claim=ExpectedServer(),
             progress=lambda _done, _total: None,
             processes=processes,
@@ -116,6 +123,25 @@ def test_a_server_that_falls_behind_is_measured_as_saturated(tmp_path: Path, mon
     assert max(held_ms) > 500, "some waited for a place"
     # A machine that stalls sends late too, so no verdict of the gate: what was late is nearly all held.
     assert fmean(lag_ms) - fmean(held_ms) < 0.1 * fmean(held_ms), "which is not the client's lateness"
+
+
+@pytest.mark.seam
+def test_requests_in_flight_are_searched_for_up_to_saturation(tmp_path: Path) -> None:
+    load = Load(concurrency=(2,), requests=12, warmup_requests=2)
+    search = {"find_concurrency": 0.9, "objectives": Objectives({"e2e": 20_000.0})}
+    result, records = measured(Slots(4, 0.05), load, tmp_path, **search)
+    assert [level.concurrency for level in result.levels] == [2], "what was tried is no level"
+    found = result.highest_concurrency
+    assert found is not None
+    assert found.missed_at is None
+    assert found.saturated_at is not None, "four places: more requests only wait"
+    assert found.concurrency in {8, 16, 32}
+    assert {"2", "4", "8"} <= found.tried.keys()
+    assert {each["concurrency"] for each in records if each["type"] == "probed"} == {
+        int(key) for key in found.tried
+    } - {2}
+    assert f"{found.concurrency} requests in flight meet e2e 20000 ms for 90% of requests" in to_text(result)
+    assert LoadResult.read(json.loads(json.dumps(result.to_json()))).highest_concurrency == found
 
 
 @pytest.mark.seam

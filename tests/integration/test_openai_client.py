@@ -252,8 +252,6 @@ def test_calls_that_are_none(client: Any) -> None:
     [
         ({"model": "other"}, "NotFoundError", "does not exist"),
         ({"messages": []}, "BadRequestError", "messages"),
-        ({"temperature": 9}, "BadRequestError", "temperature"),
-        ({"n": 0}, "BadRequestError", "n is 0"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "BadRequestError",
@@ -265,9 +263,7 @@ def test_calls_that_are_none(client: Any) -> None:
             "BadRequestError",
             "image_url",
         ),
-        ({"response_format": {"type": "json_object"}}, "BadRequestError", "response_format"),
         ({"max_tokens": 10**6}, "BadRequestError", "context"),
-        ({"messages": [{"role": "user", "content": "y" * 30_000}]}, "BadRequestError", "context"),
         ({"messages": [{"role": "user", "content": "fail"}]}, "APIStatusError", "the engine died"),
     ],
 )

@@ -272,16 +272,6 @@ def test_killed_at_random_instants_it_ends_in_the_same_artifacts(tmp_path: Path)
     assert left == []
 
 
-def test_no_server_survives_a_kill_of_the_pipeline(tmp_path: Path) -> None:
-    process = start("run", "--matrix", TINY, "--cells", "tiny/fp16", cwd=tmp_path)
-    assert eventually(lambda: list((tmp_path / ".pipeline" / "work").glob("*/service.json")))
-    process.kill()
-    process.communicate()
-    wait_until_gone(tmp_path)
-    pipeline("resume", cwd=tmp_path)
-    wait_until_gone(tmp_path)
-
-
 @pytest.mark.parametrize("after_s", [0.0, 1.5])
 def test_neither_of_two_servers_survives_a_kill_of_the_pipeline(tmp_path: Path, after_s: float) -> None:
     process = start("run", "--matrix", TINY, "--progress", "json", cwd=tmp_path)

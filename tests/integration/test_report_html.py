@@ -31,7 +31,7 @@ from trtllm_pipeline.show.report.record import StageAttempt
 pytest.importorskip("vl_convert", reason="the plots come from vl-convert-python")
 
 READY = "document.documentElement?.dataset.ready !== undefined && !document.querySelector('.plot:empty:not([hidden] *):not([hidden])')"
-LIMITS_BYTES = {2: 600_000, 40: 700_000, 1000: 1_500_000}
+LIMITS_BYTES = {2: 600_000, 40: 700_000, 1000: 1_600_000}
 
 
 @pytest.fixture(scope="module")
@@ -421,10 +421,14 @@ def test_what_was_not_measured_is_left_out(clean: Browser, tmp_path: Path) -> No
     assert texts(clean, "#take-table tbody tr")
     set_value(clean, "ttft", "6")
     set_value(clean, "statistic", "p99")
-    assert "The p99 of 2 requests" in clean.evaluate("document.getElementById('take-why').textContent")
+    assert "No p99 is shown of fewer than 100 requests" in clean.evaluate(
+        "document.getElementById('take-why').textContent"
+    )
     set_value(clean, "statistic", "p50")
     set_value(clean, "ttft", "1")
-    assert "lowest TTFT is 3.00 ms" in clean.evaluate("document.getElementById('take-why').textContent")
+    assert "at concurrency 1 misses TTFT 3.00 ms > 1.00 ms." in clean.evaluate(
+        "document.getElementById('take-why').textContent"
+    )
     before = clean.evaluate("document.getElementById('pareto-plot').hidden")
     set_value(clean, "latency", "tpot_ms")
     assert clean.evaluate("document.getElementById('pareto-plot').hidden")
@@ -475,6 +479,43 @@ def test_the_page_and_recommend_take_the_same(clean: Browser, tmp_path: Path) ->
     taken = texts(clean, "#take-table tbody td:nth-child(2)")
     parts = shared_parts([row.id for row in rows])
     assert taken == [f"{without(each.cell, parts)} at concurrency {each.level}" for each in best.values()]
+
+
+def test_a_tie_names_the_cheapest_and_lost_accuracy_is_never_the_highest(clean: Browser, tmp_path: Path) -> None:
+    rows, record = run(2)
+    accurate, other = rows
+    level = dataclasses.replace(accurate.levels[0], repeats=(), intervals={"output_tps": (90.0, 110.0)})
+    alike = [
+        dataclasses.replace(
+            row,
+            levels=(dataclasses.replace(level, output_tokens_per_s=rate),),
+            engine_size_bytes=size,
+            accuracy={"exact": score},
+            accuracy_intervals={"exact": (score - 0.01, score + 0.01)},
+            accuracy_drift=None,
+            status=CellStatus.DONE,
+            gpu_hour=2.5,
+        )
+        for row, rate, size, score in ((accurate, 102.0, 900, 0.5), (other, 98.0, 500, 0.495))
+    ]
+    (tmp_path / "tie.html").write_text(to_html(alike, record), encoding="utf-8")
+    load(clean, tmp_path / "tie.html")
+    (throughput, *_) = texts(clean, "#cards .card")
+    assert "(tie of 2, the cheapest)" in throughput
+    assert "fp8" in throughput
+    assert "95%: 88.7 to 108" in throughput
+    assert "per million tokens" in throughput
+    lost = [
+        alike[0],
+        dataclasses.replace(alike[1], accuracy={"exact": 0.3}, accuracy_intervals={"exact": (0.28, 0.32)}),
+    ]
+    slow = dataclasses.replace(
+        lost[0], levels=(dataclasses.replace(level, latencies={"ttft_ms": {"p50": 900.0, "n": 200}}),)
+    )
+    (tmp_path / "lost.html").write_text(to_html([slow, lost[1]], record, limits={"ttft_ms": 800.0}), encoding="utf-8")
+    load(clean, tmp_path / "lost.html")
+    assert not [text for text in texts(clean, "#cards .card") if text.startswith("Highest accuracy")]
+    assert "None of them preserves the accuracy" in clean.evaluate("document.getElementById('take-why').textContent")
 
 
 def test_opens_at_a_cell(clean: Browser, pages: dict[int, Path]) -> None:

@@ -166,15 +166,6 @@ def test_engines_say_what_they_were_made_from_and_by_what(done: Done, release: s
         assert version["driver"]
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_the_second_time_nothing_runs(done: Done, release: str) -> None:
-    lane = done(release)
-    before = lane.artifacts(), lane.starts()
-    report = lane.run(*SERVED)
-    assert {cell["status"] for cell in report.values()} == {"up_to_date"}
-    assert (lane.artifacts(), lane.starts()) == before
-
-
 @pytest.mark.parametrize(("release", "backend"), [("0.16.0", None), ("1.2.0", "tensorrt")])
 def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, backend: str | None) -> None:
     lane = done(release)
@@ -231,24 +222,6 @@ def test_engines_are_served_by_the_openai_front_end_of_triton(done: Done) -> Non
 # ------------------------------------------------------------------------------------------------------------- resuming
 
 
-def test_after_a_kill_nothing_that_was_finished_is_made_again(tmp_path: Path) -> None:
-    slow = Fault("slow", times=None, seconds=300)
-    lane = Lane(tmp_path / "lane", "0.12.0", fail={"trtllm-build": [slow]})
-    process = lane.start(*lane.words(*BUILT))
-    # FP8's engines take two GPUs each, FP16's one: of four, not all three at a time.
-    building = lambda: lane.starts()["trtllm-build"] == 2 and len(lane.artifacts()) == 3  # noqa: E731
-    assert eventually(building), (lane.starts(), process.poll())
-    finished = lane.artifacts()
-    assert sorted(name.partition("/")[0] for name in finished) == ["convert", "download", "quantize"]
-    lane.kill(process)
-    assert all(start.ended is None for start in lane.installed.invocations("trtllm-build"))
-    lane.installed.heal()
-    assert {cell["status"] for cell in lane.resume().values()} == {"done"}
-    assert lane.artifacts().items() >= finished.items()
-    assert lane.starts() == {"convert_checkpoint.py:llama": 1, "quantize.py": 1, "trtllm-build": 2 + 3}
-    assert len(lane.outputs("build")) == 3
-
-
 def test_killed_while_it_serves_nothing_is_left_and_the_rest_is_made(tmp_path: Path) -> None:
     lane = Lane(tmp_path / "lane", "0.12.0")
     one = ("--cells", LARGER)
@@ -261,24 +234,6 @@ def test_killed_while_it_serves_nothing_is_left_and_the_rest_is_made(tmp_path: P
     assert lane.resume()[LARGER]["status"] == "done"
     assert lane.artifacts().items() > finished.items()
     assert lane.starts() == {"quantize.py": 1, "trtllm-build": 1, "run.py": 2}
-
-
-def test_what_was_half_written_never_counts(tmp_path: Path) -> None:
-    lane = Lane(tmp_path / "lane", "0.12.0", fail={"quantize.py": [Fault("half")], "trtllm-build": [Fault("killed")]})
-    one = ("--cells", LARGER)
-    cell = lane.run(*BUILT, *one, code=1)[LARGER]
-    assert (cell["failed_stage"], cell["failure"]) == ("quantize", "user")
-    assert "No space left on device" in cell["reason"]
-    assert "free some space" in cell["hint"]
-    assert lane.outputs("quantize") == []
-    cell = lane.run(*BUILT, *one, code=1)[LARGER]
-    assert (cell["failed_stage"], cell["failure"]) == ("build", "bug")
-    assert lane.outputs("build") == []
-    assert lane.resume()[LARGER]["status"] == "done"
-    (checkpoint,), (engine,) = lane.outputs("quantize"), lane.outputs("build")
-    assert {path.name for path in checkpoint.glob("rank*")} == {"rank0.safetensors", "rank1.safetensors"}
-    assert {path.name for path in engine.glob("rank*")} == {"rank0.engine", "rank1.engine"}
-    assert lane.starts() == {"quantize.py": 2, "trtllm-build": 2}
 
 
 # ------------------------------------------------------------------------------------------------------------- failures

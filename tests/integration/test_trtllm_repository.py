@@ -21,7 +21,7 @@ from packaging.version import Version
 from tests.helpers.adapters import random_pairs, write_adapter
 from tests.helpers.broken_repositories import BROKEN, copy, write_good
 from tests.helpers.gateways import listening
-from tests.helpers.triton_client import Client
+from tests.helpers.triton_client import Client, started
 from tests.standins import templates as standin
 from tests.standins import triton as backend
 from trtllm_pipeline.base.errors import ServerError
@@ -32,7 +32,6 @@ from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
 from trtllm_pipeline.measure.client.triton import Client as TritonClient
 from trtllm_pipeline.models.triton_repository import lint
 from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
-from trtllm_pipeline.tensorrt.servers import triton_server
 from trtllm_pipeline.tensorrt.stage.lora_tensors import LoraTensors, convert
 from trtllm_pipeline.tensorrt.stage.params import load
 from trtllm_pipeline.tensorrt.stage.server_requests import adapter_options
@@ -70,19 +69,11 @@ def filled(folder: Path, release: str, **params: Any) -> Path:
 def served(folder: Path, models: Path) -> Iterator[Client]:
     home = folder / "server"
     backend.install_server(home)
-    server = triton_server.start(
-        triton_installation.TritonInstallation(home / "bin" / "tritonserver", "with a stand-in", home / "backends"),
-        models,
-        ("ensemble", "tensorrt_llm_bls"),
-        folder=folder,
-        log=folder / "log",
-        ports=triton_server.free_ports(),
+    installed = triton_installation.TritonInstallation(
+        home / "bin" / "tritonserver", "with a stand-in", home / "backends"
     )
-    try:
-        server.wait_ready(180)
-        yield Client(server)
-    finally:
-        server.stop()
+    with started(installed, models, folder) as client:
+        yield client
 
 
 @pytest.mark.parametrize(
@@ -244,7 +235,7 @@ def broken(good: Path, folder: Path, *rules: str) -> Path:
 def test_triton_refuses_what_the_linter_calls_an_error(good: Path, tmp_path: Path, rule: str) -> None:
     with pytest.raises(ServerError), served(tmp_path, broken(good, tmp_path, rule)):
         pass
-    assert REFUSED[rule] in (tmp_path / "log").read_text()
+    assert REFUSED[rule] in (tmp_path / "server.log").read_text()
 
 
 def test_triton_takes_what_the_linter_only_warns_of(good: Path, tmp_path: Path) -> None:

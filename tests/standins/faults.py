@@ -23,29 +23,15 @@ WORDS: Final = {
     "There may not be enough free memory for allocation to succeed.\n"
     "[TRT] [E] [virtualMemoryBuffer.cpp::resizePhysical] Error Code 2: OutOfMemory (Requested size was 42949672960 "
     "bytes.)",
-    "cuda_oom": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
     "version_mismatch": "[TensorRT-LLM][ERROR] The engine plan file is not compatible with this version of TensorRT, "
     "expecting library version 10.3.0.26 got 9.2.0.5, please rebuild.",
-    "incompatible_device": "[TensorRT-LLM][ERROR] The engine plan file is generated on an incompatible device, "
-    "expecting compute {sm} got compute 8.0, please rebuild.",
     "deserialize": "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: Failed to deserialize cuda engine",
     "fp8_hardware": "[TRT] [E] Error Code 9: API Usage Error (Networks with FP8 precision require hardware with FP8 "
     "support.)",
-    "fp8_fmha": "[TensorRT-LLM][ERROR] Assertion failed: FP8 FMHA cannot be enabled on Pre-Hopper Arch.",
-    "world_size": "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: mpiSize == tp * pp (1 vs 2)",
-    "kv_cache": "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: maxTokensInPagedKvCache (64) must be large "
-    "enough to process at least 1 sequence to completion",
-    "tokenizer": "ValueError: Tokenizer class CustomTokenizer does not exist or is not currently imported.",
-    "gated": "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url "
-    "https://huggingface.co/org/model/resolve/main/config.json.",
-    "rope_scaling": "KeyError: 'type'",
-    "dataset": "ConnectionError: Couldn't reach 'cnn_dailymail' on the Hub (ConnectionError)",
-    "mpi": "opal_init failed: It looks like opal_init failed for some reason; your parallel process is likely to abort.",
 }
 """What a program says before it ends with exit code 1, by kind of fault."""
-ACTS: Final = frozenset(("slow", "hang", "killed", "half", "die"))
-"""Kinds that are done, not said: start `seconds` late; never end (`deaf`: not on SIGINT or SIGTERM either); kill -9 in
-the middle of writing; end in the middle of writing; as a server end after `requests` requests, by `signal` if given."""
+ACTS: Final = frozenset(("hang", "killed"))
+"""Kinds that are done, not said: never end; kill -9 in the middle of writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +40,6 @@ class Fault:
 
     kind: str
     times: int | None = 1
-    seconds: float = 0.0
-    requests: int = 0
-    signal: int = 0
-    deaf: bool = False
     above: int = 0
 
     def __post_init__(self) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
-from operator import attrgetter
 from typing import Final, NewType, Union
 
 # A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
@@ -161,7 +160,7 @@ class Needs:
     """Names of the fields above that are assumptions: shown, but nothing is refused for them."""
 
 
-@dataclass(slots=True)  # not frozen: that makes it in five times as long, and large matrices make many
+@dataclass(frozen=True, slots=True)
 class Cell:
     """One point of the matrix. Immutable, like the recipe and settings that cells share.
 
@@ -194,12 +193,3 @@ class Cell:
 
     A draft model with a recipe also has its `numbers`, or its `recipe` if it becomes an engine.
     """
-
-    def pinned(self, recipe: Mapping[str, Json], reason: str | None) -> Cell:
-        """The same with the recipe of a pinned model, which may rule it out. `replace` takes three times as long."""
-        made = Cell(*_values(self))
-        made.recipe, made.reason = recipe, reason
-        return made
-
-
-_values: Final = attrgetter(*(each.name for each in fields(Cell)))

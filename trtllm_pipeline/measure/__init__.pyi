@@ -84,6 +84,7 @@ from .load.result import LENGTHS as LENGTHS
 from .load.result import LOAD_METRICS as LOAD_METRICS
 from .load.result import PERF_FILE as PERF_FILE
 from .load.result import TRITON_GAUGES as TRITON_GAUGES
+from .load.result import HighestConcurrency as HighestConcurrency
 from .load.result import HighestRate as HighestRate
 from .load.result import LevelDetails as LevelDetails
 from .load.result import LevelResult as LevelResult

@@ -40,6 +40,9 @@ from .results import plan_difference as plan_difference
 from .results import report_file as report_file
 from .results.fits import Fits as Fits
 from .results.fits import fits_of as fits_of
+from .results.prices import Prices as Prices
+from .results.prices import parse_prices as parse_prices
+from .results.prices import with_price as with_price
 from .results.report_file import CellResult as CellResult
 from .results.report_file import CellStatus as CellStatus
 from .run import by_hand as by_hand

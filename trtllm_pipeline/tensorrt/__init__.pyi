@@ -11,6 +11,7 @@ from .servers.triton_server import busy_ports as busy_ports
 from .servers.triton_server import remove_stale_leftovers as remove_stale_leftovers
 from .stage import failure as failure
 from .stage import params as params
+from .stage import perf as perf
 from .stage import server_requests as server_requests
 from .stage.base import FAILURE_FILE as FAILURE_FILE
 from .stage.base import JOB as JOB
@@ -28,9 +29,6 @@ from .stage.lora import ADAPTERS as ADAPTERS
 from .stage.lora import NO_ADAPTER as NO_ADAPTER
 from .stage.lora_tensors import convert as convert
 from .stage.params import Param as Param
-from .stage.params import PerfParams as PerfParams
-from .stage.perf import load_plan as load_plan
-from .stage.perf import measured as measured
 from .stage.repository_settings import RepositorySettings as RepositorySettings
 from .stage.repository_settings import Setting as Setting
 from .toolchains import catalog as catalog

@@ -312,15 +312,9 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def count(self) -> None:
-        """Count a request for completions, and die when told to."""
+        """Count a request for completions."""
         with self.lock:
             self.requests += 1
-            fault = self.work.fault
-            if fault and fault.kind == "die" and self.requests > fault.requests:
-                if fault.signal:
-                    signal.raise_signal(fault.signal)
-                print("[TensorRT-LLM][ERROR] stand-in: told to die", file=sys.stderr, flush=True)
-                os._exit(1)
 
 
 class _Handler(BaseHTTPRequestHandler):

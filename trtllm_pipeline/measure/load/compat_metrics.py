@@ -63,7 +63,7 @@ def columns(requests: Sequence[TimedRequest], *, special_tokens: int | None) -> 
         "vllm": {
             "ttft_ms": summary(map(first_ms, requests)),
             "tpot_ms": quotient((r.e2e_ms, first_ms(r), r.output_tokens) for r in requests),
-            "itl_ms": summary(gap for request in requests for gap in messages_ms(request)),
+            "itl_ms": summary((gap for request in requests for gap in messages_ms(request)), requests=len(requests)),
             "e2e_ms": summary(request.e2e_ms for request in requests),
             **rates(sum(request.output_tokens for request in requests), end_ns),
         }

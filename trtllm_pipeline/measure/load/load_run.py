@@ -162,6 +162,8 @@ class LoadPlan:
     stop: StopRule = field(default_factory=StopRule)
     find_rate: float | None = None
     """Search for the highest rate at which this share of requests meets the objectives."""
+    find_concurrency: float | None = None
+    """Search for the most requests in flight at which this share of requests meets the objectives."""
     objectives: Objectives = NONE
     expected: ExpectedServer = field(default_factory=ExpectedServer)
     input_data: Path | None = None
@@ -208,11 +210,11 @@ def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> Loa
     target, workload = plan.target, plan.workload
     if target.protocol == "openai_completions" and any(prompt.images for prompt in prompts):
         target = replace(target, protocol="openai_chat")
-    rounds = Rounds(plan.load, prompts, plan.stop, plan.find_rate)
+    rounds = Rounds(plan.load, prompts, plan.stop, plan.find_rate, plan.find_concurrency)
     if target.service.pid is None or plan.exact_if_possible:
         exact = asyncio.run(_check_server(target))
         target = replace(target, exact_length=exact) if plan.exact_if_possible else target
-    allow_open_files(max((level.concurrency or 0 for level in rounds.levels), default=0))
+    allow_open_files(rounds.most_in_flight)
     record(
         target,
         rounds,

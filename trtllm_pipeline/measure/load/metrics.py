@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtllm_pipeline.measure.load import compat_metrics, counters, validity, windows
 from trtllm_pipeline.measure.load.conditions import Conditions
@@ -22,7 +22,9 @@ from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED, NONE, Object
 from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest, read_run
 from trtllm_pipeline.measure.load.result import (
     DEFINITIONS,
+    RANKING,
     Goodput,
+    HighestConcurrency,
     HighestRate,
     LevelDetails,
     LevelResult,
@@ -33,8 +35,16 @@ from trtllm_pipeline.measure.load.result import (
     RepeatResult,
     Schedule,
 )
-from trtllm_pipeline.measure.load.stats import Summary, relative_half_width, summary
-from trtllm_pipeline.measure.load.stopping import LoadProgress, Probe, RateSearch
+from trtllm_pipeline.measure.load.stats import (
+    BATCHES,
+    Interval,
+    Summary,
+    batch_interval,
+    percentile_interval,
+    relative_half_width,
+    summary,
+)
+from trtllm_pipeline.measure.load.stopping import ConcurrencySearch, LoadProgress, Probe, RateSearch
 from trtllm_pipeline.measure.load.windows import Window
 
 if TYPE_CHECKING:
@@ -61,6 +71,7 @@ def analyze(events: Path, tokenizer: Tokenizer | None, objectives: Objectives = 
         ),
         tokens_counted_by=token_count["source"],
         highest_rate=_highest_rate(run, objectives),
+        highest_concurrency=_highest_concurrency(run, objectives),
         details=LoadDetails(
             protocol=header["protocol"],
             model=header["model"],
@@ -99,6 +110,7 @@ class SoFar:
         self._end = 0
         self._repeats: dict[tuple[int | None, float | None], list[RepeatResult]] = {}
         self._probes: dict[float, tuple[tuple[bool, ...], ...]] = {}
+        self._closed: dict[int, _ClosedLoop] = {}
 
     def look(self) -> LoadProgress:
         """Read the new records and return the progress. Levels must be complete."""
@@ -117,6 +129,9 @@ class SoFar:
             of_level += [_repeat(run, level, *each) for each in zip(level.repeats, joules, strict=True)]
         for probe in _probes(run, self._objectives):
             self._probes[probe.rate] = self._probes.get(probe.rate, ()) + probe.rounds
+        for loop in _closed(run, self._objectives):
+            known = self._closed.get(loop.concurrency)
+            self._closed[loop.concurrency] = loop if known is None else known.with_more(loop)
         metrics = {key: _at_headline(repeats) for key, repeats in self._repeats.items()}
         rates = (median(each.requests_per_s or 0.0 for each in metrics[key]) for key in metrics if key[0] is not None)
         return LoadProgress(
@@ -125,6 +140,7 @@ class SoFar:
                 for repeats in metrics.values()
             ],
             [Probe(rate, rounds) for rate, rounds in self._probes.items()],
+            [loop.probe for loop in self._closed.values()],
             max(rates, default=None) or None,
         )
 
@@ -136,9 +152,44 @@ def _at_headline(repeats: Sequence[RepeatResult]) -> tuple[RepeatResult, ...]:
 
 
 def _probes(run: LoadRun, objectives: Objectives) -> list[Probe]:
-    """Results of a search's probes."""
+    """Results of the rates that a search tried."""
     rounds_of_level = ((level, _probe_rounds(level, objectives)) for level in run.probes)
-    return [Probe(level.request_rate or 0.0, rounds) for level, rounds in rounds_of_level if rounds]
+    return [Probe(level.request_rate, rounds) for level, rounds in rounds_of_level if rounds and level.request_rate]
+
+
+def _closed(run: LoadRun, objectives: Objectives) -> Iterator[_ClosedLoop]:
+    """Results of closed loops for a search: of the requested levels, and of those that it tried."""
+    for level in (*run.levels, *run.probes) if objectives.per_request else ():
+        if level.concurrency is not None and (rounds := _probe_rounds(level, objectives)):
+            yield _ClosedLoop(level.concurrency, rounds, _completed_rps(level))
+
+
+class _ClosedLoop(NamedTuple):
+    """Rounds of a closed loop, and the requests per second that completed in each repeat."""
+
+    concurrency: int
+    rounds: tuple[tuple[bool, ...], ...]
+    completed_rps: Sequence[float]
+
+    def with_more(self, other: _ClosedLoop) -> _ClosedLoop:
+        """The rounds of both."""
+        return _ClosedLoop(self.concurrency, self.rounds + other.rounds, [*self.completed_rps, *other.completed_rps])
+
+    @property
+    def probe(self) -> Probe:
+        """Its result."""
+        return Probe(self.concurrency, self.rounds, median(self.completed_rps) if self.completed_rps else None)
+
+
+def _completed_rps(level: LevelRun) -> list[float]:
+    """Requests per second that completed in each repeat, in its steady window if there is one."""
+    rates = []
+    for requests in level.repeats.values():
+        of = windows.spans(requests, level.concurrency)
+        span = of["steady"] or of["whole"]
+        ends = [(request.times_ns[-1], 1) for request in requests if request.answered]
+        rates += [] if span is None or span.duration_ns <= 0 else [span.rate(ends)]
+    return rates
 
 
 def _probe_rounds(level: LevelRun, objectives: Objectives) -> tuple[tuple[bool, ...], ...]:
@@ -172,6 +223,25 @@ def _highest_rate(run: LoadRun, objectives: Objectives) -> HighestRate | None:
         )
     search = RateSearch(wanted=wanted)
     return HighestRate(*share_and_limits, search.bounds(enough)[0], *search.interval(enough), tried)
+
+
+def _highest_concurrency(run: LoadRun, objectives: Objectives) -> HighestConcurrency | None:
+    wanted = run.records.header["settings"].get("find_concurrency")
+    probes = sorted((loop.probe for loop in _closed(run, objectives)), key=lambda probe: probe.rate)
+    if not isinstance(wanted, (int, float)) or not probes:
+        return None
+    search = ConcurrencySearch(wanted=wanted)
+    low, high = search.bounds(probes)
+    tried = {
+        f"{probe.rate:g}": {
+            "requests": len(probe.met),
+            "share": round(probe.share, 4),
+            "kept": probe.kept(wanted),
+            "requests_per_s": probe.completed_rps,
+        }
+        for probe in probes
+    }
+    return HighestConcurrency(float(wanted), dict(objectives.per_request), low, high, search.saturated(probes), tried)
 
 
 def _token_count(run: LoadRun) -> dict[str, Any]:
@@ -221,8 +291,8 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
             level.triton, level.gauges, [_in_flight(level, repeat) for repeat in level.repeats]
         ),
         repeats=_at_headline(repeats),
+        intervals={} if refused else _intervals(level, name),
     )
-    met = [(each, result.value(each.metric)) for each in objectives.of_level]
     not_judged = f"not judged, since the measurement is not valid: {', '.join(refused)}" if refused else None
     details = LevelDetails(
         window_reason=f"not valid: {', '.join(refused)}" if refused else reason,
@@ -243,7 +313,8 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
         cached_input_tokens=sum(cached) if cached else None,
         schedule=None if level.request_rate is None else _schedule(level),
         objectives=tuple(
-            ObjectiveResult(each.metric, each.limit, value, not_judged or each.missed_by(value)) for each, value in met
+            ObjectiveResult(each.metric, each.limit, result.bound(each.metric), not_judged or result.missed(each))
+            for each in objectives.of_level
         ),
         triton=[{"repeat": each["repeat"], "of": counters.triton_summary(each)} for each in level.triton],
         gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
@@ -319,8 +390,8 @@ def _latencies(good: Sequence[TimedRequest]) -> dict[str, Summary]:
     return {
         "ttft_ms": summary(request.ttft_ms for request in good),
         "tpot_ms": summary(tpot for request in good if (tpot := request.tpot_ms) is not None),
-        "itl_ms": summary(value for request in good for value in request.itl_ms()),
-        "icl_ms": summary(value for request in good for value in request.gaps_ms()),
+        "itl_ms": summary((value for request in good for value in request.itl_ms()), requests=len(good)),
+        "icl_ms": summary((value for request in good for value in request.gaps_ms()), requests=len(good)),
         "e2e_ms": summary(request.e2e_ms for request in good),
     }
 
@@ -344,15 +415,43 @@ def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
 
 
 def _goodput(level: LevelRun, window: str, limits_ms: Mapping[str, float]) -> Goodput:
-    rates = []
+    rates, token_rates = [], []
     for requests in level.repeats.values():
         span = windows.spans(requests, level.concurrency)[window]
-        good = [(request.times_ns[-1], 1) for request in requests if request.met(limits_ms)]
-        rates += [] if span is None or not span.duration_ns else [span.rate(good)]
+        if span is None or not span.duration_ns:
+            continue
+        good = [request for request in requests if request.met(limits_ms)]
+        rates.append(span.rate((request.times_ns[-1], 1) for request in good))
+        token_rates.append(span.rate(each for request in good for each in windows.written(request)))
     met = sum(request.met(limits_ms) for request in level.measured)
     scheduled = len(level.measured) + level.unsent
     share = round(met / scheduled, 6) if scheduled else None
-    return Goodput(dict(limits_ms), share, round(median(rates), 3) if rates else None)
+    per_s = (round(median(each), 3) if each else None for each in (rates, token_rates))
+    return Goodput(dict(limits_ms), share, *per_s)
+
+
+def _intervals(level: LevelRun, window: str) -> dict[str, Interval]:
+    """Intervals by the requests: see `intervals` of DEFINITIONS."""
+    spans = [(windows.spans(requests, level.concurrency)[window], requests) for requests in level.repeats.values()]
+    tokens: list[float] = []
+    ends: list[float] = []
+    for span, requests in spans:
+        if span is None or span.duration_ns <= 0:
+            return {}
+        good = [request for request in requests if request.answered]
+        tokens += span.batches((each for request in good for each in windows.written(request)), BATCHES)
+        ends += span.batches(((request.times_ns[-1], 1) for request in good), BATCHES)
+    samples = {
+        "ttft": [request.ttft_ms for request in level.answered],
+        "tpot": [tpot for request in level.answered if (tpot := request.tpot_ms) is not None],
+        "e2e": [request.e2e_ms for request in level.answered],
+    }
+    found: dict[str, Interval | None] = {"output_tps": batch_interval(tokens), "rps": batch_interval(ends)}
+    for name, values in samples.items():
+        found |= {f"{name}_p{share}": percentile_interval(values, share / 100) for share in (50, 99)}
+    if (tpot_ms := found["tpot_p50"]) is not None and tpot_ms[0]:
+        found["user_tps"] = (1e3 / tpot_ms[1], 1e3 / tpot_ms[0])
+    return {name: (round(of[0], 3), round(of[1], 3)) for name in RANKING if (of := found.get(name)) is not None}
 
 
 def _schedule(level: LevelRun) -> Schedule:

@@ -40,7 +40,11 @@ class Objective:
         """`ttft_p99 412 ms > 300 ms`; None if the objective is met."""
         if value is None:
             return f"{self.metric} was not measured"
-        sign, of = ("<", "/s" if self.metric in RATES else "") if self.metric in HIGHER_IS_BETTER else (">", " ms")
+        sign, of = (
+            ("<", "/s" if self.metric.endswith("_tps") or self.metric in RATES else "")
+            if self.metric in HIGHER_IS_BETTER
+            else (">", " ms")
+        )
         return f"{self.metric} {value:.4g}{of} {sign} {self.limit:g}{of}" if self.share(value) > 1 else None
 
 

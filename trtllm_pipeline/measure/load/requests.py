@@ -231,7 +231,7 @@ class LoadRun:
 
     @cached_property
     def probes(self) -> tuple[LevelRun, ...]:
-        """Rates that the search for the highest rate tried."""
+        """Levels that a search tried."""
         return tuple(each for each in self._all_levels if each not in self.levels)
 
     @cached_property

@@ -14,7 +14,15 @@ from typing import Any, Final
 from trtllm_pipeline.base import Json
 from trtllm_pipeline.measure.load.conditions import Conditions
 from trtllm_pipeline.measure.load.metric_names import LATENCIES, LATENCY_NAMES, RATES
-from trtllm_pipeline.measure.load.stats import PERCENTILE_METHOD, Summary
+from trtllm_pipeline.measure.load.objectives import Objective
+from trtllm_pipeline.measure.load.stats import (
+    LEAST_P99,
+    LEAST_REPEATS,
+    PERCENTILE_METHOD,
+    Interval,
+    Summary,
+    repeats_interval,
+)
 from trtllm_pipeline.measure.load.windows import WAVES, Window
 
 DEFINITIONS: Final = {
@@ -27,6 +35,7 @@ DEFINITIONS: Final = {
     "ttfa_ms": "first content that is not reasoning - sent, for responses with reasoning",
     "stall_ms": "longest gap between content events of a request",
     "user_tokens_per_s": "1 / TPOT, one value per request",
+    "user_tps": "1 / median TPOT: output tokens per second that one user sees",
     "connect_ms": "time to connect, for requests that opened a connection; included in no other time",
     "ttft_from_schedule_ms": "open loop: first content - scheduled",
     "response_ms": "open loop: last content - scheduled",
@@ -39,6 +48,9 @@ DEFINITIONS: Final = {
     "highest_rate": "highest request rate tried by the bisection at which the required share of requests met every "
     "objective. low and high: 95% interval of the rate at which that share is crossed, by logistic regression over nearby "
     "rates, widened by the differences between their rounds. Without a fit: that rate, and the lowest rate that failed",
+    "highest_concurrency": "most requests in flight tried by doubling and bisection at which the required share of requests met every "
+    "objective. saturated_at: the lowest concurrency of which twice as many in flight completed at most 5% more requests per second; "
+    "the search does not double beyond it",
     "tokens_per_joule": "output tokens of the whole window / energy of the server's GPUs in it, by power samples at 10 Hz. "
     "Only GPUs of its CUDA_VISIBLE_DEVICES if its process is known, without idle GPUs. Energy of CPUs, memory and fans is "
     "not included",
@@ -67,11 +79,16 @@ DEFINITIONS: Final = {
     "output_tokens_per_s": "output tokens / seconds of the headline window; median of the repeats",
     "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
     "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
-    "percentiles": PERCENTILE_METHOD,
+    "intervals": f"95%, of rates and of medians. {LEAST_REPEATS} or more repeats: Student's t on logarithms of the repeats. Fewer: rates by "
+    "the method of batch means over parts of the headline window, percentiles by order statistics of the requests. These do not "
+    "include what changes between measurements",
+    "percentiles": f"{PERCENTILE_METHOD}. No p99 of fewer than {LEAST_P99} requests",
 }
 """Formula of each metric that `analyze` computes. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
 
 PERF_FILE: Final = "perf.json"
+RANKING: Final = ("output_tps", "rps", "ttft_p50", "tpot_p50", "e2e_p50", "user_tps", "ttft_p99", "tpot_p99", "e2e_p99")
+"""Metrics of a level that have intervals."""
 LENGTHS: Final = ("input_tokens_per_request", "output_tokens_per_request")
 
 
@@ -89,14 +106,16 @@ LOAD_METRICS: Final = (
     MetricDefinition("output_tokens_per_s", "tokens/s", DEFINITIONS["output_tokens_per_s"]),
     MetricDefinition("input_tokens_per_s", "tokens/s", DEFINITIONS["input_tokens_per_s"]),
     MetricDefinition("requests_per_s", "requests/s", DEFINITIONS["requests_per_s"]),
+    MetricDefinition("user_tps", "tokens/s", DEFINITIONS["user_tps"]),
     MetricDefinition("goodput", "0 to 1", DEFINITIONS["goodput"]),
     MetricDefinition("highest_rate", "requests/s", DEFINITIONS["highest_rate"]),
+    MetricDefinition("highest_concurrency", "requests in flight", DEFINITIONS["highest_concurrency"]),
     MetricDefinition("tokens_per_joule", "tokens/J", DEFINITIONS["tokens_per_joule"]),
     MetricDefinition("acceptance", "0 to 1", DEFINITIONS["acceptance"]),
     MetricDefinition("triton_use", "ms", DEFINITIONS["triton_use"]),
     *(
         MetricDefinition(name, "", DEFINITIONS[name])
-        for name in ("n", "input_tokens", "headline", "waves", "steady", "whole", "percentiles")
+        for name in ("n", "input_tokens", "headline", "waves", "steady", "whole", "intervals", "percentiles")
     ),
 )
 """Metrics of a level, and the terms that their formulas use."""
@@ -145,7 +164,15 @@ class LoadMetrics:
             return rate
         if name == "tokens_per_joule":
             return self.tokens_per_joule
+        if name == "user_tps":
+            tpot = self.latency("tpot_ms", "p50")
+            return 1e3 / tpot if tpot else None
         return self.latency(*latency_of(name))
+
+    def bound(self, name: str) -> float | None:
+        """The value to hold against an objective: that of the metric, or the maximum if there are too few requests for its p99."""
+        value = self.value(name)
+        return self.value(name.replace("_p99", "_max")) if value is None and name.endswith("_p99") else value
 
     def rates(self) -> dict[str, Any]:
         """Seconds of the window, and its rates, by field."""
@@ -252,6 +279,8 @@ class Goodput:
     share: float | None = None
     """Share of the scheduled requests, 0 to 1."""
     requests_per_s: float | None = None
+    output_tokens_per_s: float | None = None
+    """Output tokens of these requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +369,8 @@ class LevelResult(LoadMetrics):
     """None without Triton's metrics."""
     lengths: _Summaries = field(default_factory=dict)
     """LENGTHS -> statistic -> tokens, over successful measured requests."""
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    """Metric -> its 95% interval by the requests. `interval` prefers that of the repeats."""
     details: LevelDetails | None = None
 
     @property
@@ -347,8 +378,29 @@ class LevelResult(LoadMetrics):
         """Key in comparisons: `4` requests in flight, or `2.5/s`."""
         return load_key(self.concurrency, self.request_rate)
 
+    def interval(self, name: str) -> Interval | None:
+        """The 95% interval of a metric, see `intervals` of DEFINITIONS. None if it is unknown."""
+        values = [repeat.value(name) for repeat in self.repeats]
+        known = [value for value in values if value is not None]
+        return (repeats_interval(known) if len(known) == len(values) else None) or self.intervals.get(name)
+
+    def missed(self, objective: Objective) -> str | None:
+        """Words for a missed objective, None if it is met. For a p99 of few requests, their maximum counts."""
+        why = objective.missed_by(self.bound(objective.metric))
+        by_maximum = (
+            why is not None and self.value(objective.metric) is None and self.bound(objective.metric) is not None
+        )
+        return f"{why} (the maximum: {self.no_p99})" if by_maximum else why
+
+    @property
+    def no_p99(self) -> str | None:
+        """The reason why there is no p99."""
+        answered = (self.requests or 0) - (self.failures or 0)
+        return f"{answered} requests, a p99 needs {LEAST_P99}" if answered < LEAST_P99 else None
+
     def to_json(self) -> dict[str, Json]:
         """As in report.json."""
+        intervals = {name: ends for name in RANKING if (ends := self.interval(name)) is not None}
         return {
             "concurrency": self.concurrency,
             "request_rate": self.request_rate,
@@ -356,7 +408,10 @@ class LevelResult(LoadMetrics):
             "failures": self.failures,
             **self.rates(),
             "headline": {"window": self.window},
+            "user_tps": self.value("user_tps"),
+            "intervals": {name: [*ends] for name, ends in intervals.items()},
             **_plain(self.latencies),
+            "no_p99": self.no_p99,
             **_plain(self.lengths),
             "goodput": None if self.goodput is None else asdict(self.goodput),
             **({} if self.saturated_rps is None else {"saturated_rps": self.saturated_rps}),
@@ -419,6 +474,41 @@ class HighestRate:
 
 
 @dataclass(frozen=True, slots=True)
+class HighestConcurrency:
+    """Result of a search for the most requests in flight that meet the objectives."""
+
+    wanted_share: float
+    objectives_ms: Mapping[str, float]
+    concurrency: int | None
+    """None if even the lowest concurrency tried was too high."""
+    missed_at: int | None
+    """The lowest concurrency that missed them. None if all that were tried met them."""
+    saturated_at: int | None
+    """The lowest concurrency at which the server was saturated."""
+    tried: Mapping[str, Mapping[str, Any]]
+    """Concurrency -> `requests`, `share` that met all objectives, if that is enough, and `requests_per_s`."""
+
+    def __str__(self) -> str:
+        """`48 requests in flight meet ttft 300 ms for 95% of requests (52 do not); saturated at 32`."""
+        of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
+        share = f"{self.wanted_share * 100:g}% of requests"
+        if self.concurrency is None:
+            return f"no concurrency tried meets {of} for {share}; the lowest was {self.missed_at}"
+        more = "no higher concurrency was tried" if self.missed_at is None else f"{self.missed_at} do not"
+        saturated = "" if self.saturated_at is None else f"; the server is saturated at {self.saturated_at}"
+        return f"{self.concurrency} requests in flight meet {of} for {share} ({more}){saturated}"
+
+    @staticmethod
+    def read(data: object) -> HighestConcurrency | None:
+        """Read from perf.json, or a cell of a report. None for invalid data."""
+        if not isinstance(data, dict) or (wanted := _number(data.get("wanted_share"))) is None:
+            return None
+        low, high, saturated = (count_of(data.get(name)) for name in ("concurrency", "missed_at", "saturated_at"))
+        tried = {name: each for name, each in _object(data.get("tried")).items() if isinstance(each, dict)}
+        return HighestConcurrency(wanted, numbers_of(data.get("objectives_ms")), low, high, saturated, tried)
+
+
+@dataclass(frozen=True, slots=True)
 class MeasurementFinding:
     """A finding of a validity gate, see `measure/load/validity.py`."""
 
@@ -471,6 +561,8 @@ class LoadResult:
     """Source of output token counts: "server", "encoded_again" or "events"."""
     highest_rate: HighestRate | None = None
     """None without a search."""
+    highest_concurrency: HighestConcurrency | None = None
+    """None without a search."""
     details: LoadDetails | None = None
 
     @property
@@ -496,6 +588,7 @@ class LoadResult:
             **{name: under[name] for name in ("measured_s", "system", "workload")},
             "levels": [level.perf_json() for level in self.levels],
             **({} if self.highest_rate is None else {"highest_rate": asdict(self.highest_rate)}),
+            **({} if self.highest_concurrency is None else {"highest_concurrency": asdict(self.highest_concurrency)}),
             "findings": [each.to_json() for each in self.findings],
             "token_count": dict(details.token_count),
             "client": {
@@ -516,6 +609,7 @@ class LoadResult:
             conditions=Conditions.read(data),
             tokens_counted_by=source if isinstance(source, str) else None,
             highest_rate=HighestRate.read(data.get("highest_rate")),
+            highest_concurrency=HighestConcurrency.read(data.get("highest_concurrency")),
         )
 
 
@@ -550,6 +644,7 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         triton_use=TritonUse.read(entry.get("triton_use")),
         lengths=_summaries(entry, LENGTHS),
         latencies=_summaries(entry, LATENCIES),
+        intervals={name: ends for name in RANKING if (ends := _interval(_object(entry.get("intervals")).get(name)))},
         **_rates(entry),
     )
 
@@ -569,8 +664,16 @@ def _rates(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _goodput(entry: Mapping[str, Any]) -> Goodput:
-    share, rate = (_number(entry.get(name)) for name in ("share", "requests_per_s"))
-    return Goodput(numbers_of(entry.get("objectives_ms")), share, rate)
+    names = ("share", "requests_per_s", "output_tokens_per_s")
+    return Goodput(numbers_of(entry.get("objectives_ms")), *(_number(entry.get(name)) for name in names))
+
+
+def _interval(value: object) -> Interval | None:
+    ends = [_number(each) for each in value] if isinstance(value, (list, tuple)) else []
+    match ends:
+        case [float() | int() as low, float() | int() as high]:
+            return low, high
+    return None
 
 
 def _finding(entry: Mapping[str, Any]) -> MeasurementFinding:
@@ -587,8 +690,15 @@ def _objects(value: object) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    return {name: numbers_of(entry.get(name)) for name in names if entry.get(name)}
+def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
+    """A p99 of too few requests, which earlier releases wrote, is None."""
+    summaries: dict[str, dict[str, float | None]] = {}
+    requests = numbers_of(entry.get("e2e_ms")).get("n", math.inf)
+    for name in names:
+        if known := numbers_of(entry.get(name)):
+            few = "p99" in entry[name] and min(known.get("n", math.inf), requests) < LEAST_P99
+            summaries[name] = {**known, **({"p99": None} if few else {})}
+    return summaries
 
 
 def _plain(summaries: _Summaries) -> dict[str, Json]:

@@ -22,13 +22,18 @@ STATISTICS: Final = ("min", "mean", *(f"p{share}" for share in PERCENTILES), "ma
 PERCENTILE_METHOD: Final = "linear interpolation between closest ranks (numpy's default; Hyndman and Fan type 7)"
 CONFIDENCE: Final = 0.95
 RESAMPLES: Final = 2000
+LEAST_P99: Final = 100
+"""A p99 of fewer requests would be little more than their maximum: it is not given."""
+LEAST_REPEATS: Final = 3
+"""Fewer repeats of a level give no usable interval: Student's t of two is 12.7."""
 LEAST_REQUESTS: Final = 5
 """Fewer requests cannot be resampled meaningfully."""
 MEAN_INTERVAL: Final = (
     f"{CONFIDENCE:.0%} percentile bootstrap of the mean over questions, {RESAMPLES} resamples. If all values are "
     "equal, resampling would claim certainty: then the share that this number of questions can rule out at that confidence"
 )
-_BATCHES: Final = 10
+BATCHES: Final = 10
+"""Parts of a measurement whose means give an interval."""
 _NORMAL: Final = 1.96
 _LEAST_MIXED: Final = 3
 _NEWTON: Final = 100
@@ -60,17 +65,19 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def summary(samples: Iterable[float], *, digits: int = 3) -> Summary:
+def summary(samples: Iterable[float], *, requests: int | None = None, digits: int = 3) -> Summary:
     """`n` and STATISTICS of `samples`, rounded. Without samples, all but `n` are None.
 
-    Percentiles above 1 - 1/n add nothing to the maximum, so `n` is included.
+    `requests` is the number of requests that the samples are from, by default one each. p99 is None if it is below LEAST_P99.
     """
     ordered = sorted(samples)
     if not ordered:
         return {"n": 0, **dict.fromkeys(STATISTICS)}
     mean = math.fsum(ordered) / len(ordered)
     values = (ordered[0], mean, *(percentile(ordered, share / 100) for share in PERCENTILES), ordered[-1])
-    return {"n": len(ordered), **{name: round(value, digits) for name, value in zip(STATISTICS, values, strict=True)}}
+    rounded = {name: round(value, digits) for name, value in zip(STATISTICS, values, strict=True)}
+    enough = (len(ordered) if requests is None else requests) >= LEAST_P99
+    return {"n": len(ordered), **rounded, **({} if enough else {"p99": None})}
 
 
 def mean_interval(values: Sequence[float], *, low: float, high: float) -> Interval | None:
@@ -152,21 +159,62 @@ def relative_half_width(values: Sequence[float]) -> float | None:
     return math.expm1(_t(len(values) - 1) * math.sqrt(variance([math.log(value) for value in values]) / len(values)))
 
 
+def batch_interval(batches: Sequence[float]) -> Interval | None:
+    """Interval of the mean of equally long batches of one measurement, such as the rates in parts of a window. None if it
+    would reach 0. Method of batch means, Student's t: Law, Simulation Modeling and Analysis, 2015, 9.5.3.
+    """
+    if len(batches) < 2:
+        return None
+    half = _t(len(batches) - 1) * math.sqrt(variance(batches) / len(batches))
+    mean = fmean(batches)
+    return (mean - half, mean + half) if mean > half else None
+
+
+def percentile_interval(samples: Iterable[float], share: float) -> Interval | None:
+    """Interval of the `share` quantile by order statistics, for any distribution of independent samples. None if its ends
+    would lie beyond the samples. Conover, Practical Nonparametric Statistics, 1999, 3.2.
+    """
+    ordered = sorted(samples)
+    centre, half = len(ordered) * share, _NORMAL * math.sqrt(len(ordered) * share * (1 - share))
+    low, high = math.floor(centre - half) - 1, math.ceil(centre + half)
+    return (ordered[low], ordered[high]) if low >= 0 and high < len(ordered) else None
+
+
+def repeats_interval(values: Sequence[float]) -> Interval | None:
+    """Interval of the mean of independent repeats. None with fewer than LEAST_REPEATS. Student's t on their logarithms."""
+    if len(values) < LEAST_REPEATS or min(values) <= 0:
+        return None
+    logs = [math.log(value) for value in values]
+    half = _t(len(logs) - 1) * math.sqrt(variance(logs) / len(logs))
+    return math.exp(fmean(logs) - half), math.exp(fmean(logs) + half)
+
+
+def change_of_intervals(base: tuple[float, Interval], new: tuple[float, Interval]) -> Interval | None:
+    """Interval of new/base - 1 from two independent values with their intervals: half-widths of logarithms, added in
+    quadrature. None if something is not positive.
+    """
+    if min(base[0], new[0], *base[1], *new[1]) <= 0:
+        return None
+    half = math.hypot(*(math.log(high / low) / 2 for _, (low, high) in (base, new)))
+    centre = math.log(new[0] / base[0])
+    return math.expm1(centre - half), math.expm1(centre + half)
+
+
 def share_interval(successes: Sequence[bool]) -> Interval:
     """Interval of the share of successes of requests in the order in which they were sent.
 
     Consecutive requests in a queue are correlated, so the effective sample size is smaller: it follows from the means of
-    _BATCHES batches, compared with independent requests (Law, Simulation Modeling and Analysis, 2015, 9.5.3). Then Wilson's
+    BATCHES batches, compared with independent requests (Law, Simulation Modeling and Analysis, 2015, 9.5.3). Then Wilson's
     score interval (JASA 22, 1927), with Student's t for the batches. Without failures the correlation is unknown.
     Needs one request.
     """
     count = len(successes)
     share = sum(successes) / count
-    size, effective, z = count // _BATCHES, float(count), _NORMAL
+    size, effective, z = count // BATCHES, float(count), _NORMAL
     if size > 1 and 0 < share < 1:
-        means = [fmean(successes[first : first + size]) for first in range(0, size * _BATCHES, size)]
+        means = [fmean(successes[first : first + size]) for first in range(0, size * BATCHES, size)]
         alone = count * share * (1 - share) / max(size * variance(means), 1e-12)
-        effective, z = (alone, _t(_BATCHES - 1)) if alone < count else (effective, z)
+        effective, z = (alone, _t(BATCHES - 1)) if alone < count else (effective, z)
     centre = (share + z * z / (2 * effective)) / (1 + z * z / effective)
     half = z / (1 + z * z / effective) * math.sqrt(share * (1 - share) / effective + (z / (2 * effective)) ** 2)
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,4 +1,5 @@
-"""Length of a load run: repeats until intervals are narrow, and a search for the highest rate that meets objectives.
+"""Length of a load run: repeats until intervals are narrow, and searches for the highest rate, or the most requests in flight,
+that meet objectives.
 
 Both choose the next levels from the measurements so far, so their decisions can be reproduced.
 """
@@ -28,6 +29,8 @@ _RATES: Final = 24
 _OF_MOST: Final = 0.7
 """First rate of a search, as a share of the closed loop's throughput."""
 _DOUBLINGS: Final = 10
+MOST_SEARCHED: Final = 4096
+"""Most requests in flight that a search tries."""
 _NEAR: Final = 1.5
 """Maximum factor between a rate that enters the fit and the result."""
 _FORM: Final = re.compile(r"\s*([a-z0-9_]+)\s*=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
@@ -83,8 +86,11 @@ class Probe:
     """Results of a search at one rate."""
 
     rate: float
+    """Requests per second, or requests in flight."""
     rounds: tuple[tuple[bool, ...], ...]
     """For each round, in schedule order: whether each request met all objectives."""
+    completed_rps: float | None = None
+    """Closed loop: requests per second that completed."""
 
     @property
     def met(self) -> tuple[bool, ...]:
@@ -132,10 +138,7 @@ class RateSearch:
 
     def bounds(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
         """The highest rate up to which all rates passed, and the lowest that failed. None if there is none."""
-        missed = [probe.rate for probe in probes if probe.kept(self.wanted) is False]
-        high = min(missed, default=None)
-        kept = [probe.rate for probe in probes if probe.kept(self.wanted) and (high is None or probe.rate < high)]
-        return max(kept, default=None), high
+        return _bounds(probes, self.wanted)
 
     def interval(self, probes: Sequence[Probe]) -> tuple[float | None, float | None]:
         """95% interval of the rate, which includes the reported rate. The same as `bounds` if the share falls too sharply for a
@@ -153,6 +156,53 @@ class RateSearch:
         return (low, high) if fitted is None or low is None else (min(low, fitted[0]), max(low, fitted[1]))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrencySearch:
+    """Doubling, then bisection, of requests in flight for the most at which a share of the requests meets all objectives.
+
+    It ends early at saturation: when twice as many in flight complete at most STEP times as many requests per second, more
+    only wait.
+    """
+
+    wanted: float
+
+    def next(self, probes: Sequence[Probe]) -> int | None:
+        """The concurrency to measure next, or a measured one for another round. None when the search is over."""
+        for probe in probes:
+            if probe.kept(self.wanted) is None:
+                return int(probe.rate)
+        low, high = self.bounds(probes)
+        if high is None:
+            done = low is not None and (low >= MOST_SEARCHED or self.saturated(probes) is not None)
+            return None if done else min(MOST_SEARCHED, 2 * (low or 0)) or 1
+        if low is None:
+            return high // 2 or None
+        return (
+            None
+            if high - low <= max(1.0, low * (STEP - 1))
+            else min(max(round(math.sqrt(low * high)), low + 1), high - 1)
+        )
+
+    def bounds(self, probes: Sequence[Probe]) -> tuple[int | None, int | None]:
+        """The highest concurrency up to which all passed, and the lowest that failed. None if there is none."""
+        low, high = _bounds(probes, self.wanted)
+        return None if low is None else int(low), None if high is None else int(high)
+
+    def saturated(self, probes: Sequence[Probe]) -> int | None:
+        """The lowest concurrency at which the server is saturated, None if it is at none that was tried."""
+        known = [(int(probe.rate), probe.completed_rps) for probe in probes if probe.completed_rps]
+        return min(
+            (few for few, rps in known for many, more in known if many >= 2 * few and more <= STEP * rps), default=None
+        )
+
+
+def _bounds(probes: Sequence[Probe], wanted: float) -> tuple[float | None, float | None]:
+    missed = [probe.rate for probe in probes if probe.kept(wanted) is False]
+    high = min(missed, default=None)
+    kept = [probe.rate for probe in probes if probe.kept(wanted) and (high is None or probe.rate < high)]
+    return max(kept, default=None), high
+
+
 def _rounded(rate: float) -> float:
     """Round to four digits, for readability."""
     return float(f"{rate:.4g}")
@@ -165,6 +215,9 @@ class LoadProgress:
     repeats: Sequence[Sequence[Mapping[str, float | None]]] = ()
     """StopRule metrics by level, then by repeat."""
     probes: Sequence[Probe] = ()
+    """Rates that a search tried."""
+    closed: Sequence[Probe] = ()
+    """Closed loops: the requested levels, and those that a search tried."""
     most_rps: float | None = None
     """Highest requests per second of any level."""
 
@@ -173,13 +226,21 @@ class Rounds:
     """The levels of a load, round after round, for as long as something is to be found out."""
 
     def __init__(
-        self, load: Load, prompts: Sequence[Prompt], stop: StopRule = StopRule(), wanted_share: float | None = None
+        self,
+        load: Load,
+        prompts: Sequence[Prompt],
+        stop: StopRule = StopRule(),
+        find_rate: float | None = None,
+        find_concurrency: float | None = None,
     ) -> None:
+        """`find_rate` and `find_concurrency` are shares of requests that have to meet the objectives."""
         least = min(LEAST_REPEATS, stop.max_repeats) if stop.precisions else 1
         self._repeats = max(load.repeats, least)
         self._load, self._prompts = load, prompts
-        self._stop, self._wanted = stop, wanted_share
+        self._stop, self._wanted = stop, find_rate
         self._search: RateSearch | None = None
+        self._closed = None if find_concurrency is None else ConcurrencySearch(wanted=find_concurrency)
+        self._searching = False
         self._ends_s = math.inf if stop.budget_s is None else time.monotonic() + stop.budget_s
         self.levels = replace(load, repeats=self._repeats).levels(prompts)
         """To start with."""
@@ -187,19 +248,30 @@ class Rounds:
     @property
     def open_end(self) -> bool:
         """True if more levels may follow the first ones."""
-        return bool(self._stop.precisions) or self._wanted is not None
+        return bool(self._stop.precisions) or self._wanted is not None or self._closed is not None
+
+    @property
+    def most_in_flight(self) -> int:
+        """The most requests in flight of a closed loop."""
+        return max((MOST_SEARCHED if self._closed else 0, *(level.concurrency or 0 for level in self.levels)))
 
     def next(self, progress: LoadProgress) -> list[Level]:
         """The levels to measure now, empty at the end."""
         if time.monotonic() >= self._ends_s:
             return []
         if (
-            not progress.probes
+            not self._searching
             and self._repeats < self._stop.max_repeats
             and not all(map(self._stop.narrow, progress.repeats))
         ):
             self._repeats += 1
             return self._load.turn(self._prompts, self._repeats - 1)
+        self._searching = True
+        concurrency = None if self._closed is None else self._closed.next(progress.closed)
+        if concurrency is not None:
+            rounds = next((len(probe.rounds) for probe in progress.closed if probe.rate == concurrency), 0)
+            level = self._load.level(self._prompts, rounds, concurrency, None)
+            return [replace(level, probes=concurrency not in self._load.concurrency)]
         if self._wanted is None:
             return []
         first = _rounded(_OF_MOST * progress.most_rps) if progress.most_rps else 1.0

@@ -716,7 +716,8 @@ def _level_budget(_run: LoadRun, level: LevelRun) -> Found:
     of_level=False,
 )
 def _rate_search(run: LoadRun) -> Found:
-    rounds = (repeat for level in run.probes for repeat in level.repeats.values())
+    rates = (level for level in run.probes if level.request_rate is not None)
+    rounds = (repeat for level in rates for repeat in level.repeats.values())
     fewest = min((sum(request.measured for request in repeat) for repeat in rounds), default=ENOUGH_REQUESTS)
     if fewest < ENOUGH_REQUESTS:
         yield "warning", f"the interval of the highest rate is too narrow: some rates were tried with {fewest} requests"

@@ -121,21 +121,30 @@ class Span:
         total = math.fsum(number * self._weight(time_ns) for time_ns, number in happened)
         return round(total * 1e9 / counted_ns, 3) if counted_ns > 0 else 0.0
 
+    def batches(self, happened: Iterable[Happened], number: int) -> list[float]:
+        """Rates per second in `number` parts of equal length. Idle time counts."""
+        length_ns = (self.end_ns - self.start_ns) / number
+        totals = [0] * number
+        for time_ns, count in happened:
+            if self._holds(time_ns):
+                totals[min(int((time_ns - self.start_ns) / length_ns), number - 1)] += count
+        return [total * 1e9 / length_ns for total in totals]
+
     def window(self, requests: Iterable[TimedRequest]) -> Window:
         """Totals in it, warmup requests included: each token counts at its own time."""
         good = [request for request in requests if request.answered]
         prefilled = [request for request in good if self._holds(request.times_ns[0])]
         known = [(each.times_ns[0], count) for each in prefilled if (count := each.input_tokens) is not None]
-        written = [each for request in good for each in _written(request)]
+        tokens = [each for request in good for each in written(request)]
         ended = [(request.times_ns[-1], 1) for request in good]
         all_known = len(known) == len(prefilled)
         return Window(
             duration_s=round(self.duration_ns / 1e9, 6),
             input_tokens=self._sum(known) if all_known else None,
-            output_tokens=self._sum(written),
+            output_tokens=self._sum(tokens),
             requests=self._sum(ended),
             input_tokens_per_s=self.rate(known) if all_known else None,
-            output_tokens_per_s=self.rate(written),
+            output_tokens_per_s=self.rate(tokens),
             requests_per_s=self.rate(ended),
             waves=None if self.waves is None else round(self.waves, 3),
         )
@@ -152,7 +161,7 @@ class Span:
         return sum(number for time_ns, number in happened if self._holds(time_ns))
 
 
-def _written(request: TimedRequest) -> Iterator[Happened]:
+def written(request: TimedRequest) -> Iterator[Happened]:
     """Output tokens of a request. Tokens without text after the last event count with it."""
     yield from zip(request.times_ns, request.tokens, strict=True)
     yield request.times_ns[-1], request.output_tokens - sum(request.tokens)

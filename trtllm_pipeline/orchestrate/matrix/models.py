@@ -611,6 +611,17 @@ class OutOfMemory(Strict):
     """settings.repository.max_tokens_in_paged_kv_cache: size of the KV cache in tokens."""
 
 
+Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Cost(Strict):
+    """Prices, for reports. No stage reads them."""
+
+    gpu_hour: Price | Annotated[dict[GpuType, Price], Field(min_length=1)] | None = None
+    """Price of a GPU, or of a host without one, for an hour [$], or prices by GPU type such as `{H100: 2.50, L40S: 1.10}`. A type
+    is a part of the GPU's name. Default: none; `--gpu-hour` of report, recommend and search takes precedence."""
+
+
 class Retry(Strict):
     """Changes that may make a failed cell work. Default: none."""
 
@@ -647,6 +658,7 @@ class Settings(Strict):
     perf: Perf = Perf()
     accuracy: Accuracy = Accuracy()
     gateway: Gateway = Gateway()
+    cost: Cost = Cost()
     retry: Retry = Retry()
     cluster: OnCluster = OnCluster()
 

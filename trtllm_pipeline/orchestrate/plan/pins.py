@@ -90,7 +90,7 @@ class Pins:
                 recipe = {**recipe, "code": self._code_of(cell, recipe)}
             self._recipes[same] = recipe, published
         recipe, published = self._recipes[same]
-        pinned = cell.pinned(recipe, _ruled_out(cell, published))
+        pinned = dataclasses.replace(cell, recipe=recipe, reason=_ruled_out(cell, published))
         if id(cell.settings) not in self._alone:
             self._alone[id(cell.settings)] = not (
                 companions.named_models(cell) or companions.configurations_needed(cell)

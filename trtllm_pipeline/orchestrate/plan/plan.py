@@ -7,10 +7,8 @@ uses plain objects and shared parts, no model classes.
 
 from __future__ import annotations
 
-import marshal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 from trtllm_pipeline.base import (
@@ -33,8 +31,6 @@ from trtllm_pipeline.tensorrt import Stage, catalog
 
 _LAST_OF_DRAFTER: Final = "build"
 
-_NOTHING: Final[Mapping[str, Any]] = {}
-"""Shared empty mapping: most stage runs read no user files and no parts of models."""
 SELECTED: Final = "files"
 """Key of an input that is read in part: the digest of the files that are read, instead of the input's fingerprint."""
 
@@ -159,95 +155,24 @@ def _stages_until(toolchain: catalog.Toolchain, until: str | None) -> tuple[Stag
     return tuple(stage for stage in toolchain.stages if stage.name in wanted)
 
 
-class _Taken:
-    """The values that a stage uses of a cell, shared by all cells with equal values. Only `runs` changes."""
-
-    __slots__ = ("files", "of_files", "of_params", "params", "parts", "runs")
-
-    def __init__(
-        self,
-        params: Any,
-        of_params: str,
-        files: Mapping[str, str],
-        of_files: str,
-        parts: Mapping[str, frozenset[ModelPart]],
-    ) -> None:
-        self.params = params
-        self.of_params = of_params
-        """Their part of the key."""
-        self.files = files
-        self.of_files = of_files
-        self.parts = parts
-        self.runs: dict[object, StageRun] = {}
-        """Stage runs with these values, by their inputs."""
-
-
-class _Watched(Cell):
-    """A cell that records which of its values a stage reads. Only these affect the stage."""
-
-    __slots__ = ("asked", "cell")
-
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
-        self.asked: dict[str, None] = {}
-
-    def __getattr__(self, name: str) -> Any:  # only for values of the cell
-        value = getattr(self.cell, name)
-        self.asked[name] = None
-        return value
-
-
-_BY_IDENTITY: Final = ("recipe", "settings", "companions", "changes")
-"""Values that cells share and that are not hashable."""
-_VALUES: Final = tuple(name for name in Cell.__dataclass_fields__ if name not in _BY_IDENTITY)
-_PLACES: Final = {name: place for place, name in enumerate((*_VALUES, *_BY_IDENTITY))}
-_plain_values: Final = attrgetter(*_VALUES)
-
-
-def _values(cell: Cell) -> tuple[object, ...]:
-    """The values of a cell, by `_PLACES`. Identities are only valid while both cells exist."""
-    companions, changes = cell.companions, cell.changes
-    of_others = id(companions) if companions else 0, id(changes) if changes else 0
-    return (*_plain_values(cell), id(cell.recipe), id(cell.settings), *of_others)
-
-
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A stage with the constant parts of its keys and a cache by values of cells. Large plans use it for every stage of every
-    cell.
-    """
+    """A stage of a toolchain with the parts of its keys that all cells share."""
 
     stage: Stage
     toolchain: str
-    inputs: tuple[tuple[str, tuple[str, ...]], ...]
-    """Input name -> stages that can produce it."""
-    upstream: str | None
-    """The stage of the only input, if all cells have the same one. A faster path."""
-    before: str
-    """Constant part of a key between files and inputs."""
-    behind: str
-    """Constant part of a key after the parameters, which follow the inputs."""
-    known: dict[tuple[str, ...], tuple[Callable[[tuple[object, ...]], object], dict[object, _Taken | None]]] = field(
-        default_factory=dict
-    )
-    """Names of the values that a stage reads -> their getter, and forms by these values. None if a cell lacks the stage."""
-    taken: dict[tuple[object, ...], _Taken] = field(default_factory=dict)
-    """Forms by exact parameters, files and parts."""
+    constant: Mapping[str, Json]
 
 
 def _forms(toolchain: catalog.Toolchain, identity: Mapping[str, Json], until: str | None) -> list[_Form]:
     forms = []
     for stage in _stages_until(toolchain, until):
-        parts: dict[str, Json] = {"schema": SCHEMA, "stage": stage.name, "version": stage.version}
+        constant: dict[str, Json] = {"schema": SCHEMA, "stage": stage.name, "version": stage.version}
         if not stage.shared:
-            parts["toolchain"] = stage.of or toolchain.name
+            constant["toolchain"] = stage.of or toolchain.name
         if stage.identity:
-            parts["identity"] = {name: identity[name] for name in stage.identity}
-        inputs = tuple((name, stage.upstream(name)) for name in stage.inputs)
-        before, behind = canonical({**parts, "inputs": None, "params": None}).split('"inputs":null,"params":null')
-        upstreams = [upstream for name, each in inputs for upstream in each if name not in stage.optional]
-        only = upstreams[0] if len(upstreams) == len(inputs) == 1 else None
-        forms.append(_Form(stage, toolchain.name, inputs, only, before.removeprefix("{"), behind))
+            constant["identity"] = {name: identity[name] for name in stage.identity}
+        forms.append(_Form(stage, toolchain.name, constant))
     return forms
 
 
@@ -261,138 +186,49 @@ class _Graph:
     """Parameters -> their part of a key."""
     runs: dict[StageRunId, StageRun] = field(default_factory=dict)
     selected: dict[tuple[StageRunId, frozenset[ModelPart]], SelectedFiles] = field(default_factory=dict)
-    alive: list[Cell] = field(default_factory=list)
-    """Keeps cells alive whose values identify forms, so that identities stay unique."""
 
     def add(self, forms: Sequence[_Form], cell: Cell, done: dict[str, StageRunId], user: CellId) -> None:
         """The stage runs of `cell`, used by the cell `user`. Records them in `done` by stage."""
-        values = _values(cell)
+        machine = self.machine.of(cell.gpu)
         for form in forms:
-            for pick, known in form.known.values():
-                if (of_values := pick(values)) in known:
-                    taken = known[of_values]
-                    break
-            else:
-                taken = self._look(form, cell, values)
-            if taken is None:
-                continue
-            run = self._stage_run(form, taken, cell, done)
-            users = run.cells
-            if not users or users[-1] != user:
-                users.append(user)
-            done[form.stage.name] = run.id
+            if form.stage.applies(cell, machine):
+                run = self._stage_run(form, cell, machine, done)
+                if run.cells[-1:] != [user]:
+                    run.cells.append(user)
+                done[form.stage.name] = run.id
 
-    def _look(self, form: _Form, cell: Cell, values: tuple[object, ...]) -> _Taken | None:
-        """The form of a stage for `cell` and for all cells with the same relevant values."""
-        watched = _Watched(cell)
-        taken = self._taken(form, watched, self.machine.of(cell.gpu))
-        names = ("toolchain", *watched.asked)  # at least two: itemgetter of one name returns no tuple
-        if names not in form.known:
-            form.known[names] = itemgetter(*[_PLACES[name] for name in names], _PLACES["gpu"]), {}
-        pick, known = form.known[names]
-        known[pick(values)] = taken
-        self.alive.append(cell)
-        return taken
-
-    def _taken(self, form: _Form, cell: Cell, machine: Machine) -> _Taken | None:
-        stage = form.stage
-        if not stage.applies(cell, machine):
-            return None
-        parts = _NOTHING if stage.parts is None else stage.parts(cell)
-        files: Mapping[str, str] = _NOTHING
-        digests: Mapping[str, Json] = _NOTHING
-        if paths := stage.files(cell):
-            files, digests = {}, {}
-            for name, path in paths.items():
-                files[name], digests[name] = self.digest(path, cell)
-        params = stage.settle(stage.read(cell), files, machine)
-        exact = _exact(params)
-        of_files = f'"files":{canonical(digests)},' if digests else ""
-        same = None if exact is None else (exact, *parts.items(), *files.items(), of_files)
-        form_values = None if same is None else form.taken.get(same)
-        if form_values is None:
-            form_values = _Taken(params, canonical(self.key(params)), files, of_files, parts)
-            if same is not None:
-                form.taken[same] = form_values
-        return form_values
-
-    def _stage_run(self, form: _Form, taken: _Taken, cell: Cell, of_cell: Mapping[str, StageRunId]) -> StageRun:
-        if form.upstream is not None:
-            only = of_cell[form.upstream]
-            run = taken.runs.get(only)
-            if run is None:
-                inputs = {form.inputs[0][0]: only}
-                run = taken.runs[only] = self._made(form, taken, cell, inputs, of_cell)
-            return run
-        inputs = {}
-        for name, upstreams in form.inputs:
-            for upstream in upstreams:
-                if upstream in of_cell:
-                    inputs[name] = of_cell[upstream]
-                    break
-            else:
-                assert name in form.stage.optional, f"{form.stage.name} has no {name}"
-        same = tuple(inputs.items())
-        run = taken.runs.get(same)
-        if run is None:
-            run = taken.runs[same] = self._made(form, taken, cell, inputs, of_cell)
-        return run
-
-    def _made(
-        self,
-        form: _Form,
-        taken: _Taken,
-        cell: Cell,
-        inputs: Mapping[str, StageRunId],
-        of_cell: Mapping[str, StageRunId],
-    ) -> StageRun:
+    def _stage_run(self, form: _Form, cell: Cell, machine: Machine, done: Mapping[str, StageRunId]) -> StageRun:
         runs, stage = self.runs, form.stage
-        reads: Mapping[str, tuple[str, ...]] = _NOTHING
-        selections: Mapping[str, dict[str, Json]] = _NOTHING
-        if taken.parts:
-            reads, selections = {}, {}
-            for name, parts_read in taken.parts.items():
-                if name in inputs and (contents := runs[inputs[name]].contents) is not None:
-                    same_files = inputs[name], parts_read
-                    found_files = self.selected.get(same_files)
-                    if found_files is None:
-                        found_files = self.selected[same_files] = _selection(contents, parts_read)
-                    reads[name], selections[name] = found_files
-        read = [
-            f'"{name}":{canonical(selections[name])}' if name in selections else f'"{name}":"{runs[run].fingerprint}"'
-            for name, run in inputs.items()
-        ]
-        of_inputs = read[0] if len(read) == 1 else ",".join(sorted(read))
-        key = f'{{{taken.of_files}{form.before}"inputs":{{{of_inputs}}},"params":{taken.of_params}{form.behind}'
+        inputs: dict[str, StageRunId] = {}
+        for name in stage.inputs:
+            upstream = next((each for each in stage.upstream(name) if each in done), None)
+            assert upstream is not None or name in stage.optional, f"{stage.name} has no {name}"
+            if upstream is not None:
+                inputs[name] = done[upstream]
+        reads: dict[str, tuple[str, ...]] = {}
+        of_inputs: dict[str, Json] = {name: runs[run].fingerprint for name, run in inputs.items()}
+        for name, parts in ({} if stage.parts is None else stage.parts(cell)).items():
+            if name in inputs and (contents := runs[inputs[name]].contents) is not None:
+                same_files = inputs[name], parts
+                if same_files not in self.selected:
+                    self.selected[same_files] = _selection(contents, parts)
+                reads[name], of_inputs[name] = self.selected[same_files]
+        found = {name: self.digest(path, cell) for name, path in stage.files(cell).items()}
+        files = {name: path for name, (path, _) in found.items()}
+        params = stage.settle(stage.read(cell), files, machine)
+        parts_of_key = {**form.constant, "inputs": of_inputs, "params": self.key(params)}
+        if found:
+            parts_of_key["files"] = {name: digest for name, (_, digest) in found.items()}
+        key = canonical(parts_of_key)
         hashed = fingerprint(key)
         run_id = StageRunId(f"{stage.name}-{hashed[:12]}")
-        new_run = runs.get(run_id)
-        if new_run is None:
-            after = tuple([of_cell[name] for name in stage.after if name in of_cell])
+        if run_id not in runs:
+            after = tuple(done[name] for name in stage.after if name in done)
             contents = None if stage.contents is None else stage.contents(cell)
-            new_run = runs[run_id] = StageRun(
-                run_id,
-                stage,
-                form.toolchain,
-                hashed,
-                key,
-                taken.params,
-                taken.files,
-                inputs,
-                reads,
-                contents,
-                after,
-                cell,
+            runs[run_id] = StageRun(
+                run_id, stage, form.toolchain, hashed, key, params, files, inputs, reads, contents, after, cell
             )
-        return new_run
-
-
-def _exact(params: Any) -> bytes | None:
-    """Equal only for equal values of equal types, since 1 and 1.0 have different keys. None if a value cannot be marshaled."""
-    try:
-        return marshal.dumps(vars(params), 2)
-    except ValueError:
-        return None
+        return runs[run_id]
 
 
 def _selection(contents: Mapping[str, str], parts: frozenset[ModelPart]) -> SelectedFiles:

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +35,7 @@ from trtllm_pipeline.models import shown
 from trtllm_pipeline.orchestrate.memory.estimates import Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.tensorrt import JOB, OUT, SERVICE_FILE, StageContext
+from trtllm_pipeline.tensorrt import catalog as toolchains
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -46,9 +47,9 @@ OUTLINE: Final = "outline.json"
 _SCOPES: Final = {scope.value: scope for scope in Scope}
 
 
-@dataclass(slots=True)  # not frozen, like Cell
+@dataclass(frozen=True, slots=True)
 class OutlineRun:
-    """One stage run. Treat it as immutable."""
+    """One stage run."""
 
     id: StageRunId
     stage: str
@@ -64,15 +65,17 @@ class OutlineRun:
         return (*self.inputs, *self.after)
 
 
-@dataclass(slots=True)  # not frozen, like Cell
+@dataclass(frozen=True, slots=True)
 class OutlineCell:
-    """One cell. Treat it as immutable. `stage_runs` are in the order of the flow, and empty for an infeasible cell, see `reason`."""
+    """One cell. `stage_runs` are in the order of the flow, and empty for an infeasible cell, see `reason`."""
 
     id: CellId
     axes: Mapping[str, Json]
     reason: str | None
     stage_runs: tuple[StageRunId, ...]
     changes: tuple[SettingChange, ...] = ()
+    about: Mapping[str, Json] = field(default_factory=dict)
+    """For reports: the setting `gpu_hour`, and `numerics`, what its precision means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +113,18 @@ def axes(cell: Cell) -> dict[str, Json]:
     }
 
 
+def about(cell: Cell) -> dict[str, Json]:
+    """What reports need of a cell."""
+    known = None if cell.reason is not None else asdict(toolchains.load(cell.toolchain).numerics(cell))
+    return {"gpu_hour": cell.settings["cost"]["gpu_hour"], "numerics": known}
+
+
 def outline(plan: Plan) -> Outline:
     """The outline of a plan."""
     return Outline(
         tuple(
-            OutlineCell(cell.id, axes(cell), cell.reason, plan.by_cell[cell.id], cell.changes) for cell in plan.cells
+            OutlineCell(cell.id, axes(cell), cell.reason, plan.by_cell[cell.id], cell.changes, about(cell))
+            for cell in plan.cells
         ),
         {
             run.id: OutlineRun(
@@ -160,6 +170,7 @@ def plan_lines(
             "reason": cell.reason,
             "stage_runs": list(plan.by_cell[cell.id]),
             "changes": [asdict(change) for change in cell.changes],
+            "about": about(cell),
         }
 
     def run_entry(run: StageRun) -> Json:
@@ -228,7 +239,14 @@ def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
         return [numbers[run] for run in runs]
 
     cells: Iterator[Json] = (
-        [cell.id, dict(cell.axes), cell.reason, numbered(cell.stage_runs), list(map(asdict, cell.changes))]
+        [
+            cell.id,
+            dict(cell.axes),
+            cell.reason,
+            numbered(cell.stage_runs),
+            list(map(asdict, cell.changes)),
+            dict(cell.about),
+        ]
         for cell in shape.cells
     )
     runs: Iterator[Json] = (
@@ -247,8 +265,8 @@ def _read_outline(path: Path, plan_bytes: int) -> Outline:
     ids = [run[0] for run in data["stage_runs"]]
     users: list[list[CellId]] = [[] for _ in ids]
     cells = []
-    for cell, values, reason, runs, changes in data["cells"]:
-        cells.append(OutlineCell(cell, values, reason, tuple([ids[run] for run in runs]), _changes(changes)))
+    for cell, values, reason, runs, changes, more in data["cells"]:
+        cells.append(OutlineCell(cell, values, reason, tuple([ids[run] for run in runs]), _changes(changes), more))
         for run in runs:
             users[run].append(cell)
     return Outline(
@@ -288,6 +306,7 @@ def read_plan(path: Path) -> Outline:
                     cell["reason"],
                     tuple(cell["stage_runs"]),
                     _changes(cell.get("changes", ())),  # older plans have none
+                    dict(cell.get("about", {})),
                 )
                 for cell in data["cells"]
             ),

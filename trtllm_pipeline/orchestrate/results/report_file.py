@@ -40,6 +40,7 @@ from trtllm_pipeline.measure import (
     BenchComparison,
     Conditions,
     EngineReport,
+    HighestConcurrency,
     HighestRate,
     LevelResult,
     LoadResult,
@@ -49,6 +50,7 @@ from trtllm_pipeline.measure import (
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun, outline
 from trtllm_pipeline.orchestrate.plan.stage_status import StageState, stage_states
+from trtllm_pipeline.orchestrate.results.prices import per_million_tokens, price_of
 from trtllm_pipeline.orchestrate.run.forecast import ForecastCheck
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.index import Artifact
@@ -83,9 +85,9 @@ class CellStatus(str, Enum):
     """Not started, or not finished because the run ended after another cell's failure."""
 
 
-@dataclass(slots=True)  # not frozen, like Cell
+@dataclass(frozen=True, slots=True)
 class CellResult:
-    """Results of one cell: status, failure, measurements, scores and measurement conditions. Treat it as immutable."""
+    """Results of one cell: status, failure, measurements, scores and measurement conditions."""
 
     id: CellId
     axes: Mapping[str, Json]
@@ -112,6 +114,8 @@ class CellResult:
     """Levels by increasing concurrency, then by increasing request rate."""
     highest_rate: HighestRate | None = None
     """Highest load that meets the objectives, if it was searched for."""
+    highest_concurrency: HighestConcurrency | None = None
+    """Most requests in flight that meet the objectives, if it was searched for."""
     trtllm_bench: Mapping[str, Json] | None = None
     """Report of trtllm-bench for the engine without a server, next to the level of the same load: `measure/load/engine_report.py`."""
     accuracy: Mapping[str, float] = field(default_factory=dict)
@@ -126,6 +130,10 @@ class CellResult:
     """Difference of its answers to those of the unquantized cell, see `references`."""
     smoke: Mapping[str, Json] | None = None
     """Notes of the smoke test."""
+    numerics: Mapping[str, str] | None = None
+    """What its precision means: `weights`, `activations`, `kv_cache`, and how it was `made`."""
+    gpu_hour: float | None = None
+    """Price of one of its GPUs, or of its host, for an hour."""
     findings: tuple[str, ...] = ()
     """Validity findings of the measurement, each "SEVERITY: MESSAGE"."""
     conditions: Conditions = field(default_factory=Conditions)
@@ -140,6 +148,21 @@ class CellResult:
             return f"{self.failed_stage} failed: {self.reason or 'unknown reason'}"
         words = self.status.value.replace("_", " ")
         return self.reason or (f"not finished: {words}" if self.levels else words)
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that its engine spans, at least 1."""
+        tp, pp = (value if isinstance(value := self.axes.get(name), int) else 1 for name in ("tp", "pp"))
+        return tp * pp
+
+    def per_gpu(self, level: LevelResult) -> float | None:
+        """Output tokens/s per GPU, or per host."""
+        return None if level.output_tokens_per_s is None else level.output_tokens_per_s / self.gpus
+
+    def cost(self, level: LevelResult) -> float | None:
+        """Price of a million output tokens at a level. None without a price or a rate."""
+        rate = level.output_tokens_per_s
+        return per_million_tokens(self.gpu_hour, self.gpus, rate) if self.gpu_hour is not None and rate else None
 
     @property
     def warnings(self) -> list[str]:
@@ -167,8 +190,16 @@ class CellResult:
         """The row in report.json, see docs/reference/formats.md."""
         written: dict[str, Json] = {
             "status": self.status.value,
-            "perf": [level.to_json() for level in self.levels],
+            "perf": [
+                {
+                    **level.to_json(),
+                    "output_tokens_per_s_per_gpu": self.per_gpu(level),
+                    "dollars_per_million": self.cost(level),
+                }
+                for level in self.levels
+            ],
             "highest_rate": None if self.highest_rate is None else asdict(self.highest_rate),
+            "highest_concurrency": None if self.highest_concurrency is None else asdict(self.highest_concurrency),
             "accuracy_drift": None if self.accuracy_drift is None else self.accuracy_drift.to_json(),
             "conditions": self.conditions.to_json(),
         }
@@ -190,6 +221,7 @@ class CellResult:
             status=CellStatus(data["status"]),
             levels=levels_of(data["perf"]),
             highest_rate=HighestRate.read(data.get("highest_rate")),
+            highest_concurrency=HighestConcurrency.read(data.get("highest_concurrency")),
             accuracy_drift=drifted,
             findings=tuple(data["findings"]),
             conditions=Conditions.read(data.get("conditions")),
@@ -197,7 +229,7 @@ class CellResult:
 
 
 _PLAIN_FIELDS: Final = frozenset(CellResult.__dataclass_fields__) - {
-    *("status", "levels", "highest_rate", "accuracy_drift", "findings", "conditions", "changes")
+    *("status", "levels", "highest_rate", "highest_concurrency", "accuracy_drift", "findings", "conditions", "changes")
 }
 
 
@@ -318,6 +350,7 @@ def _row(
     if failed in {"accuracy", "score"} and why.log is not None:
         scores_in = why.log.parent / "out"  # show a score that is too low
     accuracy = AccuracyResult.read((read_object(scores_in / ACCURACY_FILE) if scores_in else None) or {})
+    conditions = replace(perf.conditions, made_on={} if levels else _made_on(made))
     questions: dict[str, Json] = {"digest": accuracy.rows_digest, "max_tokens": accuracy.settings.get("max_tokens")}
     return CellResult(
         id=cell.id,
@@ -335,19 +368,23 @@ def _row(
         engine_size_bytes=made[_ENGINE_STAGE].size_bytes if _ENGINE_STAGE in made else None,
         levels=levels,
         highest_rate=perf.highest_rate if perf.valid else None,
+        highest_concurrency=perf.highest_concurrency if perf.valid else None,
         trtllm_bench=_in_process(made.get("trtllm_bench"), perf),
         accuracy=accuracy.scores,
         accuracy_total=accuracy.total,
         accuracy_asked=accuracy.asked,
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
         smoke=_written(made.get("smoke"), "smoke.json"),
+        numerics=_numerics(cell),
+        gpu_hour=price_of(cell.about.get("gpu_hour"), cell.axes, conditions),
         findings=perf.notes,
-        conditions=replace(
-            perf.conditions,
-            questions=None if accuracy.rows_digest is None else questions,
-            made_on={} if levels else _made_on(made),
-        ),
+        conditions=replace(conditions, questions=None if accuracy.rows_digest is None else questions),
     )
+
+
+def _numerics(cell: OutlineCell) -> dict[str, str] | None:
+    known = cell.about.get("numerics")
+    return {name: str(value) for name, value in known.items()} if isinstance(known, dict) else None
 
 
 def _to_set(setting: str, cell: CellId) -> str:
@@ -395,6 +432,11 @@ METRICS: Final = (
         "tokens/s",
         "output tokens / s of the engine in the process of trtllm-bench, without a server: the prompts of the most requests "
         "in flight",
+    ),
+    MetricDefinition(
+        "cost",
+        "$ per million tokens",
+        "price of a GPU, or of a host without one, for an hour * GPUs / (3600 * output tokens/s) * 1,000,000 output tokens",
     ),
     MetricDefinition("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
     MetricDefinition(

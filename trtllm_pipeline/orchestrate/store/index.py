@@ -97,7 +97,7 @@ Event = tuple[str, Sequence[Value]]
 """A written row with its table, or removed rows."""
 
 
-@dataclass(slots=True)  # not frozen, as Cell
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """A published, immutable artifact. `files` are paths below `out` with their sizes, `size_bytes` their sum."""
 

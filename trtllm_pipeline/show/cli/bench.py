@@ -15,7 +15,7 @@ import typer
 from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit_as, note
-from trtllm_pipeline.tensorrt import PerfParams, params
+from trtllm_pipeline.tensorrt import params
 
 OTHER_NAMES: Final = {
     **dict.fromkeys(("request-count", "num-requests"), "requests"),
@@ -43,7 +43,8 @@ _PANELS: Final = {
     "Expected server configuration, verified against the server": ("declare", "engine", "repository"),
     "The load": (
         *("concurrency", "request_rate", "request_distribution", "burstiness", "requests", "measurement_interval_ms"),
-        *("level_budget_s", "warmup", "warmup_requests", "max_in_flight", "turn_delay_s", "find_rate", "repeats"),
+        *("level_budget_s", "warmup", "warmup_requests", "max_in_flight", "turn_delay_s"),
+        *("find_rate", "find_concurrency", "repeats"),
         *("stop_when", "max_repeats", "budget_s", "random_seed"),
     ),
     "The requests": ("input_data", "lengths_data"),
@@ -150,15 +151,15 @@ def _load(
     from trtllm_pipeline.measure import ExpectedServer, LoadResult, Target, analyze, of_load, run
     from trtllm_pipeline.models import dataset_file, tokenizer_at
     from trtllm_pipeline.show.report import load_tables
-    from trtllm_pipeline.tensorrt import load_plan
+    from trtllm_pipeline.tensorrt import perf
 
     objectives = of_load(slo)
     if not streaming and "tpot" in objectives.per_request:
         raise UsageError("--slo tpot: without streaming there is no TPOT", hint="leave out --no-streaming")
     typed = {name: value for name, value in load.items() if value not in (None, [])}
     per_request = {f"{name}_ms": limit for name, limit in objectives.per_request.items()}
-    plan = load_plan(
-        stage_options.read_class(PerfParams, typed, {"slo": per_request or None}),
+    plan = perf.load_plan(
+        stage_options.read_class(params.PerfParams, typed, {"slo": per_request or None}),
         Target.at(url, protocol, model, endpoint=endpoint_type, streaming=streaming, metrics=metrics_url),
         ExpectedServer(
             options.pairs("--declare", declare, "="),
@@ -188,7 +189,7 @@ def _load(
     raise typer.Exit(130 if interrupted else 0 if result.valid else 1)
 
 
-load: Final = stage_options.with_class(_load, PerfParams, but=_BY_HAND, panels=_PANELS, panel=_REQUESTS)
+load: Final = stage_options.with_class(_load, params.PerfParams, but=_BY_HAND, panels=_PANELS, panel=_REQUESTS)
 vars(load)["aliases"] = OTHER_NAMES
 
 

@@ -43,8 +43,8 @@ def compare(
         options.option(
             "--fail-on",
             "CONDITIONS",
-            "Exit with 1 if a metric rises (+) or falls (-) by more, e.g. ttft_p99:+10%,output_tps:-5%; a missing metric fails "
-            "too.",
+            "Exit with 1 if a metric rises (+) or falls (-) by more, e.g. ttft_p99:+10%,output_tps:-5%, or accuracy:-1pt for "
+            "points of a score; a missing metric fails too.",
         ),
     ] = None,
     beyond_noise: Annotated[
@@ -74,7 +74,7 @@ def compare(
       pipeline compare latest latest~1
       pipeline compare --by precision --base fp16
       pipeline compare --by toolchain
-      pipeline compare latest main-report.json --fail-on 'ttft_p99:+10%,output_tps:-5%,accuracy:-1%'
+      pipeline compare latest main-report.json --fail-on 'ttft_p99:+10%,output_tps:-5%,accuracy:-1pt'
       pipeline compare latest vllm.jsonl --cells '*/fp8/*' --format markdown
     """
     from trtllm_pipeline.show.report import gate, report_formats

@@ -167,7 +167,17 @@ MinAccuracy = Annotated[
     option(
         "--min-accuracy",
         "MINIMUM",
-        "Minimum score: -1% (relative to the unquantized cell), 0.6, or contains:-1% for a score other than the first.",
+        "Minimum score: -1% or -1pt (percent or points below the unquantized cell), 0.6, or contains:-1% for a score other "
+        "than the first.",
+    ),
+]
+GpuHour = Annotated[
+    str | None,
+    option(
+        "--gpu-hour",
+        "PRICE",
+        "Price of a GPU, or of a host without one, for an hour: 2.50, or H100=2.50,L40S=1.10 (default: settings.cost of the "
+        "matrix). Adds dollars per million output tokens.",
     ),
 ]
 Objective = Annotated[

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import typer
 
 from trtllm_pipeline.show.cli import options
@@ -13,6 +15,7 @@ def recommend(
     slo: options.Slo = None,
     min_accuracy: options.MinAccuracy = None,
     objective: options.Objective = "throughput",
+    gpu_hour: options.GpuHour = None,
     cells: options.Cells = None,
     allow: options.Allow = "",
     workspace: options.Workspace = options.WORKSPACE,
@@ -22,21 +25,26 @@ def recommend(
 
     Without --min-accuracy, cells that are significantly (95%) less accurate than the unquantized one are excluded, as on
     the HTML page. Cells are compared only within a group with the same model, lengths, prompts and system. Each group has
-    its own recommendation. The exit code is 3 if no configuration meets the objectives.
+    its own recommendation. If the best is not beyond noise, it is a tie, and the cheapest of the tied is recommended. The exit
+    code is 3 if no configuration meets the objectives. Then the nearest is named with what it misses.
 
     examples:
       pipeline recommend --slo ttft_p99=300ms,tpot_p99=40ms --min-accuracy -1%
+      pipeline recommend --slo tpot_p50=40ms --gpu-hour H100=2.50,L40S=1.10
       pipeline recommend 20261121 --slo e2e_p95=2s --objective size
     """
+    from trtllm_pipeline.orchestrate import parse_prices, with_price
     from trtllm_pipeline.show.report import recommendation as library
     from trtllm_pipeline.show.report.measured import load_measured
 
     slos = library.parse_slo(slo) if slo else ()
+    prices = None if gpu_hour is None else parse_prices(gpu_hour)
     least = None if min_accuracy is None else library.parse_least(min_accuracy)
     allowed = options.allowed(allow)
     measured = load_measured(run, options.store_at(workspace), allow=allowed)
     for each in measured.left_out:
         note(f"note: {each}; left out")
+    measured = replace(measured, cells=tuple(with_price(cell, prices) for cell in measured.cells))
     recommendation = library.advise(measured, cells or (), slos, least, objective, allowed)
     emit_as(format, recommendation, json=library.Recommendation.to_json, text=library.to_table)
     raise typer.Exit(recommendation.exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from io import StringIO
 from typing import Annotated
 
@@ -27,6 +28,7 @@ def report(
         str | None,
         options.option("--slo", "OBJECTIVES", "Initial limits of the HTML page, e.g. ttft_p99=300ms,tpot_p99=40ms."),
     ] = None,
+    gpu_hour: options.GpuHour = None,
     verbose: options.Verbose = False,
 ) -> None:
     """Show the results with one row per cell: status, build time, size, latency, throughput, accuracy, and failures.
@@ -38,10 +40,12 @@ def report(
     examples:
       pipeline report
       pipeline report --format html
+      pipeline report --gpu-hour 2.50
       pipeline report --run latest~1 --format markdown --output report.md
       pipeline report --format csv | cut -d, -f1,10
       pipeline report --format openmetrics | curl -T - -X POST http://127.0.0.1:9091/metrics/job/nightly
     """
+    from trtllm_pipeline.orchestrate import parse_prices, with_price
     from trtllm_pipeline.show.progress.left import goes_on
     from trtllm_pipeline.show.report.results import page_limits, read_results, write_results
 
@@ -57,6 +61,9 @@ def report(
     if in_run:
         output = str(results.runs.newest / "report.html")
     stream = sys.stdout if output in {None, "-"} else StringIO()
+    if gpu_hour is not None:
+        prices = parse_prices(gpu_hour)
+        results = replace(results, rows=tuple(with_price(row, prices) for row in results.rows))
     write_results(results, store, format, stream, limits=limits, verbose=verbose)
     if output is not None and isinstance(stream, StringIO):
         write_output(output, stream.getvalue())

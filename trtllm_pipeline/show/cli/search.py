@@ -25,6 +25,7 @@ def search(
         int,
         options.option("--budget", "CELLS", "Maximum number of measured cells, including cells measured before."),
     ] = 20,
+    gpu_hour: options.GpuHour = None,
     cells: options.Cells = None,
     sets: options.Sets = None,
     toolchain: options.Toolchain = None,
@@ -50,6 +51,7 @@ def search(
       pipeline search my.yaml --dry-run
     """
     from trtllm_pipeline.base import text_blocks
+    from trtllm_pipeline.orchestrate import parse_prices
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.report import recommendation
     from trtllm_pipeline.show.search import driver
@@ -61,6 +63,7 @@ def search(
         objective,
         recommendation.parse_slo(slo) if slo else (),
         None if min_accuracy is None else recommendation.parse_least(min_accuracy),
+        None if gpu_hour is None else parse_prices(gpu_hour),
     )
     request = pulling.of(options.request(matrix, cells, sets, None, toolchain, None))
     request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))

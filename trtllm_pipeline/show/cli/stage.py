@@ -220,9 +220,9 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
     )
     if stage.name == "perf" and typed["format"] == "text":
         from trtllm_pipeline.show.report.load_tables import to_text
-        from trtllm_pipeline.tensorrt import measured
+        from trtllm_pipeline.tensorrt import perf
 
-        note(to_text(measured(context)))
+        note(to_text(perf.measured(context)))
     return 0
 
 

@@ -46,19 +46,41 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
     last = _head_of({row.levels[-1].key for row in rows if row.levels}, "highest")
     gigabytes = max((row.engine_size_bytes or 0 for row in rows), default=0) >= 10e9
     scale, unit = (1e9, "GB") if gigabytes else (1e6, "MB")
+    wide = any(row.gpus > 1 for row in rows)
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
     every = [
         Column("status", lambda row: row.status.value.replace("_", " "), 0),
         Column(f"TTFT ms {low}", _at(0, lambda level: level.latency("ttft_ms", "p50")), 1, "ttft_ms"),
         Column(f"TPOT ms {low}", _at(0, lambda level: level.latency("tpot_ms", "p50")), 2, "tpot_ms"),
         Column(f"tok/s {high}", _at(-1, lambda level: level.output_tokens_per_s), 1, "output_tokens_per_s"),
+        Column(f"tok/s 95% {high}", lambda row: _certainty(_shown(row)[-1]) if row.levels else None, 5, "intervals"),
+        *(
+            [Column(f"tok/s/GPU {high}", lambda row: _number(row.per_gpu(_shown(row)[-1])) if row.levels else None, 2)]
+            * wide
+        ),
+        Column(f"tok/s/user {high}", _at(-1, lambda level: level.value("user_tps")), 3, "user_tps"),
+        Column(f"$/M tok {high}", lambda row: _number(row.cost(_shown(row)[-1])) if row.levels else None, 2, "cost"),
         Column(f"req/s {high}", _at(-1, lambda level: level.requests_per_s), 2, "requests_per_s"),
         Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 2, "goodput"),
+        Column(
+            f"goodput tok/s {last}",
+            lambda row: (
+                _number(goodput.output_tokens_per_s) if row.levels and (goodput := row.levels[-1].goodput) else None
+            ),
+            4,
+            "goodput",
+        ),
         Column(
             f"accept {last}", lambda row: _share(row.levels[-1].acceptance) if row.levels else None, 3, "acceptance"
         ),
         Column(
             "SLO req/s", lambda row: _number(row.highest_rate.rate) if row.highest_rate else None, 2, "highest_rate"
+        ),
+        Column(
+            "SLO in flight",
+            lambda row: _number(row.highest_concurrency.concurrency) if row.highest_concurrency else None,
+            2,
+            "highest_concurrency",
         ),
         Column("trtllm-bench tok/s", lambda row: _number(row.trtllm_bench_tps), 3, "trtllm_bench"),
         Column(f"tok/J {high}", _at(-1, lambda level: level.tokens_per_joule), 3, "tokens_per_joule"),
@@ -91,6 +113,14 @@ def _head_of(keys: Iterable[str], word: str) -> str:
 
 def _at(place: int, value: Callable[[LevelResult], float | None]) -> Callable[[CellResult], str | None]:
     return lambda row: _number(value(_shown(row)[place])) if row.levels else None
+
+
+def _certainty(level: LevelResult) -> str | None:
+    """The interval of the throughput, or the number of requests that it is from."""
+    ends = level.interval("output_tps")
+    if ends is not None:
+        return " to ".join(str(_number(end)) for end in ends)
+    return None if level.requests is None or level.output_tokens_per_s is None else f"of {level.requests} requests"
 
 
 def _goodput(level: LevelResult) -> str | None:

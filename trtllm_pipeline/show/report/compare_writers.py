@@ -81,15 +81,16 @@ def _gate(judged: Judgement, *, space: bool = False) -> Iterator[text_blocks.Blo
     if judged.verdict is None:
         return
     yield text_blocks.TextLine("\n" * space + judged.verdict, "bold green" if judged.exit_code == 0 else "bold red")
-    if judged.broken:
-        rows = map(_break_row, judged.broken)
+    if judged.broken or judged.excused:
+        rows = map(_break_row, (*(judged.broken or ()), *judged.excused))
         yield text_blocks.Grid(["cell", "level", "condition", "base", "new", "change", "why"], rows, (0, 1, 2, 6))
 
 
 def _break_row(each: Break) -> list[str]:
     delta = each.delta
     values = [text_tables.number(delta.base if delta else None), text_tables.number(delta.new if delta else None)]
-    change = "n/a" if delta is None or delta.change is None else percent(delta.change)
+    changed = None if delta is None else each.condition.change(delta)
+    change = "n/a" if changed is None else f"{changed * 100:+.1f}pt" if each.condition.points else percent(changed)
     level = "" if each.level is None else f"@{each.level}"
     return [each.cell, level, str(each.condition), *values, change, each.reason]
 

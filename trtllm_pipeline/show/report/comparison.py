@@ -56,6 +56,8 @@ METHODS: Final = {
     "include variation between measurements",
     "requests": "requests of one repeat: percentile bootstrap. Too narrow, because it does not include variation "
     "between measurements",
+    "intervals": "the intervals of both sides, which report.json has, assuming independence. Too narrow, because they do not "
+    "include variation between measurements",
     "paired_questions": "answers to the same questions: percentile bootstrap of the mean difference",
     "questions": "the intervals of both sides, assuming independent questions",
     "exact": "a size, known exactly",
@@ -349,7 +351,7 @@ def _compared(
                 why_not = "this level was not measured" if cell.levels else cell.why
                 result.lost.append(LostLevel(cell.id, level.key, why_not))
                 continue
-            compared = tuple(_level_delta(metric, cell, mine, other, level) for metric in of_level)
+            compared = tuple(level_delta(metric, cell, mine, other, level) for metric in of_level)
             result.pairs.append(Pair(cell.id, other.id, level.key, compared))
             if (payback := _payback(cell, mine, other, level)) is not None:
                 result.paybacks.append(payback)
@@ -416,7 +418,8 @@ def delta(
     return Delta(metric, base, new, change, interval, method, verdict)
 
 
-def _level_delta(metric: str, cell: Measured, new: LevelResult, other: Measured, base: LevelResult) -> Delta:
+def level_delta(metric: str, cell: Measured, new: LevelResult, other: Measured, base: LevelResult) -> Delta:
+    """The difference between a level of a cell and a level of another."""
     after, before = new.value(metric), base.value(metric)
     if _same_load_run(cell, other):
         return delta(metric, after, before, (0.0, 0.0), "same")
@@ -428,6 +431,9 @@ def _level_delta(metric: str, cell: Measured, new: LevelResult, other: Measured,
     if after is None or not before:
         return delta(metric, after, before)
     interval, method = _resampled(metric, after / before, cell.samples(new.key), other.samples(base.key))
+    ends = new.interval(metric), base.interval(metric)
+    if interval is None and ends[0] is not None and ends[1] is not None:
+        interval, method = stats.change_of_intervals((before, ends[1]), (after, ends[0])), "intervals"
     return delta(metric, after, before, interval, method)
 
 
@@ -574,7 +580,7 @@ def _payback(cell: Measured, new: LevelResult, other: Measured, base: LevelResul
     if cell.preparation_s is None or not after or not before or _same_load_run(cell, other) or cell.axes == other.axes:
         return None  # the same configuration measured at another time costs nothing
     saved = 1 / before - 1 / after
-    verdict = _level_delta("output_tps", cell, new, other, base).verdict
+    verdict = level_delta("output_tps", cell, new, other, base).verdict
     tokens = cell.preparation_s / saved if saved > 0 else None
     load_s = None if tokens is None else tokens / after
     return Payback(cell.id, other.id, new.key, cell.preparation_s, saved, tokens, load_s, verdict)

@@ -1,4 +1,4 @@
-"""Conditions on a comparison: `ttft_p99:+10%,output_tps:-5%,accuracy:-1%`, and their evaluation.
+"""Conditions on a comparison: `ttft_p99:+10%,output_tps:-5%,accuracy:-1pt`, and their evaluation.
 
 `judge` implements `pipeline compare`: it compares two sides, or one side's cells with each other, and evaluates conditions.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.base import NOT_COMPARABLE, ComparisonError, Json, UsageError, count
-from trtllm_pipeline.measure import LEVEL_METRICS
+from trtllm_pipeline.measure import LEVEL_METRICS, stats
 from trtllm_pipeline.show.report.comparison import (
     DEFAULT,
     ChangeVerdict,
@@ -23,25 +23,35 @@ from trtllm_pipeline.show.report.comparison import (
 )
 from trtllm_pipeline.show.report.measured import Side
 
-_CONDITION: Final = re.compile(r"\s*([a-z0-9_.]+)\s*:\s*([+-])\s*(\d+(?:\.\d+)?)\s*%\s*")
-_EXAMPLE: Final = "such as ttft_p99:+10%,output_tps:-5%,accuracy:-1%"
+_CONDITION: Final = re.compile(r"\s*([a-z0-9_.]+)\s*:\s*([+-])\s*(\d+(?:\.\d+)?)\s*(%|pts?)\s*")
+_EXAMPLE: Final = "such as ttft_p99:+10%,output_tps:-5%,accuracy:-1pt"
+
+
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A metric may not rise (`limit` > 0) or fall (`rising` False) by more than `limit`, a share of the base."""
+    """A metric may not rise (`rising`) or fall by more than `limit`: a share of the base, or of the scale of a score if `points`."""
 
     metric: str
     rising: bool
     limit: float
+    points: bool = False
 
     def __str__(self) -> str:
         """The condition as typed."""
-        return f"{self.metric}:{'+' if self.rising else '-'}{self.limit * 100:g}%"
+        return f"{self.metric}:{'+' if self.rising else '-'}{self.limit * 100:g}{'pt' if self.points else '%'}"
+
+    def change(self, delta: Delta) -> float | None:
+        """The change that counts: relative, or of the score itself."""
+        if not self.points:
+            return delta.change
+        return None if delta.base is None or delta.new is None else delta.new - delta.base
 
     def broken_by(self, change: float) -> bool:
-        """True if a relative change exceeds the limit."""
-        return change > self.limit if self.rising else change < -self.limit
+        """True if a change exceeds the limit, beyond rounding."""
+        return (change if self.rising else -change) > self.limit + _ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +64,17 @@ class Break:
     delta: Delta | None
     reason: str
 
+    @property
+    def within_noise(self) -> bool:
+        """True if the interval of the change contains zero."""
+        return self.delta is not None and self.delta.verdict is ChangeVerdict.NOISE
+
     def to_json(self) -> dict[str, Json]:
         """The JSON form within the comparison."""
         limit = self.condition.limit if self.condition.rising else -self.condition.limit
         values = {name: getattr(self.delta, name, None) for name in ("base", "new", "change")}
         about = {"cell": self.cell, "level": self.level, "metric": self.condition.metric, "limit": limit}
-        return {**about, **values, "reason": self.reason}
+        return {**about, "unit": "points" if self.condition.points else "share", **values, "reason": self.reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,8 @@ class Judgement:
 
     comparison: Comparison
     broken: tuple[Break, ...] | None
+    excused: tuple[Break, ...] = ()
+    """Changes beyond a limit that pass only because of --beyond-noise."""
 
     @property
     def exit_code(self) -> int:
@@ -79,15 +96,20 @@ class Judgement:
         """The gate's result in one line, or None without conditions. It cannot pass if cells were refused."""
         if self.broken is None:
             return None
+        excused = f"{count(len(self.excused), 'change')} beyond the limit, but within noise (--beyond-noise)"
         if self.broken:
-            return f"gate: {count(len(self.broken), 'condition')} broken"
-        return "gate: not evaluated: some cells are not comparable" if self.comparison.refused else "gate: passed"
+            more = f"; not counted: {excused}" if self.excused else ""
+            return f"gate: {count(len(self.broken), 'condition')} broken{more}"
+        if self.comparison.refused:
+            return "gate: not evaluated: some cells are not comparable"
+        return f"gate: passed, with {excused}" if self.excused else "gate: passed"
 
     def to_json(self) -> dict[str, Json]:
         """The JSON of `pipeline compare --format json`, see docs/reference/formats.md."""
         judged = not self.comparison.refused
         broken: list[Json] = [each.to_json() for each in self.broken or ()]
-        gate: Json = {"holds": judged and not broken, "judged": judged, "broken": broken}
+        excused: list[Json] = [each.to_json() for each in self.excused]
+        gate: Json = {"holds": judged and not broken, "judged": judged, "broken": broken, "excused": excused}
         return {**self.comparison.to_json(), "gate": None if self.broken is None else gate}
 
     @property
@@ -142,7 +164,11 @@ def judge(
         reasons = [why for _, why in result.only_new]
         raise UsageError("no two cells can be compared" + (f": {reasons[0]}" if reasons else ""))
     conditions = criteria.conditions
-    return Judgement(result, breaks(result, conditions, beyond_noise=beyond_noise) if conditions else None)
+    if not conditions:
+        return Judgement(result, None)
+    every = breaks(result, conditions)
+    excused = tuple(each for each in every if beyond_noise and each.within_noise)
+    return Judgement(result, tuple(each for each in every if each not in excused), excused)
 
 
 def parse(text: str) -> tuple[Condition, ...]:
@@ -152,19 +178,21 @@ def parse(text: str) -> tuple[Condition, ...]:
         match = _CONDITION.fullmatch(part)
         if match is None:
             raise UsageError(
-                f"--fail-on: expected METRIC:+PERCENT% or METRIC:-PERCENT%, got {part.strip()!r}", hint=_EXAMPLE
+                f"--fail-on: expected METRIC:+N% or METRIC:-N%, or Npt for a score, got {part.strip()!r}", hint=_EXAMPLE
             )
-        conditions.append(Condition(check_metric(match[1]), match[2] == "+", float(match[3]) / 100))
+        metric, points = check_metric(match[1]), match[4] != "%"
+        if points and metric.partition(".")[0] != "accuracy":
+            raise UsageError(f"--fail-on: {metric} is not a score, so its limit is in percent", hint=_EXAMPLE)
+        conditions.append(Condition(metric, match[2] == "+", float(match[3]) / 100, points))
     return tuple(conditions)
 
 
-def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_noise: bool) -> tuple[Break, ...]:
-    """All broken conditions, cell by cell.
+def breaks(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[Break, ...]:
+    """All broken conditions, cell by cell, those within noise included.
 
     A missing value breaks a condition: a cell, level or metric that only the base has, a metric that neither side or only
     the new side has, and a cell that failed on either side. New cells and cells infeasible on both sides are not missing.
-    Refused cells are not judged. With `beyond_noise`, a change breaks a condition only if its interval excludes zero or
-    does not exist.
+    Refused cells are not judged.
     """
     broken: list[Break] = []
     why_not = dict((*comparison.only_new, *comparison.unfit))
@@ -177,7 +205,7 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_no
         pairs = [pair for pair in comparison.pairs if (pair.level is not None) == of_level]
         for pair in pairs:
             delta = pair.delta(condition.metric)
-            if (reason := _broken(condition, delta, beyond_noise=beyond_noise)) is not None:
+            if (reason := _broken(condition, delta)) is not None:
                 broken.append(Break(pair.cell, pair.level, condition, delta, reason))
         judged = {
             *(each.cell for each in pairs),
@@ -190,17 +218,21 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition], *, beyond_no
     return tuple(broken)
 
 
-def _broken(condition: Condition, delta: Delta | None, *, beyond_noise: bool) -> str | None:
+def _broken(condition: Condition, delta: Delta | None) -> str | None:
     """The reason why a condition is broken, or None."""
     if delta is None:
         return "missing: neither side has this metric"
-    if delta.change is None:
+    if delta.base is None and delta.new is None and delta.metric.endswith("_p99"):
+        return f"missing: a p99 needs {stats.LEAST_P99} requests of each side"
+    change = condition.change(delta)
+    if change is None:
         if delta.base is not None and delta.new is not None:
             return "missing: base is 0, so there is no relative change"
         return f"missing: the {'base' if delta.base is None else 'new side'} has no value"
-    if not condition.broken_by(delta.change) or (beyond_noise and delta.verdict is ChangeVerdict.NOISE):
+    if not condition.broken_by(change):
         return None
     return {
-        ChangeVerdict.NOISE: "beyond the limit, but within noise",
+        ChangeVerdict.NOISE: "beyond the limit, but within noise: --beyond-noise accepts it",
         ChangeVerdict.UNKNOWN: "beyond the limit, noise unknown",
+        ChangeVerdict.MISSING: "beyond the limit, noise unknown",
     }.get(delta.verdict, "beyond the limit and beyond noise")

@@ -70,6 +70,8 @@ def _lines(result: LoadResult) -> Iterator[str]:
         yield overview(result.levels)
     if result.highest_rate is not None:
         yield f"highest rate: {result.highest_rate}"
+    if result.highest_concurrency is not None:
+        yield f"highest concurrency: {result.highest_concurrency}"
     for level in result.levels:
         yield from _level(level)
     yield ""

@@ -9,6 +9,7 @@ Several, separated by commas, are repeats of the same measurement.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from trtllm_pipeline.measure import (
     differences,
     load_key,
     load_words,
+    stats,
 )
 from trtllm_pipeline.models import tokenizer_at
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, Outline, Store, report_file
@@ -50,7 +52,7 @@ class RequestSample:
     output_tokens: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class Measured(CellResult):
     """The results of a cell with their source files, as far as these still exist."""
 
@@ -269,12 +271,12 @@ def _one(same: Sequence[Measured], sides: Sequence[str], allow: Collection[str],
                 f"{side} is not a repeat of {sides[0]}: {apart[0]}",
                 hint=f"give repeats of one measurement, or --allow {apart[0].field.about}",
             )
-    levels = tuple(_pooled([level for cell in same if (level := cell.level(key))]) for key in keys)
+    levels = tuple(pooled([level for cell in same if (level := cell.level(key))]) for key in keys)
     return replace(first, levels=levels, perf=None, events=None)
 
 
-def _pooled(levels: Sequence[LevelResult]) -> LevelResult:
-    """One level from its repeats."""
+def pooled(levels: Sequence[LevelResult]) -> LevelResult:
+    """One level from several measurements of the same work, each with repeats."""
     latencies = {
         name: {
             key: median(values)
@@ -289,7 +291,24 @@ def _pooled(levels: Sequence[LevelResult]) -> LevelResult:
         rates[name] = None if None in values else median(values)
     alone = [(RepeatResult(**level.rates(), latencies=level.latencies),) for level in levels]
     repeats = [each for level, whole in zip(levels, alone, strict=True) for each in level.repeats or whole]
-    return replace(levels[0], repeats=tuple(repeats), latencies=latencies, **rates)
+    counts: dict[str, Any] = {
+        name: sum(getattr(level, name) or 0 for level in levels) for name in ("requests", "failures")
+    }
+    result = replace(levels[0], repeats=tuple(repeats), latencies=latencies, **rates, **counts)
+    known = {name for name in levels[0].intervals if all(name in level.intervals for level in levels)}
+    return replace(
+        result, intervals={name: ends for name in known if (ends := _pooled_interval(name, result, levels)) is not None}
+    )
+
+
+def _pooled_interval(name: str, result: LevelResult, levels: Sequence[LevelResult]) -> stats.Interval | None:
+    """The interval of the mean of independent measurements, and not narrower than half their range."""
+    centre, values = result.value(name), [value for level in levels if (value := level.value(name)) is not None]
+    if centre is None or len(values) < len(levels):
+        return None
+    halves = [(level.intervals[name][1] - level.intervals[name][0]) / 2 for level in levels]
+    half = max(math.hypot(*halves) / len(levels), (max(values) - min(values)) / 2)
+    return centre - half, centre + half
 
 
 @cache

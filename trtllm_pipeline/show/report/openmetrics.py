@@ -72,6 +72,10 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
     yield from _of_triton([(labels, level.triton_use) for labels, level in of_level if level.triton_use is not None])
     rates: list[_Sample] = [(cell, row.highest_rate.rate) for cell, row in of_cell if row.highest_rate is not None]
     yield "highest_rate_requests_per_second", _FORMULAS["highest_rate"], rates
+    most: list[_Sample] = [
+        (cell, row.highest_concurrency.concurrency) for cell, row in of_cell if row.highest_concurrency is not None
+    ]
+    yield "highest_concurrency_requests", _FORMULAS["highest_concurrency"], most
     benched: list[_Sample] = [(cell, row.trtllm_bench_tps) for cell, row in of_cell]
     yield "trtllm_bench_output_tokens_per_second", _FORMULAS["trtllm_bench"], benched
     scores: list[_Sample] = [

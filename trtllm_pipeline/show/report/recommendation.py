@@ -5,13 +5,14 @@ Only cells of the same workload are compared (`show/report/comparable_loads.py`)
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from trtllm_pipeline.base import Json, UsageError, shared_parts, text_blocks, text_tables
+from trtllm_pipeline.base import CellId, Json, UsageError, count, shared_parts, text_blocks, text_tables
 from trtllm_pipeline.measure import (
     LEVEL_METRICS,
     LevelResult,
@@ -21,12 +22,16 @@ from trtllm_pipeline.measure import (
     load_words,
     objectives,
     of_questions,
+    stats,
 )
 from trtllm_pipeline.orchestrate import report_file
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
-from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta
+from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, level_delta
 from trtllm_pipeline.show.report.measured import Measured, Side, selected
+from trtllm_pipeline.show.report.pareto import pareto_front
+from trtllm_pipeline.show.report.same_work import together_at_levels
+from trtllm_pipeline.show.report.writers import mixed
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -38,38 +43,61 @@ OBJECTIVES: Final = {
     "latency": "lowest median end-to-end latency at a load that meets the objectives",
     "size": "smallest engine",
 }
-_LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\s*%|(\d+(?:\.\d+)?))\s*")
+_LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\s*(%|pts?)|(\d+(?:\.\d+)?))\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class LeastAccuracy:
-    """A minimum score: absolute, or (`share`) relative to the unquantized cell."""
+    """A minimum score: absolute, or below the unquantized cell by a `share` of its score or by `points`."""
 
     metric: str | None
     """None means the cell's first score."""
     score: float | None
     share: float | None
+    points: float | None = None
     typed: str = ""
 
+    def loss(self, reference: float) -> float | None:
+        """The loss that it allows, in units of the score. None if it allows none by itself."""
+        return self.points if self.share is None else reference * self.share
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One cell at its best level. `reason` explains its exclusion. None if it meets all objectives."""
 
-    cell: str
+    cell: CellId
     workload: Workload
     reason: str | None
     engine_bytes: int | None
     accuracy: float | None
+    gpus: int = 1
+    preparation_s: float | None = None
     level: str | None = None
     output_tps_per_device: float | None = None
+    user_tps: float | None = None
     e2e_p50_ms: float | None = None
+    interval: stats.Interval | None = None
+    """95% interval of the goal's metric. None if it is unknown, or if the goal is the size, which is exact."""
     requests: int | None = None
-    """Requests measured at that level. With fewer than 100, p99 is the maximum."""
+    """Requests measured at that level."""
+    dollars_per_million: float | None = None
+    """Price of a million output tokens."""
+    tied: bool = False
+    """Not beyond noise from the best of its workload, or the best if there is such a candidate."""
+    same_work_as: CellId | None = None
+    """The candidate that does the same work at that level, and has its place."""
+    accurate: bool = True
+    """Its accuracy does not exclude it."""
+    front: bool = False
+    """On the Pareto front of tokens/s per GPU against tokens/s per user, over all levels of accurate candidates."""
+    shortfall: float | None = None
+    """Factor by which it misses the limit that it misses most."""
 
     def to_json(self) -> dict[str, Json]:
         """The JSON of `pipeline recommend --format json`, see docs/reference/formats.md."""
-        return {**asdict(self), "workload": dict(self.workload)}
+        interval: Json = None if self.interval is None else [*self.interval]
+        return {**asdict(self), "workload": dict(self.workload), "interval": interval}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +111,8 @@ class Recommendation:
     candidates: tuple[Candidate, ...]
     per_gpu: bool
     """Some engine spans several GPUs, so rates are per GPU."""
+    numerics: str | None = None
+    """What precisions of the same name mean in different cells, if they differ."""
 
     @property
     def groups(self) -> list[list[Candidate]]:
@@ -102,12 +132,60 @@ class Recommendation:
             "objective": self.goal,
             "slo": {slo.metric: slo.limit for slo in self.slos},
             "min_accuracy": None if self.min_accuracy is None else self.min_accuracy.typed,
-            "recommended": [
-                {"workload": dict(group[0].workload), "cell": group[0].cell if group[0].reason is None else None}
-                for group in self.groups
-            ],
+            "mixed_precisions": self.numerics,
+            "recommended": [Choice.of(group).to_json() for group in self.groups],
             "candidates": [each.to_json() for each in self.candidates],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The recommendation for a workload."""
+
+    workload: Workload
+    best: Candidate | None
+    """The cheapest of the tied, or the best."""
+    tied: tuple[Candidate, ...]
+    """The others that are tied with it."""
+    why: str | None
+    """Why `best` is the cheapest of the tied."""
+    nearest: Candidate | None
+    """If no candidate qualifies: the one that misses its limits least."""
+
+    @staticmethod
+    def of(group: Sequence[Candidate]) -> Choice:
+        """The choice from the candidates of a workload, in their order."""
+        first = group[0]
+        if first.reason is not None:
+            missed = [each for each in group if each.shortfall is not None]
+            nearest = min(missed, key=lambda each: each.shortfall or 0.0, default=None)
+            return Choice(first.workload, None, (), None, nearest)
+        tied = tuple(each for each in group[1:] if each.tied and each.same_work_as is None)
+        why = next(
+            (words for words, of in _CHEAPER.items() if tied and all(of(first) < of(each) for each in tied)), None
+        )
+        return Choice(first.workload, first, tied, why, None)
+
+    def to_json(self) -> dict[str, Json]:
+        """The entry in the JSON output."""
+        nearest: Json = None
+        if self.nearest is not None:
+            nearest = {"cell": self.nearest.cell, "level": self.nearest.level, "misses": self.nearest.reason}
+        return {
+            "workload": dict(self.workload),
+            "cell": None if self.best is None else self.best.cell,
+            "tied": [each.cell for each in self.tied],
+            "why": self.why,
+            "nearest": nearest,
+        }
+
+
+_CHEAPER: Final[Mapping[str, Callable[[Candidate], float]]] = {
+    "fewer GPUs": lambda each: each.gpus,
+    "smaller engine": lambda each: each.engine_bytes or 0,
+    "less to build": lambda each: each.preparation_s or 0.0,
+}
+"""What makes one of the tied cheaper, the most important first."""
 
 
 def advise(
@@ -119,10 +197,11 @@ def advise(
     allow: Collection[str],
 ) -> Recommendation:
     """The recommendation for the cells that match `patterns`."""
-    chosen = {cell.id for cell in selected(side, patterns).cells}
+    chosen = selected(side, patterns).cells
     # Uses the whole run: the reference of a quantized cell's accuracy need not match the patterns.
-    candidates = tuple(each for each in recommend(side, slos, least, goal, allow=allow) if each.cell in chosen)
-    return Recommendation(side.name, goal, slos, least, candidates, any(devices(cell) > 1 for cell in side.cells))
+    candidates = recommend(side, slos, least, goal, allow=allow, among={cell.id for cell in chosen})
+    means = "; ".join(text for text, _ in mixed(chosen)) or None
+    return Recommendation(side.name, goal, slos, least, candidates, any(cell.gpus > 1 for cell in side.cells), means)
 
 
 def parse_slo(text: str) -> tuple[Objective, ...]:
@@ -131,15 +210,16 @@ def parse_slo(text: str) -> tuple[Objective, ...]:
 
 
 def parse_least(text: str) -> LeastAccuracy:
-    """`-1%`, `0.6`, `contains:-1%`. Raises UsageError."""
+    """`-1%`, `-1pt`, `0.6`, `contains:-1%`. Raises UsageError."""
     match = _LEAST.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"--min-accuracy: expected a score or a relative loss, got {text!r}",
-            hint="e.g. -1% (of the unquantized cell's score), 0.6, or contains:-1%",
+            f"--min-accuracy: expected a score or a loss, got {text!r}",
+            hint="e.g. -1% (of the unquantized cell's score), -1pt (points), 0.6, or contains:-1%",
         )
-    share = float(match[2]) / 100 if match[2] else None
-    return LeastAccuracy(match[1], float(match[3]) if match[3] else None, share, text)
+    loss = float(match[2]) / 100 if match[2] else None
+    share, points = (loss, None) if match[3] == "%" else (None, loss)
+    return LeastAccuracy(match[1], float(match[4]) if match[4] else None, share, points, text)
 
 
 def recommend(
@@ -149,11 +229,13 @@ def recommend(
     objective: Goal,
     *,
     allow: Collection[str] = frozenset(),
+    among: Collection[CellId] | None = None,
 ) -> tuple[Candidate, ...]:
-    """All cells by workload: cells that meet all objectives, best first, then the others in run order.
+    """Candidates by workload: those that meet all objectives, then the others in run order.
 
-    Without `least`, cells with significantly lower accuracy than the unquantized cell are excluded. `allow` lists groups
-    or fields of `measure/load/conditions.py` that do not separate workloads.
+    First stand those tied with the best, the cheapest of them first. Without `least`, cells with significantly lower accuracy
+    than the unquantized cell are excluded. `allow` lists groups or fields of `measure/load/conditions.py` that do not
+    separate workloads. `among` limits the candidates.
     """
     by_id = {cell.id: cell for cell in side.cells}
     base = {
@@ -161,24 +243,86 @@ def recommend(
         for cell, other in report_file.references({cell.id: cell.axes for cell in side.cells}).items()
     }
     workload_of_cell = workloads(side.cells, allow)
-    place = {workload: number for number, workload in enumerate(dict.fromkeys(workload_of_cell))}
-    candidates = []
-    for cell, workload in zip(side.cells, workload_of_cell, strict=True):
+    cells, same = together_at_levels(side.cells, workload_of_cell)
+    cell_of = {cell.id: cell for cell in cells}
+    groups: dict[Workload, list[Candidate]] = {}
+    for cell, workload in zip(cells, workload_of_cell, strict=True):
+        if among is not None and cell.id not in among:
+            continue
         best = at_best(cell, workload, slos, objective, least.metric if least else None)
-        if best.level is not None and (why := cell.unfit or inaccurate(cell, base.get(cell.id), least, allow)):
-            best = replace(best, reason=why)
-        candidates.append(best)
+        if (
+            best.level is not None
+            and cell.unfit is None
+            and (lost := inaccurate(by_id[cell.id], base.get(cell.id), least, allow))
+        ):
+            best = _less_accurate(best, lost, cell, base.get(cell.id), least)
+        groups.setdefault(workload, []).append(best)
+    ranked = (_ranked(group, cell_of, same, objective) for group in groups.values())
+    return tuple(each for group in ranked for each in group)
 
-    def order(each: Candidate) -> tuple[int, bool, float]:
-        return place[each.workload], each.reason is not None, cost(each, objective) if each.reason is None else 0.0
 
-    return tuple(sorted(candidates, key=order))
+def _less_accurate(
+    best: Candidate, why: str, cell: Measured, base: Measured | None, least: LeastAccuracy | None
+) -> Candidate:
+    """The candidate, excluded for its accuracy."""
+    metric = (least.metric if least else None) or next(iter(cell.accuracy), "")
+    reference = least.score if least is not None and least.score is not None else base and base.accuracy.get(metric)
+    score, reason = cell.accuracy.get(metric), why if best.reason is None else f"{best.reason}; {why}"
+    share = reference / score if reference and score else None
+    known = [each for each in (share, best.shortfall) if each is not None]
+    shortfall = max(known, default=None) if share is not None else None
+    return replace(best, reason=reason, accurate=False, shortfall=shortfall)
 
 
-def devices(cell: Measured) -> int:
-    """The number of GPUs that a cell's engine spans, at least 1."""
-    tp, pp = (value if isinstance(value := cell.axes.get(name), int) else 1 for name in ("tp", "pp"))
-    return tp * pp
+def _ranked(
+    group: Sequence[Candidate],
+    cell_of: Mapping[CellId, Measured],
+    same: Mapping[tuple[CellId, str], tuple[CellId, ...]],
+    goal: Goal,
+) -> list[Candidate]:
+    """The candidates of a workload in order, with ties."""
+    kept = [cell_of[each.cell] for each in group if each.accurate]
+    front = set(pareto_front(kept))
+    group = [replace(each, front=(each.cell, each.level) in front) for each in group]
+    good = sorted((each for each in group if each.reason is None), key=lambda each: cost(each, goal))
+    if not good:
+        return list(group)
+    best = good[0]
+    tied = [each for each in good if each is not best and within_noise(best, each, cell_of, goal)]
+    first = [replace(each, tied=bool(tied)) for each in sorted([best, *tied], key=lambda each: _cheap(each, cell_of))]
+    rest = [each for each in good if each is not best and each not in tied]
+    placed: list[Candidate] = []
+    for each in (*first, *rest):
+        alike = same.get((each.cell, str(each.level)), ())
+        twin = next((other.cell for other in placed if other.cell in alike and other.level == each.level), None)
+        placed.append(each if twin is None else replace(each, same_work_as=twin))
+    if not Choice.of(placed).tied:  # only cells that do the same work are tied
+        placed = [replace(each, tied=False) for each in placed]
+    return [*placed, *(each for each in group if each.reason is not None)]
+
+
+def _cheap(each: Candidate, cell_of: Mapping[CellId, Measured]) -> tuple[float, ...]:
+    batch = cell_of[each.cell].axes.get("max_batch_size")
+    return (*(of(each) for of in _CHEAPER.values()), batch if isinstance(batch, int) else 0)
+
+
+def within_noise(best: Candidate, other: Candidate, cell_of: Mapping[CellId, Measured], goal: Goal) -> bool:
+    """True if the difference between two candidates has an interval that contains zero."""
+    if goal == "size":
+        return best.engine_bytes == other.engine_bytes
+    cells = [(cell_of[each.cell], cell_of[each.cell].level(str(each.level))) for each in (best, other)]
+    (mine, at), (its, its_at) = cells
+    assert at is not None
+    assert its_at is not None
+    change = level_delta(_METRIC[goal], its, its_at, mine, at)
+    if change.interval is None:
+        return False
+    scale = mine.gpus / its.gpus if goal == "throughput" else 1.0
+    low, high = ((1 + end) * scale - 1 for end in change.interval)
+    return low <= 0 <= high
+
+
+_METRIC: Final[Mapping[Goal, str]] = {"throughput": "output_tps", "latency": "e2e_p50"}
 
 
 def cost(each: Candidate, objective: Goal) -> float:
@@ -192,30 +336,45 @@ def cost(each: Candidate, objective: Goal) -> float:
 def at_best(
     cell: Measured, workload: Workload, slos: Sequence[Objective], objective: Goal, metric: str | None
 ) -> Candidate:
-    """A cell at its best level that meets the objectives, or at the nearest level, with the reason."""
-    score = cell.accuracy.get(metric or next(iter(cell.accuracy), ""))
-    bare = Candidate(cell.id, workload, cell.unfit or cell.why, cell.engine_size_bytes, score)
+    """A cell at its best level that meets the objectives, or at the nearest level, with all that it misses."""
+    bare = Candidate(
+        cell=cell.id,
+        workload=workload,
+        reason=cell.unfit or cell.why,
+        engine_bytes=cell.engine_size_bytes,
+        accuracy=cell.accuracy.get(metric or next(iter(cell.accuracy), "")),
+        gpus=cell.gpus,
+        preparation_s=cell.preparation_s,
+    )
     if not cell.levels:
         return bare
 
-    def at(level: LevelResult, reason: str | None = None) -> Candidate:
-        tps = level.value("output_tps")
+    def at(level: LevelResult, reason: str | None = None, shortfall: float | None = None) -> Candidate:
+        interval = level.interval(_METRIC[objective]) if objective in _METRIC else None
+        if interval is not None and objective == "throughput":
+            interval = interval[0] / cell.gpus, interval[1] / cell.gpus
         return replace(
             bare,
             level=level.key,
-            reason=reason,
-            output_tps_per_device=None if tps is None else tps / devices(cell),
+            reason=cell.unfit or reason,
+            output_tps_per_device=cell.per_gpu(level),
+            user_tps=level.value("user_tps"),
             e2e_p50_ms=level.value("e2e_p50"),
+            interval=interval,
             requests=level.requests,
+            dollars_per_million=cell.cost(level),
+            shortfall=None if cell.unfit is not None else shortfall,
         )
 
-    good = [at(level) for level in cell.levels if all(slo.missed_by(level.value(slo.metric)) is None for slo in slos)]
+    good = [at(level) for level in cell.levels if not any(level.missed(slo) for slo in slos)]
     if good:
         return min(good, key=lambda each: cost(each, objective))
-    nearest = min(cell.levels, key=lambda level: max(slo.share(level.value(slo.metric)) for slo in slos))
-    missed = next(reason for slo in slos if (reason := slo.missed_by(nearest.value(slo.metric))) is not None)
+    shortfalls = [max(slo.share(level.bound(slo.metric)) for slo in slos) for level in cell.levels]
+    least = min(shortfalls)
+    nearest = cell.levels[shortfalls.index(least)]
+    missed = ", ".join(reason for slo in slos if (reason := nearest.missed(slo)) is not None)
     more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
-    return at(nearest, f"{missed} at {load_words(nearest.key)}{more}")
+    return at(nearest, f"{missed} at {load_words(nearest.key)}{more}", least if math.isfinite(least) else None)
 
 
 def inaccurate(
@@ -241,13 +400,16 @@ def inaccurate(
         return apart
     verdict = accuracy_delta(f"accuracy.{metric}", metric, cell, base).verdict
     below = f"below the {reference:.3f} of {base.axes.get('precision')}"
-    if least is None or least.share is None:
+    if least is None or (allowed := least.loss(reference)) is None:
         clearly = f"{metric} {score:.3f} is significantly (95%) {below}; --min-accuracy -100% accepts it"
         return clearly if verdict is ChangeVerdict.WORSE else None
-    if score >= reference * (1 - least.share):
+    if score >= reference - allowed:
         return None
     noise = " (within noise: use more questions)" if verdict is ChangeVerdict.NOISE else ""
-    return f"{metric} {score:.3f} is {1 - score / reference:.1%} {below}, {least.share:.1%} allowed{noise}"
+    by, most = f"{1 - score / reference:.1%}", f"{least.share or 0:.1%}"
+    if least.points is not None:
+        by, most = f"{(reference - score) * 100:.1f} points", f"{least.points * 100:g}"
+    return f"{metric} {score:.3f} is {by} {below}, {most} allowed{noise}"
 
 
 def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) -> str | None:
@@ -282,30 +444,77 @@ def blocks(recommendation: Recommendation) -> list[text_blocks.Block]:
 def _of_workload(
     group: Sequence[Candidate], workload: str, parts: Sequence[str], recommendation: Recommendation
 ) -> Iterator[text_blocks.Block]:
-    good = [each for each in group if each.reason is None]
+    goal, choice = recommendation.goal, Choice.of(group)
     if workload:
         yield text_blocks.TextLine(f"for {workload}", "bold")
-    if good:
-        yield text_blocks.TextLine(f"recommended: {good[0].cell}, at {load_words(str(good[0].level))}", "bold green")
-        yield text_blocks.TextLine(
-            f"best of {len(good)} that meet the objectives: {OBJECTIVES[recommendation.goal]}", "dim"
-        )
+    good = [each for each in group if each.reason is None and each.same_work_as is None]
+    if choice.best is not None:
+        at = load_words(str(choice.best.level))
+        yield text_blocks.TextLine(f"recommended: {choice.best.cell}, at {at}", "bold green")
+        yield text_blocks.TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[goal]}", "dim")
     else:
         yield text_blocks.TextLine("no configuration meets the objectives", "bold red")
-    rate = "tok/s/GPU" if recommendation.per_gpu else "tok/s"
+    if choice.tied:
+        others = count(len(choice.tied), "other configuration")
+        why = f" ({choice.why})" if choice.why else ""
+        yield text_blocks.TextLine(
+            f"tie: the difference to {others} is within noise; the cheapest is recommended{why}. More repeats narrow the intervals",
+            "yellow",
+        )
+    if choice.nearest is not None:
+        yield text_blocks.TextLine(f"nearest: {choice.nearest.cell} misses {choice.nearest.reason}", "yellow")
+    shown = [column for column in _columns(recommendation) if any(column.value(each) is not None for each in group)]
     rows: list[list[text_blocks.Value]] = []
     for each in group:
-        megabytes = None if each.engine_bytes is None else each.engine_bytes / 1e6
-        values = [
-            text_tables.number(value)
-            for value in (each.output_tps_per_device, each.e2e_p50_ms, megabytes, each.accuracy)
-        ]
         level = "n/a" if each.level is None else f"@{each.level}"
-        why = ("meets all objectives", "green") if each.reason is None else (each.reason, "red")
-        rows.append([without(each.cell, parts), level, *values, why])
-    yield text_blocks.Grid(["cell", "level", rate, "e2e p50 ms", "engine MB", "accuracy", ""], rows, (0, 6))
-    few = [each for each in good if each.requests is not None and each.requests < 100]
-    if few and any(slo.metric.endswith(("p95", "p99")) for slo in recommendation.slos):
-        yield text_blocks.TextLine(
-            f"\nmeasured with {few[0].requests} requests: with fewer than 100, p99 is the maximum", "yellow"
+        rows.append(
+            [without(each.cell, parts), level, *(column.value(each) or "" for column in shown), _why(each, parts)]
         )
+    yield text_blocks.Grid(["cell", "level", *(column.head for column in shown), ""], rows, (0, len(shown) + 2))
+    if recommendation.numerics is not None:
+        yield text_blocks.TextLine(f"\n{recommendation.numerics}", "yellow")
+
+
+class _Column(NamedTuple):
+    head: str
+    value: Callable[[Candidate], str | None]
+
+
+def _columns(recommendation: Recommendation) -> list[_Column]:
+    """The columns that follow the level, with the goal's interval next to its metric."""
+
+    def of(name: str, scale: float = 1.0) -> Callable[[Candidate], str | None]:
+        def value(each: Candidate) -> str | None:
+            known = getattr(each, name)
+            return None if known is None else text_tables.number(known / scale)
+
+        return value
+
+    rate = "tok/s/GPU" if recommendation.per_gpu else "tok/s"
+    every = [
+        _Column(rate, of("output_tps_per_device")),
+        _Column("tok/s/user", of("user_tps")),
+        _Column("e2e p50 ms", of("e2e_p50_ms")),
+        _Column("$/M tok", of("dollars_per_million")),
+        _Column("engine MB", of("engine_bytes", 1e6)),
+        _Column("accuracy", of("accuracy")),
+    ]
+    if recommendation.goal != "size":
+        every.insert(1 if recommendation.goal == "throughput" else 3, _Column("95%", _certainty))
+    return every
+
+
+def _certainty(each: Candidate) -> str | None:
+    """The interval of the ranking value, or the number of requests that it is from."""
+    if each.interval is not None:
+        return " to ".join(map(text_tables.number, each.interval))
+    return None if each.requests is None else f"of {count(each.requests, 'request')}"
+
+
+def _why(each: Candidate, parts: Sequence[str]) -> text_blocks.Value:
+    if each.reason is not None:
+        return each.reason, "red"
+    if each.same_work_as is not None:
+        return f"the same work as {without(each.same_work_as, parts)}", "dim"
+    words = "meets all objectives" + (", tied" if each.tied else "") + (", on the Pareto front" if each.front else "")
+    return words, "green"

@@ -83,7 +83,7 @@ class StageAttempt:
         return max(0.0, self.ended_s - self.started_s)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StageRecord(OutlineRun):
     """One stage run of a run. Unknown values are None or empty."""
 

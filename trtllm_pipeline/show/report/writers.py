@@ -112,11 +112,13 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
     return [
         {"cell": row.id},
         row.axes,
+        row.numerics or {},
         {"status": row.status.value},
         {name: getattr(row, name) for name in ("failed_stage", "failure", "reason", "log")},
         {f"{stage}_s": seconds for stage, seconds in row.seconds.items()},
         {"engine_size_bytes": row.engine_size_bytes, "accuracy_total": row.accuracy_total},
         {} if row.highest_rate is None else {"highest_rate": row.highest_rate.rate},
+        {} if row.highest_concurrency is None else {"highest_concurrency": row.highest_concurrency.concurrency},
         _of_bench(row.trtllm_bench),
         {f"accuracy_{name}": score for name, score in row.accuracy.items()},
         scores,
@@ -138,11 +140,20 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
     planned = row.conditions.level(known.concurrency, known.request_rate)
     rates = ("requests", "failures", "duration_s", "input_tokens_per_s", "output_tokens_per_s", "requests_per_s")
     goodput = known.goodput
+    interval = known.interval("output_tps")
+    derived = {"user_tokens_per_s": known.value("user_tps")}
+    if level is not None:
+        derived |= {"output_tokens_per_s_per_gpu": row.per_gpu(known)}
+        derived |= {} if row.gpu_hour is None else {"dollars_per_million": row.cost(known)}
     return [
         {"concurrency": known.concurrency},
         {} if known.request_rate is None else {"request_rate": known.request_rate},
         {name: getattr(known, name) for name in rates},
-        {} if goodput is None else {"goodput_share": goodput.share, "goodput_requests_per_s": goodput.requests_per_s},
+        {} if interval is None else {"output_tokens_per_s_low": interval[0], "output_tokens_per_s_high": interval[1]},
+        derived,
+        {}
+        if goodput is None
+        else {f"goodput_{name}": getattr(goodput, name) for name in ("share", "requests_per_s", "output_tokens_per_s")},
         {} if known.saturated_rps is None else {"saturated_rps": known.saturated_rps},
         {} if known.acceptance is None else {"acceptance": known.acceptance},
         {} if known.tokens_per_joule is None else {"tokens_per_joule": known.tokens_per_joule},
@@ -257,7 +268,7 @@ def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[tex
     """Details of the table: notes, conditions, definitions."""
     return [
         [text_blocks.TextLine(_note(*note), "yellow") for note in notes_of(rows)],
-        [text_blocks.TextLine(f"{name}: {text}", "dim") for name, text in conditions_of(rows)],
+        [text_blocks.TextLine(f"{name}: {text}", "dim") for name, text in (*conditions_of(rows), *numerics_of(rows))],
         [text_blocks.TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
     ]
 
@@ -435,7 +446,32 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
         for kind, text in zip(kinds, findings, strict=True):
             if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
                 first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
-    return [(first[kind], number) for kind, number in cells.most_common()]
+    return [*mixed(rows), *((first[kind], number) for kind, number in cells.most_common())]
+
+
+def mixed(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
+    """Precisions that do not mean the same in all cells, with their numbers of cells."""
+    cells: dict[str, Counter[str]] = {}
+    for row in rows:
+        if row.numerics is not None and row.unfit is None:
+            cells.setdefault(str(row.axes.get("precision")), Counter())[_numerics(row.numerics)] += 1
+    return [
+        (f"{name} is not the same in all cells: {'; or '.join(meanings)}", meanings.total())
+        for name, meanings in cells.items()
+        if len(meanings) > 1
+    ]
+
+
+def _numerics(of: Mapping[str, str]) -> str:
+    return f"weights {of['weights']}, activations {of['activations']}, KV cache {of['kv_cache']}, {of['made']}"
+
+
+def numerics_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+    """What each precision means, in words."""
+    known = {
+        (str(row.axes.get("precision")), _numerics(row.numerics)): None for row in rows if row.numerics is not None
+    }
+    return [(f"precision {name}", text) for name, text in known]
 
 
 _CONDITIONS: Final = (("system", system_words), ("load", workload_words))

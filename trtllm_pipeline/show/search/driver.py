@@ -39,6 +39,7 @@ from trtllm_pipeline.orchestrate import (
     plan_file,
     report_file,
     to_run,
+    with_price,
 )
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.measured import Measured, Side, with_files
@@ -226,7 +227,7 @@ def _option(cell: Cell, plan: Plan, outlook: Forecast) -> Option:
 
 def ended(state: SearchState, store: Store | None, goals: Goals, budget: int, why: str) -> Search:
     """The result of a stopped search, with the reason `why`."""
-    side = Side(state.name, tuple(state.tried.values()))
+    side = Side(state.name, tuple(with_price(cell, goals.prices) for cell in state.tried.values()))
     advice = advise(side, (), goals.slos, goals.least, goals.objective, ())
     chosen = {}
     for path in [] if store is None else sorted(store.runs_dir.glob(f"*/{CHOICE_FILE}")):

@@ -15,10 +15,10 @@ from typing import Final
 
 from trtllm_pipeline.base import CellId, FailureClass, Json, text_tables
 from trtllm_pipeline.measure import GROUPS, HIGHER_IS_BETTER, LevelResult, Objective, load_words
-from trtllm_pipeline.orchestrate import report_file
+from trtllm_pipeline.orchestrate import Prices, report_file
 from trtllm_pipeline.show.phrases import about
 from trtllm_pipeline.show.report.measured import Measured
-from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, devices, inaccurate
+from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, inaccurate
 from trtllm_pipeline.show.search import surrogate
 
 _BATCH: Final = "max_batch_size"
@@ -53,6 +53,8 @@ class Goals:
     objective: Goal
     slos: tuple[Objective, ...] = ()
     least: LeastAccuracy | None = None
+    prices: Prices | None = None
+    """Prices of GPUs, for the recommendation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def _by_batch(option: Option, cell: Measured, slos: Sequence[Objective]) -> str 
     for level in cell.levels:
         queues = level.concurrency is None or level.concurrency > other
         missed.append(
-            next((slo for slo in slos if _surely_missed(slo, level.value(slo.metric), own > other, queues)), None)
+            next((slo for slo in slos if _surely_missed(slo, level.bound(slo.metric), own > other, queues)), None)
         )
     if None in missed:
         return None
@@ -294,7 +296,7 @@ def _quantities(cell: Measured, key: str, goals: Goals) -> list[float]:
     """Logarithms of the goal metric and of each limited metric at a level, NaN if not measured."""
     level = cell.level(key)
     counts = _counts(cell, level, goals)
-    values = [counts, *(None if level is None else level.value(slo.metric) for slo in goals.slos)]
+    values = [counts, *(None if level is None else level.bound(slo.metric) for slo in goals.slos)]
     return [math.log(value) if value else math.nan for value in values]
 
 
@@ -303,7 +305,7 @@ def _counts(cell: Measured, level: LevelResult | None, goals: Goals) -> float | 
     if goals.objective == "size":
         return cell.engine_size_bytes
     value = None if level is None else level.value(_QUANTITY[goals.objective])
-    return None if value is None else value / (devices(cell) if goals.objective == "throughput" else 1)
+    return None if value is None else value / (cell.gpus if goals.objective == "throughput" else 1)
 
 
 def _below(z: float) -> float:

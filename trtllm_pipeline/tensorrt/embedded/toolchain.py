@@ -36,6 +36,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     launch,
     planned_server,
 )
+from trtllm_pipeline.tensorrt.toolchains.numerics import PLAIN, Numerics, numerics
 
 _READ: Final = CONVERTED | {ModelPart.TOKENIZER}
 """A GGUF file includes the vocabulary."""
@@ -96,6 +97,14 @@ def _infeasible(cell: Cell, _machine: Machine) -> str | None:
         frontend = cell.settings["serve"]["frontend"]
         return f"settings.serve.frontend {frontend}: the embedded toolchain serves with Triton"
     return None
+
+
+def numerics_of(cell: Cell) -> Numerics:
+    """What a cell's precision means. llama.cpp rounds activations to blocks of 8 bits before products with quantized weights."""
+    if cell.precision in PLAIN:
+        return numerics(cell, kv_cache="fp16", made="")
+    kind = {"int8_wo": "GGUF Q8_0", "int4_wo": "GGUF Q4_0"}.get(cell.precision, cell.precision)
+    return Numerics(kind, "int8 blocks", "fp16", "rounded to nearest, without calibration")
 
 
 def _serving_takes(cell: Cell, machine: Machine) -> Resources:
@@ -182,4 +191,5 @@ TOOLCHAIN: Final = Toolchain(
     missing=_missing,
     identity=_identity,
     infeasible=_infeasible,
+    numerics=numerics_of,
 )

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +57,10 @@ class KnownServer:
     """True if it rejects a prompt longer than {max_seq_len}. Others truncate it, round the limit up, or have none."""
     version: Sequence[str] = ()
     """Options with which the program prints its version, for one that is not a Python script."""
+    start_s: float = 30.0
+    """Seconds until it is ready, without reading weights (docs/project/vllm.md)."""
+    gpu_share: Mapping[str, float] = field(default_factory=dict)
+    """The option for its share of each GPU's memory -> the default of that option. Empty if it has no such option."""
 
 
 def _read() -> dict[str, KnownServer]:
@@ -66,6 +70,7 @@ def _read() -> dict[str, KnownServer]:
 
 KNOWN: Final = _read()
 assert tuple(KNOWN) == OPENAI_SERVERS
+_GPU_SHARES: Final = {option: share for known in KNOWN.values() for option, share in known.gpu_share.items()}
 
 
 def of_itself(known: KnownServer) -> list[str]:
@@ -108,6 +113,27 @@ def known_of(cell: Cell) -> KnownServer | None:
 def reuses(cell: Cell) -> bool | None:
     """True if a cell's server reuses the KV cache between prompts. None if it was not configured here."""
     return None if known_of(cell) is None else bool(cell.settings["repository"]["enable_kv_cache_reuse"])
+
+
+def gpu_share(cell: Cell) -> float | None:
+    """The share of each GPU's memory that a cell's server allocates. None if it is unknown."""
+    known, words = known_of(cell), template(cell)
+    for option, usual in (known.gpu_share if known is not None else _GPU_SHARES).items():
+        for word, value in itertools.zip_longest(words, words[1:]):
+            name, equals, behind = word.partition("=")
+            if name == option:
+                return _share(behind if equals else value)
+        if known is not None:
+            return usual
+    return None
+
+
+def _share(text: str | None) -> float | None:
+    try:
+        share = float(text or "")
+    except ValueError:
+        return None
+    return share if 0 < share <= 1 else None
 
 
 def _reuse(cell: Cell) -> str:

@@ -37,8 +37,9 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     planned_ports,
     rule,
 )
-from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
-from trtllm_pipeline.tensorrt.toolchains.time_estimates import source_bytes
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
+from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, loaded_as_fp8, unknown
+from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, source_bytes
 
 ASKED_FOR_S: Final = 2.0
 """Timeout of a running server, when a plan requests its version."""
@@ -53,6 +54,8 @@ _SPLITTING: Final = frozenset({"vllm", "sglang"})
 """Servers that split weights over GPUs."""
 _WHOLE_EXPERTS: Final = frozenset({"enable_expert_parallel", "ep_size", "expert_parallel_size", "ep"})
 """Options of these servers with which no expert is split."""
+_SHARE_ERROR: Final = 0.05
+"""Error of a server's use of its share: CUDA graphs and the context come on top (docs/project/vllm.md)."""
 _FEWER_BITS: Final = {"fp8": 8, "int8": 8, "int4": 4}
 """Prefix of a precision -> bits of a weight, without scales."""
 
@@ -162,12 +165,24 @@ def _takes(cell: Cell, machine: Machine) -> Resources:
 
 
 def _needs(cell: Cell, machine: Machine) -> Needs:
-    """The weights alone, as an assumption: the server's other memory is unknown."""
+    """The share of a GPU that the server is configured to allocate. If that is unknown: the weights alone, as an assumption."""
     if command.settings(cell)["url"]:
         return Needs()
-    if leased := gpus(cell, machine):
+    leased = gpus(cell, machine)
+    if not leased:
+        return Needs(host=source_bytes(cell), assumed=("host",))
+    share = command.gpu_share(cell)
+    if share is None:
         return Needs(gpu=source_bytes(cell) // leased, assumed=("gpu",))
-    return Needs(host=source_bytes(cell), assumed=("host",))
+    shape, total = Shape.of(cell.recipe), min(gpu.memory_bytes for gpu in machine.gpus)
+    weights = weights_bytes(shape, computed(cell.precision, cell.recipe), 1, 1) + shape.tower_bytes
+    least = weights // leased
+    return Needs(gpu=max(least, round(share * total)), gpu_least=least, error=_SHARE_ERROR)
+
+
+def _reading_s(cell: Cell, _machine: Machine) -> float:
+    """Seconds to read the weights from files."""
+    return source_bytes(cell) / READ if _reads_weights(cell) else 0.0
 
 
 def _read(cell: Cell) -> LaunchOpenAi:
@@ -278,6 +293,17 @@ def _weight_bits(cell: Cell) -> int | None:
     return next((bits for name, bits in _FEWER_BITS.items() if cell.precision.startswith(name)), None)
 
 
+def _numerics(cell: Cell) -> Numerics:
+    """What a cell's precision means, as far as its command line tells."""
+    if command.known_of(cell) is None:
+        return unknown(cell)
+    if cell.toolchain == "llama_cpp":
+        return embedded.numerics_of(cell)
+    given = {name.lstrip("-").replace("-", "_"): value for name, value in command.settings(cell)["options"].items()}
+    cache = given.get("kv_cache_dtype")
+    return loaded_as_fp8(cell, None if cache in {None, "auto"} else str(cache))
+
+
 def _asking(stage: Stage, **changed: Any) -> Stage:
     """A stage that sends requests to a server, without a repository."""
     inputs = {name: upstream for name, upstream in stage.inputs.items() if name != "repository"}
@@ -305,8 +331,8 @@ def _toolchain(name: str) -> Toolchain:
         gpus=lambda context: context.params.gpus or 0,
         starts=_starts,
         needs=_needs,
-        expected_s=30.0,
-        takes=lambda _cell, _machine: 0.0,
+        expected_s=30.0 if known is None else known.start_s,
+        takes=_reading_s,
     )
     serve = replace(
         serve,
@@ -329,6 +355,7 @@ def _toolchain(name: str) -> Toolchain:
         missing=lambda _machine: None,
         identity=lru_cache(maxsize=1)(_identity),
         infeasible=_infeasible,
+        numerics=_numerics,
         caveat=_caveat,
     )
 

@@ -639,6 +639,16 @@ class PerfParams(Parameters):
             later=True,
         ),
     ] = None
+    find_concurrency: Annotated[
+        float | None,
+        Param(
+            "search for the most requests in flight at which this share of requests meets slo, such as 0.95, up to saturation",
+            gt=0,
+            le=1,
+            null="no search",
+            later=True,
+        ),
+    ] = None
     images: Annotated[
         str | None,
         Param("synthetic images for each request, COUNT@WIDTHxHEIGHT such as 1@512x512", null="none", key_with=ITSELF),
@@ -679,12 +689,14 @@ def too_many(interval_s: float, rate: float) -> str | None:
 
 def conflicts(perf: Any) -> Iterator[str]:
     """The inconsistencies of perf's parameters or settings."""
-    if perf.concurrency is not None and not perf.concurrency and not perf.request_rate and perf.find_rate is None:
-        yield "needs a concurrency, a request_rate or find_rate"
+    searches = {name: getattr(perf, name) for name in ("find_rate", "find_concurrency")}
+    if perf.concurrency is not None and not perf.concurrency and not perf.request_rate and not any(searches.values()):
+        yield "needs a concurrency, a request_rate, find_rate or find_concurrency"
     if perf.max_in_flight is not None and not perf.request_rate and perf.find_rate is None:
         yield "max_in_flight needs a request_rate: concurrency already limits the requests in flight"
-    if perf.find_rate is not None and not perf.slo:
-        yield "find_rate needs slo: the rate is the highest that keeps it"
+    for name, share in searches.items():
+        if share is not None and not perf.slo:
+            yield f"{name} needs slo: the load is the highest that keeps it"
     if perf.find_rate is not None and perf.measurement_interval_ms is None and perf.requests is not None:
         from trtllm_pipeline.measure import LEAST_SEARCHED
 

@@ -135,6 +135,7 @@ def load_plan(
             budget_s=params.budget_s,
         ),
         find_rate=params.find_rate,
+        find_concurrency=params.find_concurrency,
         objectives=objectives,
         input_data=given if workload is not None else input_data or built_in,
         turns=params.turns,

@@ -11,6 +11,7 @@ from typing import Final
 from trtllm_pipeline.base import Cell, Json, Machine, PlanError, UsageError
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import OPENAI_SERVERS
+from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, unknown
 
 DRAFTER: Final = "drafter"
 """Input of the stages that use the engine of another cell, see `Toolchain.drafter`."""
@@ -51,6 +52,8 @@ class Toolchain:
     instead: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
     """Another toolchain of a machine, for a model, precision or parallelism that this one does not support. None if this one
     does, or if no other does either."""
+    numerics: Callable[[Cell], Numerics] = unknown
+    """What a cell's precision means."""
     caveat: Callable[[Cell], str | None] = lambda _cell: None
     """The features of a cell's model or settings that its server ignores, and an alternative, or None."""
 

@@ -391,7 +391,15 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
     if params.find_rate is not None:
         fewest = LEAST_SEARCHED if interval_s else params.requests or LEAST_SEARCHED
         searched = _RATES_TRIED * max(interval_s or 0.0, answering_s(fewest, cell.max_batch_size))
+    if params.find_concurrency is not None:
+        searched += sum(map(closed_s, _tried_in_flight(cell.max_batch_size)))
     return min(params.budget_s or math.inf, repeats * (closed + opened) + searched)
+
+
+def _tried_in_flight(batch: int) -> list[int]:
+    """Levels that a search for the highest concurrency may try: doublings to twice the batch, and a bisection there."""
+    doublings = [2**power for power in range((2 * batch).bit_length())]
+    return [*doublings, *[batch] * 4]
 
 
 def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P:

@@ -23,6 +23,7 @@ from trtllm_pipeline.base import (
 )
 from trtllm_pipeline.models import Fields
 from trtllm_pipeline.tensorrt.modelopt.checkpoint_writer import FORM
+from trtllm_pipeline.tensorrt.modelopt.formats import PRECISIONS
 from trtllm_pipeline.tensorrt.servers.command_lines import nested
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import DEFAULT_DATA
@@ -32,6 +33,7 @@ from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.catalog import DRAFTER, ENGINES
 from trtllm_pipeline.tensorrt.toolchains.common_stages import exclusive, launch
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
+from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, numerics
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import kv_cache
 from trtllm_pipeline.tensorrt.trtllm.installation import installed, script
@@ -99,6 +101,14 @@ def checkpoint_params(cell: Cell) -> dict[str, Any]:
         "pp": cell.pp,
         "ep": expert_parallel(cell),
     }
+
+
+def numerics_of(cell: Cell) -> Numerics:
+    """What a cell's precision means."""
+    weights = PRECISIONS.get(cell.precision)
+    calibrated = weights is not None and weights.calibrated
+    made = "calibrated with Model Optimizer" if calibrated else "rounded to nearest, without calibration"
+    return numerics(cell, kv_cache=kv_cache(cell), made=made)
 
 
 def calibration_data(cell: Cell) -> Mapping[str, str]:

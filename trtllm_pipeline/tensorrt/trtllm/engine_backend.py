@@ -556,6 +556,7 @@ TOOLCHAIN: Final = Toolchain(
     missing=_missing,
     identity=backends.identity,
     infeasible=_infeasible,
+    numerics=backends.numerics_of,
     drafter=speculation.drafter,
     instead=_instead,
 )

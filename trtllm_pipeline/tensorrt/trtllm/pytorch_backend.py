@@ -205,5 +205,6 @@ TOOLCHAIN: Final = Toolchain(
     missing=_missing,
     identity=backends.identity,
     infeasible=_infeasible,
+    numerics=backends.numerics_of,
     caveat=_caveat,
 )

@@ -161,6 +161,10 @@ def test_a_gate_speaks_and_is_silent(tmp_path: Path, gate: str) -> None:
 @pytest.mark.parametrize(
     ("gate", "run", "severity"),
     [
+        ("beside", lambda: BOTH_WAYS["beside"][0], "warning"),
+        ("beside", lambda: Run([answer(0)], {"exclusive": "gpu"}), "info"),
+        ("adapters", lambda: BOTH_WAYS["adapters"][0], "info"),
+        ("rows_left_out", lambda: BOTH_WAYS["rows_left_out"][0], "warning"),
         ("failures", lambda: failing(1, 100), "warning"),
         ("failures", lambda: failing(2, 100), "invalid"),
         ("client_cpu", lambda: Run([answer(0), client(cpu=0.81, wall_ms=900)]), "warning"),

@@ -17,10 +17,11 @@ from trtllm_pipeline.measure.load.load import Flatness, Load
 from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
 from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED
 from trtllm_pipeline.measure.load.prompts import Prompt
-from trtllm_pipeline.measure.load.result import HighestRate
+from trtllm_pipeline.measure.load.result import HighestConcurrency, HighestRate
 from trtllm_pipeline.measure.load.stats import relative_half_width, share_interval
 from trtllm_pipeline.measure.load.stopping import (
     LEAST_REPEATS,
+    ConcurrencySearch,
     LoadProgress,
     Probe,
     RateSearch,
@@ -206,19 +207,19 @@ def test_a_search_that_finds_no_end_gives_up() -> None:
 
 def test_rounds_search_after_their_levels_and_begin_at_what_a_closed_loop_managed() -> None:
     rounds = Rounds(Load(concurrency=(4,), requests=8), PROMPTS, StopRule(), 0.95)
-    (level,) = rounds.next(LoadProgress((), (), 10.0))
+    (level,) = rounds.next(LoadProgress((), (), (), 10.0))
     assert (level.request_rate, level.repeat, level.probes) == (7.0, 0, True)
     unsure = Probe(7.0, ((True,) * 19 + (False,),))
-    (again,) = rounds.next(LoadProgress((), (unsure,), 10.0))
+    (again,) = rounds.next(LoadProgress((), (unsure,), (), 10.0))
     assert (again.request_rate, again.repeat) == (7.0, 1)
-    (higher,) = rounds.next(LoadProgress((), (Probe(7.0, ((True,) * 200,)),), 10.0))
+    (higher,) = rounds.next(LoadProgress((), (Probe(7.0, ((True,) * 200,)),), (), 10.0))
     assert higher.request_rate == 14.0
 
 
 def test_a_rate_that_is_tried_lasts_until_a_queue_would_be_long() -> None:
-    (level,) = Rounds(Load(interval_s=2.0), PROMPTS, StopRule(), 0.95).next(LoadProgress((), (), 10.0))
+    (level,) = Rounds(Load(interval_s=2.0), PROMPTS, StopRule(), 0.95).next(LoadProgress((), (), (), 10.0))
     assert len(level.measured) == LEAST_SEARCHED
-    (level,) = Rounds(Load(interval_s=200.0), PROMPTS, StopRule(), 0.95).next(LoadProgress((), (), 10.0))
+    (level,) = Rounds(Load(interval_s=200.0), PROMPTS, StopRule(), 0.95).next(LoadProgress((), (), (), 10.0))
     assert len(level.measured) == 1400
 
 
@@ -233,6 +234,81 @@ def test_a_rate_that_is_not_known_says_why() -> None:
 def test_a_rate_that_was_asked_for_is_not_mixed_up_with_one_that_is_tried() -> None:
     (level,) = Rounds(Load(request_rate=(1.0,), requests=8), PROMPTS, StopRule(), 0.95).next(LoadProgress())
     assert level.request_rate == pytest.approx(1.001)
+
+
+# The highest concurrency
+
+
+def found_concurrency(
+    kept: Callable[[int], bool], rps: Callable[[int], float], start: tuple[int, ...] = ()
+) -> tuple[int | None, int | None, int | None, list[int]]:
+    """Lower and upper bound, saturation, and all that was tried, of a server that answers alike."""
+    search, tried = ConcurrencySearch(wanted=0.95), list(start)
+    for _ in range(100):
+        probes = [Probe(each, ((kept(each),) * 200,), rps(each)) for each in tried]
+        chosen = search.next(probes)
+        if chosen is None:
+            return *search.bounds(probes), search.saturated(probes), tried
+        assert chosen not in tried
+        tried.append(chosen)
+    raise AssertionError("the search did not end")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 11, 48, 200, 1000])
+@pytest.mark.parametrize("start", [(), (1, 4, 16)])
+def test_the_most_in_flight_is_found_within_a_step(limit: int, start: tuple[int, ...]) -> None:
+    low, high, saturated, tried = found_concurrency(lambda each: each <= limit, float, start)
+    assert low is not None
+    assert high is not None
+    assert low <= limit < high
+    assert high - low <= max(1, 0.05 * low)
+    assert saturated is None
+    assert len(tried) < 24
+
+
+def test_a_search_ends_at_saturation_or_at_the_most() -> None:
+    assert found_concurrency(lambda _: True, lambda each: min(each, 40.0)) == (
+        128,
+        None,
+        64,
+        [1, 2, 4, 8, 16, 32, 64, 128],
+    )
+    assert found_concurrency(lambda _: True, float)[:3] == (4096, None, None)
+    assert found_concurrency(lambda _: False, float) == (None, 1, None, [1])
+    assert found_concurrency(lambda _: False, float, (4, 16)) == (None, 1, None, [4, 16, 2, 1])
+
+
+def test_requested_levels_count_and_more_rounds_of_them_stay_levels() -> None:
+    rounds = Rounds(Load(concurrency=(4,), requests=8), PROMPTS, StopRule(), None, 0.95)
+    assert rounds.open_end
+    unsure = Probe(4, ((True,) * 19 + (False,),), 10.0)
+    (again,) = rounds.next(LoadProgress((), (), (unsure,)))
+    assert (again.concurrency, again.repeat, again.probes) == (4, 1, False)
+    (more,) = rounds.next(LoadProgress((), (), (Probe(4, ((True,) * 200,), 10.0),)))
+    assert (more.concurrency, more.request_rate, more.repeat, more.probes) == (8, None, 0, True)
+    assert len(more.measured) >= 24, "three waves"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "saturated", "words"),
+    [
+        (
+            48,
+            52,
+            32,
+            "48 requests in flight meet ttft 300 ms for 95% of requests (52 do not); the server is saturated at 32",
+        ),
+        (
+            64,
+            None,
+            None,
+            "64 requests in flight meet ttft 300 ms for 95% of requests (no higher concurrency was tried)",
+        ),
+        (None, 1, None, "no concurrency tried meets ttft 300 ms for 95% of requests; the lowest was 1"),
+    ],
+)
+def test_the_most_in_flight_in_words(low: int | None, high: int | None, saturated: int | None, words: str) -> None:
+    assert str(HighestConcurrency(0.95, {"ttft": 300.0}, low, high, saturated, {})) == words
 
 
 # Intervals of shares

@@ -325,32 +325,6 @@ def test_a_fixed_length_is_that_length(tmp_path: Path) -> None:
         assert found(analyze(path, Words())) == expected
 
 
-@pytest.mark.parametrize(
-    ("rule", "expected"), [(None, {}), ("gpu", {"beside": "info"}), ("none", {"beside": "warning"})]
-)
-def test_what_might_run_beside_it_is_said(tmp_path: Path, rule: str | None, expected: dict[str, str]) -> None:
-    path = write(tmp_path / "e", answer(0))
-    if rule is not None:
-        path.write_text(path.read_text().replace('"settings": {}', f'"settings": {{"exclusive": "{rule}"}}'))
-    assert found(analyze(path, Words())) == expected
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"lora_names": ["sql", "chat"], "lora": None}, {"adapters": "info"}),
-        ({"lora_names": ["sql", "chat"], "lora": "sql"}, {}),
-        ({"lora_names": [], "lora": None}, {}),
-    ],
-)
-def test_adapters_that_were_measured_together_are_said(
-    tmp_path: Path, settings: dict[str, Any], expected: dict[str, str]
-) -> None:
-    path = write(tmp_path / "e", answer(0))
-    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
-    assert found(analyze(path, Words())) == expected
-
-
 def test_settings_that_are_not_what_was_asked(tmp_path: Path) -> None:
     check = {"setting": "max_batch_size", "asked": 8, "asked_by": "the matrix", "got": 8, "got_from": "the server"}
     assert judged(tmp_path, answer(0), {"type": "settings", "at": "end", "checks": [check]}) == {}
@@ -464,20 +438,3 @@ def test_what_failed_a_gate_has_no_headline(tmp_path: Path) -> None:
     (level,) = result["levels"]
     assert level["headline"] == {"window": None, "reason": "not valid: stop_reasons"}
     assert (level["output_tokens_per_s"], level["requests_per_s"]) == (None, None)
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (
-            {"rows_left_out": "p.jsonl: rows left out: 9 of 10 (without a message of a user: 9)"},
-            {"rows_left_out": "warning"},
-        ),
-        ({"rows_left_out": ""}, {}),
-        ({}, {}),
-    ],
-)
-def test_rows_that_were_left_out_are_told(tmp_path: Path, settings: dict[str, str], expected: dict[str, str]) -> None:
-    path = write(tmp_path / "e", answer(0))
-    path.write_text(path.read_text().replace('"settings": {}', f'"settings": {json.dumps(settings)}'))
-    assert found(analyze(path, Words())) == expected

@@ -43,9 +43,6 @@ def test_rates_and_objectives_are_part_of_a_measurement_only_where_they_were_ask
         ({"request_rate": (2.0, 2.0)}, "given twice"),
         ({"concurrency": (65_537,)}, "less than or equal to 65536"),
         ({"request_rate": (2e6,)}, "less than or equal to 1000000"),
-        ({"requests": 1_000_001}, "less than or equal to 1000000"),
-        ({"warmup_requests": 1_000_001}, "less than or equal to 1000000"),
-        ({"repeats": 1_001}, "less than or equal to 1000"),
         ({"max_tokens": 10_000_001}, "less than or equal to 10000000"),
         ({"slo": {"ttft": 300.0}}, "slo"),
         ({"stop_when": {"output_tps": "300%"}}, "less than 1"),
@@ -80,7 +77,7 @@ def cells(path: Path, sets: tuple[str, ...] = ()) -> tuple[Cell, ...]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"concurrency": []}, "needs a concurrency, a request_rate or find_rate"),
+        ({"concurrency": []}, "needs a concurrency, a request_rate, find_rate or find_concurrency"),
         ({"find_rate": 0.95}, "find_rate needs slo"),
         (
             {"find_rate": 0.95, "slo": {"ttft_ms": 300.0}, "requests": 16},
@@ -158,7 +155,7 @@ def test_levels_and_objectives_that_cannot_be_are_named(name: str, wrong: object
 
 
 def test_a_measurement_needs_a_level() -> None:
-    with pytest.raises(ValueError, match="needs a concurrency, a request_rate or find_rate"):
+    with pytest.raises(ValueError, match="needs a concurrency, a request_rate, find_rate or find_concurrency"):
         PerfParams(max_tokens=4, concurrency=())
 
 

@@ -481,21 +481,6 @@ def test_killed_between_rename_and_row(store: Store) -> None:
     assert store.index.artifacts([artifact.fingerprint])
 
 
-def test_lost_or_broken_index_is_rebuilt(store: Store, tmp_path: Path) -> None:
-    artifact = publish(store)
-    store.close()
-    for name in ("state.db", "state.db-wal", "state.db-shm"):
-        (tmp_path / "w" / name).unlink(missing_ok=True)
-    store = Store(tmp_path / "w")
-    assert store.get("build", artifact.fingerprint) is not None
-    assert store.index.durations()["build/toy/m/fp16"] == 0.5
-    store.close()
-    (tmp_path / "w" / "state.db").write_bytes(b"not a database, by any means" * 400)
-    store = Store(tmp_path / "w")
-    repaired_only_by_repair(store)
-    assert store.get("build", artifact.fingerprint) is not None
-
-
 def repaired_only_by_repair(store: Store) -> None:
     """A damaged index is an error that names the command, until that command has rebuilt it."""
     for _ in range(2):
@@ -511,15 +496,6 @@ def damage(database: Path, *, first_page: int, pages: int = 1) -> None:
     with database.open("r+b") as file:
         file.seek((first_page - 1) * 4096)
         file.write(b"\xff" * 4096 * pages)
-
-
-def test_an_index_with_damaged_tables_is_rebuilt_by_repair(store: Store, tmp_path: Path) -> None:
-    artifact = publish(store)
-    store.close()
-    damage(tmp_path / "w/state.db", first_page=2, pages=9)
-    store = Store(tmp_path / "w")
-    repaired_only_by_repair(store)
-    assert store.get("build", artifact.fingerprint) == artifact
 
 
 def remembering(store: Store) -> Artifact:

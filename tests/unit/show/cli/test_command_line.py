@@ -29,7 +29,6 @@ METAVARS = {
     "--adapter": "a gateway has adapters of several models",
     "--concurrency": "perf and bench load measure several levels, eval sends with one",
     "--dialect": "a gateway has several models",
-    "--endpoint-type": "a list of choices",
     "--family": "doctor takes several",
     "--format": "each command has its own formats",
     "--max-seq-len": "a gateway has several models",
@@ -43,9 +42,7 @@ METAVARS = {
 }
 """Options whose value is called differently by some commands, with the reason."""
 DEFAULTS = {
-    "--endpoint-type": "a load is a chat, scores are those of a run",
     "--format": "a table if the result is one",
-    "--max-tokens": "answers to be scored are short",
 }
 """Options with another default in some commands, with the reason."""
 
@@ -127,9 +124,8 @@ def test_an_option_looks_the_same_in_every_command() -> None:
 
 
 def test_every_option_in_seconds_is_a_duration() -> None:
-    left = {("serve start", f"--{each}-timeout-s") for each in ("unresponsive", "ready", "stop")}
     found = {(path, name) for name, path, param in each_option() if name.endswith("-s") and param.metavar != "DURATION"}
-    assert found <= left
+    assert found == set()
 
 
 def test_a_switch_is_listed_once() -> None:

@@ -259,7 +259,7 @@ def test_nothing_heavy_is_imported_to_print_a_log(store: Store) -> None:
 
 
 def test_compare_and_recommend_of_runs(pipeline: Pipeline, store: Store) -> None:
-    code, out, _ = pipeline("compare", "latest", "latest~1", "--format", "json", "--fail-on", "ttft_p99:+1%")
+    code, out, _ = pipeline("compare", "latest", "latest~1", "--format", "json", "--fail-on", "ttft_p50:+1%")
     data = json.loads(out)
     assert (data["new"], data["base"]) == ("20260102-000000-bb", "20260101-000000-aa")
     assert [(pair["cell"], pair["level"]) for pair in data["pairs"] if pair["level"]] == [
@@ -269,10 +269,13 @@ def test_compare_and_recommend_of_runs(pipeline: Pipeline, store: Store) -> None
     assert data["pairs"][1]["metrics"]["ttft_p50"]["method"] == "same", "both runs have the very same artifact"
     assert code == 1, "cells without a figure on either side break the gate"
     assert {each["cell"] for each in data["gate"]["broken"]} == {FAILED.id, LATER.id}, "what can never work does not"
-    assert pipeline("compare", "latest", "20260101", "--cells", "*/fp16", "--fail-on", "ttft_p99:+1%")[0] == 0
+    assert pipeline("compare", "latest", "20260101", "--cells", "*/fp16", "--fail-on", "ttft_p50:+1%")[0] == 0
+    few = json.loads(pipeline("compare", "latest", "20260101", "--fail-on", "ttft_p99:+1%", "--format", "json")[1])
+    reasons = {each["reason"] for each in few["gate"]["broken"] if each["cell"] == DONE.id}
+    assert reasons == {"missing: a p99 needs 100 requests of each side"}
     code, _, err = pipeline("compare", "latest", "latest~5")
     assert (code, "there are 2 runs" in err, "try: pipeline status --runs lists them" in err) == (2, True, True)
-    code, out, _ = pipeline("recommend", "--slo", "ttft_p99=100ms", "--min-accuracy", "-1%", "--format", "json")
+    code, out, _ = pipeline("recommend", "--slo", "ttft_p50=100ms", "--min-accuracy", "-1%", "--format", "json")
     assert code == 0
     candidates = {each["cell"]: each["reason"] for each in json.loads(out)["candidates"]}
     assert candidates == {
@@ -300,7 +303,10 @@ def test_a_cell_that_failed_after_its_load_run_is_never_taken(store: Store, pipe
     code, out, _ = pipeline("recommend", "--format", "json")
     data = json.loads(out)
     found = {each["cell"]: each for each in data["candidates"]}
-    assert (code, data["recommended"]) == (0, [{"workload": {}, "cell": DONE.id}])
+    assert (code, data["recommended"]) == (
+        0,
+        [{"workload": {}, "cell": DONE.id, "tied": [], "why": None, "nearest": None}],
+    )
     assert found[FAILED.id]["reason"] == f"accuracy failed: {low}"
     assert (found[FAILED.id]["accuracy"], found[FAILED.id]["output_tps_per_device"]) == (0.3, 9e3), "to be seen"
     assert found[LATER.id]["reason"] == "smoke failed: no answer"

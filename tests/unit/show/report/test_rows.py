@@ -234,6 +234,7 @@ def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:
         "feasible": False,
         "reason": "precision fp8: not here",
         "stage_runs": [],
+        "about": {"gpu_hour": None, "numerics": None},
     }
     by_id = {run["id"]: run for run in data["stage_runs"]}
     assert by_id[download.id]["action"] == "up_to_date"

@@ -15,8 +15,11 @@ from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import StageError
 from trtllm_pipeline.base.fingerprints import canonical
 from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.orchestrate.memory.estimates import Corrections, expected, infeasible
 from trtllm_pipeline.orchestrate.plan.plan import StageRun, make_plan
+from trtllm_pipeline.orchestrate.run.forecast import guess_s
 from trtllm_pipeline.tensorrt.others import command
+from trtllm_pipeline.tensorrt.others.command import KNOWN
 from trtllm_pipeline.tensorrt.others.server import argv, settled
 from trtllm_pipeline.tensorrt.stage.params import LaunchOpenAi
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
@@ -105,6 +108,61 @@ def test_a_program_that_is_not_there_makes_a_cell_infeasible_on_this_machine_alo
 def test_a_program_in_a_folder_relative_to_nobody_knows_what_is_refused(machine: Machine) -> None:
     said = str(reason(cell("openai", openai__command="./serve {port}"), machine))
     assert "./serve is relative to the directory of each attempt; use its absolute path" in said
+
+
+GIB80 = 80 << 30
+
+
+@pytest.mark.parametrize(
+    ("one", "share"),
+    [
+        (cell(), 0.92),
+        (cell(tp=4), 0.92),
+        (cell("sglang"), 0.88),
+        (cell(openai__options={"gpu_memory_utilization": 0.5}), 0.5),
+        (cell("sglang", openai__options={"--mem-fraction-static": 0.7}), 0.7),
+        (cell("openai", openai__command="serve {port} --gpu-memory-utilization=0.3"), 0.3),
+        (cell("openai", openai__command="serve {port} --mem-fraction-static 0.3"), 0.3),
+    ],
+)
+def test_a_server_that_allocates_a_share_of_the_gpu_needs_that_share(one: Cell, share: float) -> None:
+    needs = expected(toolchains.load(one.toolchain).stage("launch"), one, H100S)
+    assert needs is not None
+    assert needs.gpu == round(share * GIB80)
+    assert needs.assumed == ()
+    assert 0 < (needs.gpu_least or 0) < needs.gpu
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        cell("transformers"),
+        cell("openai", openai__command="serve {port}"),
+        cell(openai__options={"gpu-memory-utilization": "all"}),
+    ],
+)
+def test_the_memory_of_other_servers_is_assumed(one: Cell) -> None:
+    needs = expected(toolchains.load(one.toolchain).stage("launch"), one, H100S)
+    assert needs is not None
+    assert needs.assumed == ("gpu",)
+
+
+def test_weights_larger_than_the_gpus_are_refused_before_the_start() -> None:
+    wide = cell(recipe={**RECIPE, "parameters": 100_000_000_000})
+    corrections = Corrections((), H100S)
+    said = str(infeasible(wide, [toolchains.load("vllm").stage("launch")], H100S, corrections))
+    assert said.startswith("launch: needs about")
+
+
+def test_a_start_takes_as_long_as_servers_of_its_kind_and_the_weights() -> None:
+    long = [
+        guess_s(launched(cell(each, precision="int8_wo" if each == "llama_cpp" else "bf16"))[0], H100S)
+        for each in KNOWN
+    ]
+    vllm, sglang, transformers, llama_cpp = long
+    assert vllm > sglang > transformers > llama_cpp
+    larger = cell(recipe={**RECIPE, "parameters": 70_000_000_000})
+    assert guess_s(launched(larger)[0], H100S) > vllm + 10
 
 
 def test_a_server_that_runs_already_is_given_nothing() -> None:

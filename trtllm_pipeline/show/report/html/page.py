@@ -14,6 +14,7 @@ import base64
 import gzip
 import hashlib
 import json
+import math
 import shlex
 import time
 from collections import Counter
@@ -25,13 +26,14 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.base import CellId, Scope, count, duration, fingerprint, shared_parts, terminal, text_blocks
-from trtllm_pipeline.measure import FIELDS, TRITON_GAUGES, Drift, LevelResult, MetricDefinition, TritonUse, load_words
+from trtllm_pipeline.measure import FIELDS, TRITON_GAUGES, Drift, LevelResult, MetricDefinition, TritonUse
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.columns import columns
-from trtllm_pipeline.show.report.comparable_loads import label_of, shortened, words, workloads
+from trtllm_pipeline.show.report.comparable_loads import Workload, label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
+from trtllm_pipeline.show.report.pareto import pareto_front
 from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.show.report.writers import (
@@ -193,7 +195,9 @@ def _data(
     for place, stage in enumerate(record.stages):
         for cell in stage.cells:
             of_cell.setdefault(cell, []).append(place)
-    workload_of_row = shortened(workloads(rows))
+    full = workloads(rows)
+    workload_of_row = shortened(full)
+    fronts = {point for one in set(full) for point in pareto_front(_of(rows, full, one))}
     under = {json.dumps(each): each for each in (_under(row) for row in rows)}
     places = {text: place for place, text in enumerate(under)}
     brief = sum(len(stage.log) + len(stage.server_log) for stage in record.stages) <= _LOGS_BYTES
@@ -205,8 +209,12 @@ def _data(
                 "name": without(row.id, parts),
                 "status": row.status.value.replace("_", " "),
                 "gpus": max((record.stages[place].resources["gpus"] for place in of_cell[row.id]), default=0),
-                "levels": [_level(level) for level in row.levels],
+                "levels": [
+                    {**_level(level), **_certain(level), **({"front": 1} if (row.id, level.key) in fronts else {})}
+                    for level in row.levels
+                ],
                 "highest_rate": None if row.highest_rate is None else str(row.highest_rate),
+                **({} if row.highest_concurrency is None else {"highest_concurrency": str(row.highest_concurrency)}),
                 "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
                 "accuracy_drift": row.accuracy_drift and _drift(row.accuracy_drift),
                 "measured": moment(row.conditions.measured_s),
@@ -226,6 +234,17 @@ def _data(
     }
 
 
+def _of(rows: Sequence[CellResult], workload_of_row: Sequence[Workload], wanted: Workload) -> list[CellResult]:
+    return [row for row, workload in zip(rows, workload_of_row, strict=True) if workload == wanted]
+
+
+def _certain(level: LevelResult) -> dict[str, Any]:
+    """Half the width of the 95% intervals of what ranks a level, as logarithms, as far as they are known."""
+    ends = {name: level.interval(metric) for name, metric in (("out", "output_tps"), ("ttft_ms", "ttft_p50"))}
+    known = {name: _short(math.log(each[1] / each[0]) / 2, 2) for name, each in ends.items() if each and each[0] > 0}
+    return {"half": known} if known else {}
+
+
 def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | None:
     """The command line that serves a cell. None if the cell failed or cannot be served by this project."""
     served = any(stage.scope is Scope.SERVICE and row.id in stage.cells for stage in record.stages)
@@ -241,12 +260,12 @@ def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | No
 
 _CELL: Final = (
     *("id", "axes", "reason", "unfit", "hint", "log", "accuracy", "accuracy_total", "accuracy_asked"),
-    *("accuracy_intervals", "findings"),
+    *("accuracy_intervals", "findings", "engine_size_bytes", "preparation_s", "gpu_hour", "numerics"),
 )
 
 
 def _drift(drift: Drift) -> dict[str, Any]:
-    """Only the data that the page shows, so that 1000 cells take at most 1.5 MB."""
+    """Only the data that the page shows, so that 1000 cells take at most 1.6 MB."""
     changes = {
         name: {"difference": _short(of.difference), "interval": list(map(_short, of.interval))}
         for name, of in drift.scores.items()
@@ -262,11 +281,7 @@ def _under(row: CellResult) -> dict[str, str]:
 
 def _level(level: LevelResult) -> dict[str, Any]:
     return {
-        "concurrency": level.concurrency,
-        "rate": level.request_rate,
-        "key": level.key,
-        "at": load_words(level.key),
-        "goodput": level.goodput and level.goodput.share,
+        **({"concurrency": level.concurrency} if level.request_rate is None else {"rate": level.request_rate}),
         "requests": level.requests,
         "failures": level.failures,
         "out": _short(level.output_tokens_per_s),
@@ -275,10 +290,18 @@ def _level(level: LevelResult) -> dict[str, Any]:
         "window": level.window,
         "repeats": [_short(rate) for one in level.repeats if (rate := one.output_tokens_per_s) is not None],
         **{
-            name: {key: _short(values[key]) for key in _STATISTICS if key in values}
+            name: {
+                **{key: _short(values[key]) for key in _STATISTICS if values.get(key) is not None},
+                **({} if values.get("p99") is not None else {"max": _short(values.get("max"))}),
+            }
             for name, values in level.latencies.items()
         },
-        # Omitted if empty, so that 1000 cells take at most 1.5 MB.
+        # Omitted if empty, so that 1000 cells take at most 1.6 MB. The page adds what follows from the others.
+        **(
+            {}
+            if level.goodput is None
+            else {"goodput": level.goodput.share, "good_out": _short(level.goodput.output_tokens_per_s)}
+        ),
         **({} if level.gpu_use is None else {"gpu": asdict(level.gpu_use), "joule": _short(level.tokens_per_joule)}),
         **({} if level.triton_use is None else {"triton": _triton(level.triton_use)}),
     }

@@ -92,6 +92,12 @@
       n === 0 ? make("th", { scope: "row" }, value) : make("td", { className: heads[n][1] ? "number" : "" }, value ?? "")))));
   }
 
+  // A level with what its data leaves out.
+  function whole({ concurrency = null, rate = null, goodput = null, ...level }) {
+    const key = rate === null ? `${concurrency}` : `${rate}/s`;
+    return { ...level, concurrency, rate, goodput, key, at: rate === null ? `concurrency ${key}` : `${rate} requests/s` };
+  }
+
   // selection
 
   function filtered() {
@@ -112,16 +118,82 @@
     return shown.flatMap((cell) => cell.levels.filter((level) => level.out !== null).map((level) => {
       const point = {
         cell, level, name: cell.name, at: level.at, out: level.out, perGpu: level.out / (cell.gpus || 1),
+        user: level.tpot_ms?.p50 ? 1000 / level.tpot_ms.p50 : null, cost: cell.gpu_hour ? (cell.gpu_hour * (cell.gpus || 1)) / 0.0036 / level.out : null,
         latency: Object.fromEntries(Object.keys(NAMES).map((name) => [name, level[name]?.[at] ?? null])), score: cell.accuracy[metric] ?? null,
       };
       point.kept = least === null ? keeps(cell) : point.score !== null && point.score >= least;
       point.misses = cell.unfit === null ? null : "all stages succeeded";
+      point.lossless = keeps(cell);
+      point.missed = [];
+      point.share = 1; // the factor by which it misses the limit that it misses most
+      const miss = (name, words, share) => { point.misses ??= name; point.missed.push(words); point.share = Math.max(point.share, share); };
       for (const [name, id] of Object.entries(LIMITS)) {
-        if (limit(id) !== null && !(point.latency[name] !== null && point.latency[name] <= limit(id))) point.misses ??= NAMES[name];
+        // With too few requests for a p99, their maximum counts.
+        const value = point.latency[name] ?? (at === "p99" ? level[name]?.max ?? null : null);
+        if (limit(id) !== null && !(value !== null && value <= limit(id))) miss(NAMES[name], value === null ? `${NAMES[name]}, which was not measured` : `${NAMES[name]} ${number(value)} ms > ${number(limit(id))} ms`, value === null ? Infinity : value / limit(id));
       }
-      if (least !== null && !(point.score !== null && point.score >= least)) point.misses ??= metric;
+      if (least !== null && !(point.score !== null && point.score >= least)) miss(metric, point.score === null ? `${metric}, which was not measured` : `${metric} ${point.score.toFixed(3)} < ${least}`, point.score ? least / point.score : Infinity);
       return point;
     }));
+  }
+
+  // Half the width of a point's 95% interval, as a logarithm. null if it is unknown.
+  const half = (point, metric) => (metric === "out" || statistic() === "p50" ? point.level.half?.[metric] ?? null : null);
+
+  // Whether the difference between two points is within noise: their intervals added in quadrature.
+  function tied(a, b, metric) {
+    const value = (point) => (metric === "out" ? point.perGpu : point.latency[metric]);
+    const halves = [a, b].map((point) => half(point, metric));
+    return !halves.includes(null) && Math.abs(Math.log(value(a) / value(b))) <= Math.hypot(...halves);
+  }
+
+  // Less to pay for: fewer GPUs, a smaller engine, less to build, a smaller batch.
+  const expense = (cell) => [cell.gpus, cell.engine_size_bytes ?? 0, cell.preparation_s ?? 0, cell.axes.max_batch_size ?? 0];
+  function lessExpensive(a, b) {
+    const [one, other] = [expense(a.cell), expense(b.cell)];
+    const n = one.findIndex((value, place) => value !== other[place]);
+    return n < 0 ? 0 : one[n] - other[n];
+  }
+
+  // What a cell does at a level, if another batch size changes nothing: not more requests in flight than the batch holds.
+  function work(point) {
+    const { max_batch_size: batch, ...axes } = point.cell.axes;
+    const { concurrency, key } = point.level;
+    return concurrency !== null && concurrency <= batch ? JSON.stringify([group(point.cell), axes, key]) : null;
+  }
+
+  const median = (values) => {
+    const sorted = [...values].sort((a, b) => a - b);
+    return (sorted[Math.floor((sorted.length - 1) / 2)] + sorted[Math.ceil((sorted.length - 1) / 2)]) / 2;
+  };
+
+  // One point of each work, of the least expensive cell, with the medians of all: cells that do the same work are one.
+  function withoutTwins(all) {
+    const works = new Map();
+    for (const point of all) works.set(work(point) ?? point, [...(works.get(work(point) ?? point) ?? []), point]);
+    return [...works.values()].map((twins) => {
+      if (twins.length === 1) return twins[0];
+      const [first] = twins.sort(lessExpensive);
+      const ttft = twins.map((point) => point.latency.ttft_ms).filter((value) => value !== null);
+      const widths = { out: pooled(twins.map((point) => [point.out, point.level.half?.out])), ttft_ms: pooled(twins.map((point) => [point.latency.ttft_ms, point.level.half?.ttft_ms])) };
+      return { ...first, out: median(twins.map((point) => point.out)), perGpu: median(twins.map((point) => point.perGpu)),
+        latency: { ...first.latency, ttft_ms: ttft.length ? median(ttft) : null }, level: { ...first.level, half: widths } };
+    });
+  }
+
+  // Half the width of the interval of a mean of [value, half] pairs, not less than half their range. undefined if one is unknown.
+  function pooled(pairs) {
+    if (pairs.some(([value, width]) => !value || width === undefined)) return undefined;
+    const logs = pairs.map(([value]) => Math.log(value));
+    return Math.max(Math.hypot(...pairs.map(([, width]) => width)) / pairs.length, (Math.max(...logs) - Math.min(...logs)) / 2);
+  }
+
+  // The points that are within noise of the best, one of each cell, the least expensive first.
+  function leaders(ranked, metric, compare) {
+    const [first] = ranked;
+    const alike = ranked.filter((point) => (metric === "score" ? point.score >= (first.cell.accuracy_intervals[$("score").value]?.[0] ?? first.score) : point === first || tied(first, point, metric)));
+    const ofCells = alike.filter((point, n) => alike.findIndex((other) => other.cell === point.cell) === n);
+    return ofCells.sort(metric === "score" ? compare : lessExpensive);
   }
 
   const cheaper = (a, b) => b.perGpu - a.perGpu || (a.latency.ttft_ms ?? Infinity) - (b.latency.ttft_ms ?? Infinity);
@@ -137,26 +209,28 @@
       [strict ? `${best}, accuracy preserved` : best, cheaper, (point) => point.kept],
       ...(strict ? [[`${best}, any accuracy`, cheaper, () => true]] : []),
       ["Lowest TTFT", (a, b) => a.latency.ttft_ms - b.latency.ttft_ms, (point) => point.latency.ttft_ms !== null && point.kept],
-      ["Highest accuracy, then throughput", (a, b) => b.score - a.score || cheaper(a, b), (point) => point.score !== null],
+      ["Highest accuracy, then throughput", (a, b) => b.score - a.score || cheaper(a, b), (point) => point.score !== null && point.lossless],
     ].slice(0, groups.length > 3 ? 1 : 4);
     const rows = [];
     const cards = [];
     for (const one of groups) {
       let kept = null; // the best point with preserved accuracy
       goals.forEach(([goal, compare, possible], place) => {
-        const ranked = good.filter((point) => group(point.cell) === one && possible(point)).sort(compare);
+        const ranked = withoutTwins(good.filter((point) => group(point.cell) === one && possible(point))).sort(compare);
         if (!ranked.length) return;
-        const first = ranked[0];
+        const metric = compare === cheaper ? "out" : goal.startsWith("Lowest") ? "ttft_ms" : "score";
+        const [first, ...others] = leaders(ranked, metric, cheaper);
+        const words = `${groups.length > 1 ? `${one}: ` : ""}${goal}${others.length ? ` (tie of ${others.length + 1}, the cheapest)` : ""}`;
         if (place === 0) kept = first;
         else if (compare === cheaper && first === kept) return; // identical for any accuracy
         const next = ranked.find((point) => point.cell !== first.cell);
         const { repeats } = first.level;
         const spread = repeats.length > 1 ? ` (${number(Math.min(...repeats))}–${number(Math.max(...repeats))})` : "";
-        cards.push(card(groups.length > 1 ? `${one}: ${goal}` : goal, first, compare === cheaper ? "out" : goal.startsWith("Lowest") ? "ttft_ms" : "score", gpus));
+        cards.push(card(words, first, metric, gpus));
         rows.push({
           mark: place === 0 && goals.length > 1,
           values: [
-            groups.length > 1 ? `${one}: ${goal}` : goal, make("span", {}, link(first.cell), " ", make("span", { className: "whole" }, `at ${first.at}`)), number(first.out) + spread, ...(gpus ? [number(first.perGpu)] : []),
+            words, make("span", {}, link(first.cell), " ", make("span", { className: "whole" }, `at ${first.at}`)), number(first.out) + spread, ...(gpus ? [number(first.perGpu)] : []),
             number(first.latency.ttft_ms), number(first.latency.tpot_ms), ...(scored ? [first.score === null ? "" : first.score.toFixed(2)] : []),
             next ? make("span", {}, link(next.cell), ` @${next.level.key}${compare === cheaper ? ` (${((next.perGpu / first.perGpu - 1) * 100).toFixed(0)}%)` : ""}`) : "",
           ],
@@ -179,12 +253,22 @@
     else if (!limited()) text = `Best of ${counted(all.length, "measured point")} of ${counted(unique(all.map((point) => point.cell)).length, "cell")}${why ? `; excluded: ${why}` : ""}. No SLOs are set: enter the latencies your users accept.`;
     else if (good.length) text = `Best of ${good.length} that meet the SLOs, out of ${counted(all.length, "measured point")}${why ? `; excluded: ${why}` : ""}.`;
     else text = `None of ${counted(all.length, "measured point")} meets the SLOs; excluded: ${why}. ${nearest(all)}`;
+    if (scored && good.length && !good.some((point) => point.lossless)) text += " None of them preserves the accuracy.";
     if (strict && good.length) text += ` Accuracy counts as preserved unless ${$("score").value} is significantly (95%) below the unquantized cell or, without one, the most accurate cell.`;
     const fewest = Math.min(...all.map((point) => point.level.ttft_ms?.n ?? Infinity));
-    if (["p95", "p99"].includes(at) && fewest < FEW) text += ` The ${at} of ${counted(fewest, "request")} is little more than their maximum.`;
+    if (at === "p99" && fewest < FEW) text += ` No p99 is shown of fewer than ${FEW} requests; limits are held against their maximum.`;
+    else if (at === "p95" && fewest < FEW) text += ` The ${at} of ${counted(fewest, "request")} is little more than their maximum.`;
     $("take-why").textContent = text;
     $("take-table").parentElement.hidden = !rows.length;
     return good;
+  }
+
+  // The 95% interval of a point's main metric, or the number of requests that it is from.
+  function certainty(point, metric) {
+    if (metric === "score") return "";
+    const width = half(point, metric);
+    const value = metric === "out" ? point.perGpu : point.latency[metric];
+    return width !== null ? `95%: ${number(value * Math.exp(-width))} to ${number(value * Math.exp(width))}` : point.level.requests === null ? "" : `of ${counted(point.level.requests, "request")}`;
   }
 
   // A card for the best point of a goal, with its main metric in large type.
@@ -194,6 +278,9 @@
       out: [number(gpus ? point.perGpu : point.out), gpus ? "tok/s per GPU" : "tok/s"],
       ttft_ms: [number(point.latency.ttft_ms), `ms TTFT ${at}`],
       tpot_ms: [number(point.latency.tpot_ms), `ms TPOT ${at}`],
+      user: [number(point.user), "tok/s per user"],
+      cost: [point.cost === null ? "" : `$${point.cost.toFixed(2)}`, "per million tokens"],
+      certainty: [certainty(point, metric), ""],
       score: [point.score === null ? "" : point.score.toFixed(2), $("score").value],
     };
     const rest = Object.entries(shown).filter(([name, [value]]) => name !== metric && value !== "").map(([, [value, unit]]) => `${value} ${unit}`);
@@ -224,14 +311,8 @@
 
   function nearest(all) {
     const fit = all.filter((point) => point.cell.unfit === null);
-    const facts = Object.entries(LIMITS).filter(([, id]) => limit(id) !== null).map(([name]) => {
-      const values = fit.map((point) => point.latency[name]).filter((value) => value !== null);
-      return values.length ? `the lowest ${NAMES[name]} is ${number(Math.min(...values))} ms` : `${NAMES[name]} was not measured`;
-    });
-    const scores = fit.map((point) => point.score).filter((score) => score !== null);
-    if (limit("accuracy") !== null && scores.length) facts.push(`the best ${$("score").value} is ${Math.max(...scores).toFixed(2)}`);
-    const text = facts.join(", ");
-    return text && `${text[0].toUpperCase()}${text.slice(1)}.`;
+    const [first] = fit.sort((a, b) => a.share - b.share);
+    return first ? `Nearest: ${first.name} at ${first.at} misses ${first.missed.join(", ")}.` : "";
   }
 
   // the table of cells
@@ -350,12 +431,14 @@
   const description = (point) => [
     point.name, point.at, ...(point.level.goodput === null ? [] : [`goodput ${point.level.goodput.toFixed(2)}`]), `${number(point.out)} output tokens/s${point.cell.gpus > 1 ? `, ${number(point.perGpu)} per GPU` : ""}`,
     ...Object.entries(NAMES).filter(([name]) => point.latency[name] !== null).map(([name, text]) => `${text} ${number(point.latency[name])} ms (${statistic()} of ${point.level[name]?.n ?? "?"})`),
+    ...(point.user === null ? [] : [`${number(point.user)} tokens/s per user`]), ...(point.cost === null ? [] : [`$${point.cost.toFixed(2)} per million output tokens`]),
     ...(point.score === null ? [] : [`${$("score").value} ${point.score.toFixed(2)}`]), ...(point.kept ? [] : ["accuracy not preserved"]), ...(point.cell.unfit !== null ? [point.cell.unfit] : point.misses ? [`misses the SLO: ${point.misses}`] : []),
   ].join("\n");
 
-  function front(known) {
+  // `rising`: a larger x is better, as for the speed of a user.
+  function front(known, rising) {
     const points = [];
-    for (const point of [...known].sort((a, b) => a.x - b.x || b.y - a.y)) if (!points.length || point.y > points[points.length - 1].y) points.push(point);
+    for (const point of [...known].sort((a, b) => (rising ? b.x - a.x : a.x - b.x) || b.y - a.y)) if (!points.length || point.y > points[points.length - 1].y) points.push(point);
     return points;
   }
 
@@ -364,13 +447,15 @@
     const key = $("latency").value;
     const axis = $("color").value;
     const gpus = unique(all.map((point) => point.cell.gpus)).length > 1;
-    const known = all.filter((point) => point.latency[key] !== null).map((point) => ({
-      x: point.latency[key], y: gpus ? point.perGpu : point.out, kind: axis === "" ? "all" : String(point.cell.axes[axis]), group: group(point.cell), holds: point.misses === null, kept: point.kept, cell: point.cell.id, text: description(point), point,
+    const perUser = key === "user";
+    const at = (point) => (perUser ? point.user : point.latency[key]);
+    const known = all.filter((point) => at(point) !== null).map((point) => ({
+      x: at(point), y: gpus ? point.perGpu : point.out, kind: axis === "" ? "all" : String(point.cell.axes[axis]), group: group(point.cell), holds: point.misses === null, kept: point.kept, cell: point.cell.id, text: description(point), point,
     }));
-    const fronts = unique(known.map((point) => point.group)).flatMap((one) => front(known.filter((point) => point.group === one && point.kept && point.point.cell.unfit === null)));
+    const fronts = unique(known.map((point) => point.group)).flatMap((one) => front(known.filter((point) => point.group === one && point.kept && point.point.cell.unfit === null), perUser));
     const on = new Set(fronts);
     for (const point of known) point.rank = on.has(point) ? "front" : point.holds ? "holds" : "misses";
-    const latency = `${NAMES[key]}, ms (${statistic()})`;
+    const latency = perUser ? "Output tokens/s per user (1 / median TPOT)" : `${NAMES[key]}, ms (${statistic()})`;
     const speed = `Output tokens/s${gpus ? " per GPU" : ""}`;
     const groups = unique(known.map((point) => point.group));
     places("pareto-plots", groups.length ? groups.slice(0, WORKLOADS) : [""], (n) => [make("div", { className: "plot", id: `pareto-plot${n}` })]);
@@ -586,7 +671,9 @@
     pair(about, "hint", cell.hint);
     pair(about, "log", cell.log);
     for (const [name, value] of Object.entries(cell.axes)) pair(about, name, value);
+    if (cell.numerics) pair(about, "numbers", `weights ${cell.numerics.weights}, activations ${cell.numerics.activations}, KV cache ${cell.numerics.kv_cache}, ${cell.numerics.made}`);
     pair(about, "highest rate", cell.highest_rate);
+    if (cell.highest_concurrency) pair(about, "highest concurrency", cell.highest_concurrency);
     for (const [name, value] of Object.entries(cell.accuracy)) pair(about, name, `${value.toFixed(3)} (${cell.accuracy_total} questions)`);
     if (cell.accuracy_asked) pair(about, "questions from", cell.accuracy_asked);
     body.push(about);
@@ -723,7 +810,7 @@
     }
     data = JSON.parse(await unpack("data"));
     const rows = [...$("cells-table").tBodies[0].rows];
-    cells = data.cells.map((cell, n) => ({ ...cell, row: rows[n], text: `${cell.id} ${cell.status} ${cell.axes.toolchain ?? ""}`.toLowerCase() }));
+    cells = data.cells.map((cell, n) => ({ ...cell, levels: cell.levels.map(whole), row: rows[n], text: `${cell.id} ${cell.status} ${cell.axes.toolchain ?? ""}`.toLowerCase() }));
     palette = new Map(unique(cells.map((cell) => String(cell.axes.precision))).sort(numeric).map((kind, n) => [kind, n % COLORS.length]));
     for (const cell of cells) cell.row.cells[0].prepend(make("span", { className: `dot hue ${tint(cell)}` }));
     const measured = cells.some((cell) => cell.levels.length);
