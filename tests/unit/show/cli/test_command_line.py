@@ -42,6 +42,7 @@ METAVARS = {
 }
 """Options whose value is called differently by some commands, with the reason."""
 DEFAULTS = {
+    "--endpoint-type": "a load is a chat, scores are those of a run",
     "--format": "a table if the result is one",
 }
 """Options with another default in some commands, with the reason."""
