@@ -171,6 +171,7 @@ def stage(name: str, number: int, cells: tuple[CellId, ...], start_s: float, sec
         folder=None,
         log=f"{name} {number} began\n{HOSTILE}\n\x1b[31mred\x1b[0m\n" + "step done\n" * (number % 9),
         server_log="",
+        server_command="",
         resources={"cpus": 2, "gpus": gpus if service else 0, "downloads": 0},
         exclusive="machine" if service else "none",
         gpus=("GPU-00000000-1111",) if service else (),

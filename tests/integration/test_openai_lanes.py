@@ -219,6 +219,38 @@ def test_a_server_is_launched_by_hand_and_measured(servers: Servers) -> None:
         assert process.wait(60) in {0, 130}
 
 
+def test_a_printed_command_starts_the_server(servers: Servers) -> None:
+    servers.stand_in("vllm")
+    servers.pipeline("stage", "download", "tiny", "--output-dir", "a model")
+    words = [
+        "--toolchain",
+        "openai",
+        "--command",
+        "vllm serve {model} --host {host} --port {port}",
+        "--model",
+        "a model",
+    ]
+    with socket_port() as port:
+        pass
+    shell = servers.pipeline("stage", "launch", *words, "--http-port", str(port), "--print")
+    process = subprocess.Popen(
+        ["bash", "-c", shell], env={**os.environ, "PATH": f"{servers.programs}:{os.environ['PATH']}"}
+    )
+    try:
+        assert eventually(lambda: process.poll() is not None or served(port))
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def served(port: int) -> bool:
+    try:
+        return bool(httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"])
+    except httpx.TransportError:
+        return False
+
+
 def test_engines_pytorch_vllm_and_sglang_stand_in_one_report(tmp_path: Path) -> None:
     machine = Lane(tmp_path / "machine", "1.2.0")
     others = tmp_path / "others"

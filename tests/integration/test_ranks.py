@@ -30,14 +30,15 @@ import json, sys
 from pathlib import Path
 from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
-from trtllm_pipeline.tensorrt.stage.launch import run_ranks
+from trtllm_pipeline.tensorrt.stage.launch import ranks, serve
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend, load
 repository, engine, attempt = map(Path, sys.argv[1:4])
 gpus = tuple(Gpu(index, f"GPU-{index}", "stand-in", 1 << 30, 90) for index in range(2))
 machine = Machine(2, "cpu", gpus, tensorrt_llm=TensorRTLLM("0.16.0"))
 try:
-    run_ranks(StageContext(load(LaunchFrontend, json.loads(sys.argv[4]), {"restarts": 0}), {"repository": repository, "engine": engine}, {}, attempt, attempt), machine)
+    context = StageContext(load(LaunchFrontend, json.loads(sys.argv[4]), {"restarts": 0}), {"repository": repository, "engine": engine}, {}, attempt, attempt)
+    serve(context, ranks(context, machine))
 except PipelineError as error:
     print(f"{type(error).__name__} {getattr(error, 'failure', '')}: {error} ({error.hint})")
     sys.exit(1)
@@ -66,6 +67,29 @@ def test_a_world_is_ready_and_ends(stage: Stage, world_size: int, release: str) 
             assert "complains" in world.rank_log(rank).read_text()
         assert len(list(triton_server.SHARED_MEMORY.glob(f"{world.prefix}*"))) == world_size
         assert world.process.mpirun == (world_size > 1 or (release == "0.16.0" and shutil.which("mpirun") is not None))
+
+
+def test_a_world_starts_from_a_pasted_command(stage: Stage) -> None:
+    mpirun = needed.program("mpirun")
+    ports = triton_server.free_ports()
+    pasted = mpi_server.pasted_command(
+        stage.installed, stage.repository, 2, mpirun=mpirun, ports=ports, host="127.0.0.1"
+    )
+    shell = subprocess.Popen(["bash", "-c", pasted.to_shell()], start_new_session=True)
+    try:
+        ready = f"http://127.0.0.1:{ports.http}/v2/health/ready"
+        assert eventually(lambda: shell.poll() is not None or responds(ready))
+        assert [stage.report(rank)["size"] for rank in range(2)] == [2, 2]
+    finally:
+        os.killpg(shell.pid, signal.SIGINT)
+        shell.wait(60)
+
+
+def responds(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.TransportError:
+        return False
 
 
 def test_the_ranks_are_one_mpi_world(stage: Stage) -> None:

@@ -6,6 +6,7 @@ Pictures go to the directory that PIPELINE_SCREENSHOTS names, else to pytest's o
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import struct
@@ -141,16 +142,17 @@ def test_tables_fit_a_window_of_1440_and_goals_have_cards(clean: Browser, tmp_pa
     page = tmp_path / "40.html"
     page.write_text(to_html(rows, record), encoding="utf-8")
     load(clean, page, width=1440)
-    assert "rouge_l change" in texts(clean, "#cells-table thead")[0]
+    assert "exact change" in texts(clean, "#cells-table thead")[0]
     assert (
         clean.evaluate(
             "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
         )
         == 0
     )
-    table, cards = texts(clean, "#take-table tbody a:first-child"), texts(clean, "#cards .card")
-    assert len(cards) == len(texts(clean, "#take-table tbody tr")) == 4
-    assert all(link in card for link, card in zip(table[::2], cards, strict=False))
+    cards = texts(clean, "#cards .card")
+    assert len(cards) == 4
+    assert all("next: " in card for card in cards[:1])
+    assert texts(clean, "#cards .card a")[0] in texts(clean, "#verdict")[0]
     fp16 = {
         clean.evaluate(
             f"(() => {{ const at = [...document.querySelectorAll('{each}')].find(e => e.textContent.includes('fp16')); return getComputedStyle(at.querySelector('.dot') ?? at).getPropertyValue('--mine'); }})()"
@@ -170,7 +172,7 @@ def test_the_best_of_any_accuracy_has_a_card_only_where_it_is_another(clean: Bro
         "Lowest TTFT",
         "Highest accuracy, then throughput",
     ]
-    assert len(texts(clean, "#take-table tbody tr")) == 3
+    assert not texts(clean, "#take table"), "no table repeats the cards"
 
 
 def test_columns_that_do_not_fit_a_window_are_named_instead(clean: Browser, tmp_path: Path) -> None:
@@ -241,6 +243,7 @@ def test_what_triton_says_stands_beside_ours(clean: Browser, tmp_path: Path, wid
     page = tmp_path / "triton.html"
     page.write_text(to_html((dataclasses.replace(first, levels=levels), other), record), encoding="utf-8")
     load(clean, page, width=width, dark=dark)
+    clean.evaluate("document.querySelector('#definitions details').open = true")
     assert any(text.startswith("triton_use") for text in texts(clean, "#definitions dt"))
     clean.evaluate("document.querySelector('#cells-table tbody a').click()")
     clean.wait("document.getElementById('details').open")
@@ -299,13 +302,13 @@ def test_limits_decide_what_to_take(clean: Browser, pages: dict[int, Path]) -> N
     set_value(clean, "ttft", str(limit_ms))
     set_value(clean, "statistic", "p99")
     set_value(clean, "accuracy", "0.8")
-    first = clean.evaluate("[...document.querySelector('#take-table tbody tr').cells].map(c => c.textContent)")
-    assert f"{wanted[0][1]} at concurrency {wanted[0][2]}" in first[1]
+    first = texts(clean, "#cards .card")[0]
+    assert f"{wanted[0][1]} at concurrency {wanted[0][2]}" in first
     assert clean.evaluate("document.querySelectorAll('#pareto-plot .mark-text text').length") > 0
     assert "SLO 40" in clean.evaluate("document.getElementById('pareto-plot').textContent")
     set_value(clean, "ttft", "0.001")
     assert "None of" in clean.evaluate("document.getElementById('take-why').textContent")
-    assert not texts(clean, "#take-table tbody tr")
+    assert not texts(clean, "#cards .card")
 
 
 def test_what_failed_is_seen_and_never_taken(clean: Browser, tmp_path: Path) -> None:
@@ -320,9 +323,9 @@ def test_what_failed_is_seen_and_never_taken(clean: Browser, tmp_path: Path) -> 
     page = tmp_path / "failed.html"
     page.write_text(to_html([bad if row is fastest else row for row in rows], record), encoding="utf-8")
     load(clean, page)
-    assert texts(clean, "#take-table tbody tr")
+    assert texts(clean, "#cards .card")
     name = without(bad.id, shared_parts([row.id for row in rows]))
-    for places in ("#take-table tbody a", "#front tbody a"):
+    for places in ("#cards .card a", "#front tbody a"):
         clean.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
         names = texts(clean, places)
         assert names
@@ -345,8 +348,9 @@ def test_filter_narrows_everything(clean: Browser, pages: dict[int, Path]) -> No
     names = texts(clean, "#cells-table tbody th")
     assert names
     assert all("fp8" in name and "tp4" in name and "bs8/" not in name and "model-3" in name for name in names)
-    assert texts(clean, "#take-table tbody tr")
-    assert all("model-3" in name for name in texts(clean, "#take-table tbody a"))
+    names = texts(clean, "#cards .card a:not(.badge)")
+    assert names
+    assert all("model-3" in name for name in names)
 
 
 def test_all_of_many_cells_on_demand(clean: Browser, pages: dict[int, Path]) -> None:
@@ -418,7 +422,7 @@ def test_what_was_not_measured_is_left_out(clean: Browser, tmp_path: Path) -> No
     page.write_text(to_html([bare], record, limits={"ttft_ms": 5.0, "statistic": "p50"}), encoding="utf-8")
     load(clean, page)
     assert clean.evaluate("document.getElementById('ttft').value") == "5"
-    assert texts(clean, "#take-table tbody tr")
+    assert texts(clean, "#cards .card")
     set_value(clean, "ttft", "6")
     set_value(clean, "statistic", "p99")
     assert "No p99 is shown of fewer than 100 requests" in clean.evaluate(
@@ -452,7 +456,7 @@ def test_request_rates_are_levels_like_any_other(clean: Browser, tmp_path: Path)
     page = tmp_path / "rates.html"
     page.write_text(to_html(rated, record), encoding="utf-8")
     load(clean, page)
-    assert re.search(r" at \d+ requests/s$", texts(clean, "#take-table tbody td")[0])
+    assert re.search(r" at \d+ requests/s", texts(clean, "#cards .card")[0])
     assert "Scaling with requests/s" in texts(clean, "#curves h2")
     ticks = texts(clean, "#curve-out .role-axis-label text")
     assert {"2.5", "40"} <= set(ticks)
@@ -476,9 +480,87 @@ def test_the_page_and_recommend_take_the_same(clean: Browser, tmp_path: Path) ->
     assert len(best) > 3
     (tmp_path / "page.html").write_text(to_html(rows, record), encoding="utf-8")
     load(clean, tmp_path / "page.html")
-    taken = texts(clean, "#take-table tbody td:nth-child(2)")
+    taken = texts(clean, "#cards .card > div:nth-child(3)")
     parts = shared_parts([row.id for row in rows])
-    assert taken == [f"{without(each.cell, parts)} at concurrency {each.level}" for each in best.values()]
+    wanted = [f"{without(each.cell, parts)} at concurrency {each.level}" for each in best.values()]
+    assert [text.startswith(each) for text, each in zip(taken, wanted, strict=True)] == [True] * len(wanted)
+
+
+def test_the_first_recommendation_is_on_the_first_screen_of_a_phone(clean: Browser, pages: dict[int, Path]) -> None:
+    for cells in (2, 40):
+        load(clean, pages[cells], width=390)
+        bottom = clean.evaluate("document.querySelector('#cards .card').getBoundingClientRect().bottom")
+        assert bottom <= clean.evaluate("innerHeight")
+        order = clean.evaluate("[...document.querySelectorAll('header, main > *')].map(e => e.id || e.tagName)")
+        assert order[:5] == ["HEADER", "take", "choices", "pareto", "cells"]
+
+
+def column(browser: Browser, head: str) -> list[str]:
+    found: list[str] = browser.evaluate(
+        f"(() => {{ const place = [...document.querySelectorAll('#cells-table thead th')].findIndex(e => e.textContent === {head!r});"
+        " return [...document.querySelectorAll('#cells-table tbody tr')].map(row => row.cells[place].textContent); })()"
+    )
+    return found
+
+
+def test_the_table_shows_the_chosen_level(clean: Browser, pages: dict[int, Path]) -> None:
+    rows, _ = run(2)
+    load(clean, pages[2])
+    for wanted, place in (("highest", -1), ("lowest", 0), (rows[0].levels[1].key, 1)):
+        set_value(clean, "level", wanted)
+        shown = {
+            name: dict(zip(column(clean, "cell"), column(clean, name), strict=True)) for name in heads_of(rows, place)
+        }
+        assert len(shown) == 2
+        for name, values in shown.items():
+            level = rows[0].levels[place]
+            value = level.latency("ttft_ms", "p50") if name.startswith("TTFT") else level.output_tokens_per_s
+            assert value is not None
+            text = next(text for cell, text in values.items() if str(rows[0].axes["precision"]) in cell)
+            assert float(text) == pytest.approx(value, rel=0.02), (name, values)
+
+
+def heads_of(rows: Any, place: int) -> list[str]:
+    return [f"{name} @{rows[0].levels[place].key}" for name in ("TTFT ms", "tok/s")]
+
+
+def test_a_link_keeps_filters_level_and_cell(clean: Browser, pages: dict[int, Path]) -> None:
+    rows, _ = run(40)
+    load(clean, pages[40])
+    assert clean.evaluate("location.hash") == ""
+    key = rows[0].levels[0].key
+    for control, value in (("words", "fp8 tp1"), ("ttft", "300"), ("statistic", "p99"), ("level", key)):
+        set_value(clean, control, value)
+    clean.evaluate("document.querySelector('#cells-table tbody tr:not([hidden]) a').click()")
+    clean.wait("document.getElementById('details').open")
+    kept = clean.evaluate("location.hash")
+    names = texts(clean, "#cells-table tbody th")
+    load(clean, pages[40], at=kept)
+    assert clean.evaluate("document.getElementById('details').open")
+    state = {
+        each: clean.evaluate(f"document.getElementById({each!r}).value")
+        for each in ("words", "ttft", "statistic", "level")
+    }
+    assert state == {"words": "fp8 tp1", "ttft": "300", "statistic": "p99", "level": key}
+    assert names
+    assert texts(clean, "#cells-table tbody th") == names
+    clean.press("Escape")
+    clean.wait("!document.getElementById('details').open")
+    assert "cell=" not in clean.evaluate("location.hash")
+    assert "ttft=300" in clean.evaluate("location.hash")
+
+
+def test_warnings_are_badges_on_cards_and_rows(clean: Browser, tmp_path: Path) -> None:
+    rows, record = run(2)
+    late = tuple(dataclasses.replace(row, findings=("warning: the client was late", "info: a note")) for row in rows)
+    page = tmp_path / "late.html"
+    page.write_text(to_html(late, record), encoding="utf-8")
+    load(clean, page, width=390)
+    badges = texts(clean, "#cards .badge"), texts(clean, "#cells-table .badge")
+    assert [set(each) for each in badges] == [{"1 warning"}] * 2
+    clean.evaluate("document.querySelector('#cards .badge').click()")
+    clean.wait("document.getElementById('details').open")
+    assert "the client was late" in texts(clean, "#details-body")[0]
 
 
 def test_a_tie_names_the_cheapest_and_lost_accuracy_is_never_the_highest(clean: Browser, tmp_path: Path) -> None:
@@ -531,7 +613,7 @@ def test_tables_without_the_plotting_library_and_without_scripts(browser: Browse
     browser.complaints.clear()
     browser.emulate(width=1280)
     browser.open(page.as_uri(), "document.documentElement?.dataset.ready !== undefined")
-    assert texts(browser, "#take-table tbody tr")
+    assert texts(browser, "#cards .card")
     assert not texts(browser, "#pareto, #curves")
     browser.call("Emulation.setScriptExecutionDisabled", value=True)
     try:
@@ -542,3 +624,24 @@ def test_tables_without_the_plotting_library_and_without_scripts(browser: Browse
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
     assert browser.complaints == []
+
+
+def test_a_level_has_its_samples_over_time(clean: Browser, tmp_path: Path) -> None:
+    rows, record = run(2)
+    key = rows[0].levels[-1]
+    out = tmp_path / "perf" / "out"
+    out.mkdir(parents=True)
+    samples = [[second * 10**9, 3.5, 0.5 * second, 0.1] for second in range(8)]
+    event = {"type": "gauges", "concurrency": key.concurrency, "request_rate": None, "samples": samples}
+    (out / "events.jsonl").write_text(json.dumps(event) + "\n")
+    stages = tuple(
+        dataclasses.replace(each, folder=out.parent) if each.stage == "perf" else each for each in record.stages
+    )
+    page = tmp_path / "series.html"
+    page.write_text(to_html(rows, dataclasses.replace(record, stages=stages)), encoding="utf-8")
+    load(clean, page)
+    clean.evaluate("document.querySelector('#cells-table tbody a').click()")
+    clean.wait("document.querySelectorAll('#series svg').length === 3")
+    labels = clean.evaluate("[...document.querySelectorAll('#series .plot[role=img]')].map(e => e.ariaLabel)")
+    assert [label.partition(" at ")[0] for label in labels] == ["requests in flight", "requests waiting", "KV cache %"]
+    assert labels[1].endswith("0.00 to 3.50.")

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.helpers.embedded_engines import script_engine
@@ -160,6 +161,41 @@ def test_a_service_says_where_it_is_and_ends_when_told(models: Path, tmp_path: P
         assert not (service.attempt / "service.json").exists()
         assert gone(service.process.pid)
         assert not shared_memory(service.process.pid)
+
+
+def test_a_printed_command_starts_the_server_and_leaves_the_repository_as_it_is(models: Path, tmp_path: Path) -> None:
+    before = sorted(models.rglob("*"))
+    launch = (sys.executable, "-m", "trtllm_pipeline", "stage", "launch", "--toolchain", "embedded")
+    ports = [
+        word for name, port in triton_server.free_ports()._asdict().items() for word in (f"--{name}-port", str(port))
+    ]
+    words = (*launch, "--repository", str(models), *ports, "--print", "--format", "json")
+    printed = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+    with (tmp_path / "log").open("wb") as log:
+        shell = subprocess.Popen(
+            ["bash"], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    assert shell.stdin is not None
+    shell.stdin.write(printed["shell"].encode() + b"\n")
+    shell.stdin.flush()  # the shell stays open, like a terminal
+    url = f"http://127.0.0.1:{printed['ports']['http']}/v2/models/ensemble"
+    try:
+        assert eventually(lambda: shell.poll() is not None or responds(f"{url}/ready")), (tmp_path / "log").read_text()
+        body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
+        assert httpx.post(f"{url}/generate", json=body, timeout=30).json()["text_output"]
+    finally:
+        os.killpg(shell.pid, signal.SIGINT)
+        shell.stdin.close()
+        shell.wait(60)
+    assert gone(shell.pid)
+    assert sorted(models.rglob("*")) == before
+
+
+def responds(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.TransportError:
+        return False
 
 
 def test_an_open_stream_does_not_keep_it_from_ending(models: Path, tmp_path: Path) -> None:

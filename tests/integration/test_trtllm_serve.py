@@ -26,12 +26,13 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from trtllm_pipeline.base.errors import PipelineError
-from trtllm_pipeline.tensorrt.stage.launch import run_openai
+from trtllm_pipeline.tensorrt.stage.launch import openai, serve
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend, load
 attempt = Path(sys.argv[1])
 try:
-    run_openai(StageContext(load(LaunchFrontend, json.loads(sys.argv[2]), {"restarts": 0}), {"repository": attempt}, {}, attempt, attempt), json.loads(sys.argv[3]))
+    context = StageContext(load(LaunchFrontend, json.loads(sys.argv[2]), {"restarts": 0}), {"repository": attempt}, {}, attempt, attempt)
+    serve(context, openai(context, json.loads(sys.argv[3])))
 except PipelineError as error:
     print(f"{type(error).__name__} {getattr(error, 'failure', '')}: {error} ({error.hint})")
     sys.exit(1)

@@ -69,6 +69,7 @@ from .wording import amount as amount
 from .wording import count as count
 from .wording import duration as duration
 from .wording import in_flow_order as in_flow_order
+from .wording import memory_size as memory_size
 from .wording import path_from_here as path_from_here
 from .wording import shared_parts as shared_parts
 from .wording import shorten as shorten

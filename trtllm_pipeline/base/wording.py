@@ -76,6 +76,14 @@ def size(size_bytes: float) -> str:
     return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
 
 
+def memory_size(size_bytes: float) -> str:
+    """Bytes of memory in the unit of nvidia-smi and `--assume`: "22.5 GiB", "141 GiB", "64 MiB"."""
+    if size_bytes < 2**30 / 10:
+        return f"{size_bytes / 2**20:.0f} MiB"
+    value = size_bytes / 2**30
+    return f"{value:.1f} GiB" if value < 100 else f"{value:.0f} GiB"
+
+
 def amount(done: float, total: float | None, unit: str) -> str:
     """Progress in its own unit: "12.3/270.1 MB", "12/40 requests", "67.1/134.5 M parameters"."""
     largest = max(done, total or 0)

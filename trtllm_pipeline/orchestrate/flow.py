@@ -126,7 +126,7 @@ def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Pla
     """The plan and its forecast. If there is no store yet, `workspace` is its future directory. Raises like `run`."""
     from trtllm_pipeline.orchestrate.clusters.location import place_of
     from trtllm_pipeline.orchestrate.run.forecast import forecast
-    from trtllm_pipeline.orchestrate.run.work import present_of, source_of
+    from trtllm_pipeline.orchestrate.run.work import present_of, rerun_of, source_of
 
     loaded = load(request)
     with place_of(request, loaded) as place:
@@ -135,4 +135,5 @@ def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Pla
     present = {} if store is None else present_of(plan, store)
     source = source_of(request, loaded, machine)
     offers = None if source is None else source.offers(plan, present)
-    return plan, forecast(plan, store, present, workspace=workspace, offers=offers, nodes=nodes)
+    rerun = rerun_of(plan, request.rerun)
+    return plan, forecast(plan, store, present, workspace=workspace, offers=offers, nodes=nodes, rerun=rerun)

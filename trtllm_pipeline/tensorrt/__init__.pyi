@@ -7,6 +7,7 @@ from .embedded.reference import Reference as Reference
 from .servers import start_script as start_script
 from .servers.command_lines import LOOPBACK as LOOPBACK
 from .servers.command_lines import reachable as reachable
+from .servers.pasted import USUAL_PORTS as USUAL_PORTS
 from .servers.triton_server import busy_ports as busy_ports
 from .servers.triton_server import remove_stale_leftovers as remove_stale_leftovers
 from .stage import failure as failure
@@ -23,7 +24,9 @@ from .stage.base import Stage as Stage
 from .stage.base import StageContext as StageContext
 from .stage.calibration_rows import DEFAULT_DATA as DEFAULT_DATA
 from .stage.download import PARTIAL as PARTIAL
+from .stage.launch import COMMAND_FILE as COMMAND_FILE
 from .stage.launch import LOG_FILE as LOG_FILE
+from .stage.launch import ports as ports
 from .stage.launch import stop_requested as stop_requested
 from .stage.lora import ADAPTERS as ADAPTERS
 from .stage.lora import NO_ADAPTER as NO_ADAPTER
@@ -44,5 +47,6 @@ from .trtllm.launching import serve_command as serve_command
 from .trtllm.llmapi import MODEL as MODEL
 from .trtllm.params import SERVE_FILE as SERVE_FILE
 from .trtllm.rules import HUB_UNREACHED as HUB_UNREACHED
+from .worker import named as named
 from .worker import run_program as run_program
 from .worker import write_job as write_job

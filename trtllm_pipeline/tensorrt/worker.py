@@ -19,7 +19,7 @@ from trtllm_pipeline.tensorrt.stage import failure, params
 from trtllm_pipeline.tensorrt.stage.base import JOB, StageContext
 
 
-def _named(path: str) -> Any:
+def named(path: str) -> Any:
     """The object that "module:name" refers to."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -28,7 +28,7 @@ def _named(path: str) -> Any:
 def run_program(program: str, stage: str, context: StageContext[Any]) -> None:
     """Run `program`, a "module:function", in this process. Raises PipelineError, also for a full disk or memory."""
     try:
-        _named(program)(context)
+        named(program)(context)
     except PipelineError:
         raise
     except MemoryError as error:
@@ -54,7 +54,7 @@ def write_job(stage: str, program: str | None, context: StageContext[Any]) -> Pa
 def context_of(job: Mapping[str, Any]) -> StageContext[Any]:
     """The context that a job file describes."""
     return StageContext(
-        params=params.load(_named(job["params_class"]), job["params"]),
+        params=params.load(named(job["params_class"]), job["params"]),
         inputs={name: Path(path) for name, path in job["inputs"].items()},
         files={name: Path(path) for name, path in job["files"].items()},
         out=Path(job["out"]),

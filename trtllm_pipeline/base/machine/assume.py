@@ -1,5 +1,6 @@
 """`--assume`: a `Machine` from one line of text, to plan for another machine, and the line for a machine.
 
+tensorrt_llm==0.12.0,8xH100
 tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80
 """
 
@@ -10,13 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base.errors import UsageError
+from trtllm_pipeline.base.machine import gpu_types
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
 
 if TYPE_CHECKING:
     from packaging.version import Version
 
-EXAMPLE: Final = "--assume tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80"
-_SEVERAL: Final = "--assume 'tensorrt_llm==0.12.0,sm=90,gpu=H100; tensorrt_llm==0.12.0,sm=89,gpu=L40S'"
+EXAMPLE: Final = "--assume 8xH100,tensorrt_llm==0.12.0"
+_SEVERAL: Final = "--assume '2xH100,tensorrt_llm==1.2.0; 2xL40S,tensorrt_llm==1.2.0'"
 _BETWEEN_TYPES: Final = ";"
 ASSUMED: Final = "assumed"
 """Stands for a version or name that was not given. It equals no real one, so results are never mixed up."""
@@ -27,20 +29,6 @@ _FIRST_WITH_SERVE: Final = "0.15"
 _FIRST_WITH_BENCH: Final = "0.12"
 _FIRST_WITH_MODEL_OPTIMIZER: Final = "0.10"
 """TensorRT-LLM's package depends on it since then."""
-_MEMORY_GIB: Final = {
-    70: 32.0,  # V100
-    75: 15.0,  # T4
-    80: 80.0,  # A100
-    86: 22.5,  # A10
-    89: 45.0,  # L40S
-    90: 79.6,  # H100
-    100: 179.1,  # B200
-    103: 268.6,  # B300
-    120: 95.6,  # RTX PRO 6000 Blackwell
-    121: 119.7,  # GB10, of the memory that it shares with its CPU
-}
-"""Compute capability -> memory of a common data-centre GPU that has it, as the driver says it (nvidia-smi in public logs: 15360,
-81920, 23028, 46068, 81559, 183359, 275040, 97887 MiB): where errors are corrected in GDDR, a sixteenth less than the data sheet's."""
 _LEAST_BYTES: Final = 2**30 // 10
 """The least that a line can say of memory: Docker gives a container 64 MiB of /dev/shm."""
 _CPUS_PER_GPU: Final = 8
@@ -158,21 +146,41 @@ class _AssumedValues:
     def __init__(self, text: str) -> None:
         self.faults: list[str] = []
         self.values: dict[str, str] = {}
+        self.gpu: gpu_types.GpuType | None = None
+        """The type of GPU of a part such as `2xH100`."""
         for part in map(str.strip, text.split(",")):
+            if self._is_gpu(part):
+                continue
             key, equals, value = map(str.strip, part.partition("="))
             key = key.lower().replace("-", "_")
             if key in _VERSIONS:
                 value = value.removeprefix("=").strip()
             if not equals or not value:
-                self.faults.append(f"{part!r}: expected KEY=VALUE")
+                near = None if equals else gpu_types.near(part)
+                did = f"; did you mean {near}?" if near else ""
+                self.faults.append(f"{part!r}: expected KEY=VALUE, or GPUs such as 2xH100{did}")
             elif key not in KEYS:
-                near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
-                did = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(KEYS)}"
+                nearest = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.5)
+                did = f"did you mean {nearest[0]!r}?" if nearest else f"the keys are {', '.join(KEYS)}"
                 self.faults.append(f"{part}: unknown key {key!r}; {did}")
             elif key in self.values:
                 self.faults.append(f"{part}: {key} is given twice")
             else:
                 self.values[key] = value
+
+    def _is_gpu(self, part: str) -> bool:
+        """True if `part` names GPUs, which are then recorded."""
+        count, kind = gpu_types.counted(part)
+        if kind is None:
+            return False
+        if self.gpu is not None:
+            self.faults.append(f"{part}: GPUs are given twice; separate machines with {_BETWEEN_TYPES}")
+        elif count is not None and "gpus" in self.values:
+            self.faults.append(f"{part}: gpus is given twice")
+        self.gpu = kind
+        if count is not None:
+            self.values.setdefault("gpus", count)
+        return True
 
     def fault(self, key: str, expected: str) -> None:
         self.faults.append(f"{key}={self.values[key]}: {expected}")
@@ -222,7 +230,10 @@ def _here(changes: str) -> str:
     from trtllm_pipeline.base.machine.probe import this_machine
 
     own = dict(part.split("=", 1) for part in describe(this_machine()).split(","))
-    given = {part.partition("=")[0].strip().lower().replace("-", "_") for part in changes.split(",")}
+    given = {
+        part.partition("=")[0].strip().lower().replace("-", "_") if gpu_types.counted(part)[1] is None else "gpus"
+        for part in changes.split(",")
+    }
     follow = {key for changed in given for key in _FOLLOW.get(changed, ())}
     kept = [f"{key}={value}" for key, value in own.items() if key not in {*given, *follow}]
     return ",".join([*kept, *([changes] if changes.strip() else [])])
@@ -232,12 +243,14 @@ def _gpus(read: _AssumedValues) -> tuple[Gpu, ...]:
     count = read.whole("gpus", 0, 4096, 1)
     if count == 0:
         read.refuse(_OF_GPUS, "gpus=0 leaves no GPU for it to describe")
+        if read.gpu is not None:
+            read.faults.append(f"gpus=0: there is {read.gpu.name} too")
         return ()
-    if "sm" not in read.values:
-        read.faults.append("sm is missing; add the compute capability (sm=90 means 9.0), or gpus=0")
-    sm = read.whole("sm", 50, 199, 90)
+    if "sm" not in read.values and read.gpu is None:
+        read.faults.append("sm is missing; add a GPU (H100), the compute capability (sm=90 means 9.0), or gpus=0")
+    sm = read.whole("sm", 50, 199, read.gpu.sm if read.gpu else 90)
     memory = _gpu_memory(read, sm)
-    name = read.values.get("gpu", f"sm{sm}")
+    name = read.values.get("gpu", read.gpu.name if read.gpu else f"sm{sm}")
     if name.isdecimal():
         read.fault("gpu", "expected a name; the number of GPUs is set with gpus")
     return tuple(Gpu(index, f"GPU-assumed-{index}", name, memory, sm) for index in range(count))
@@ -247,9 +260,10 @@ def _gpu_memory(read: _AssumedValues, sm: int) -> int:
     given = read.gibibytes("gpu_memory_gib")
     if given is not None:
         return given
-    if sm not in _MEMORY_GIB:
+    kind = read.gpu or gpu_types.usual(sm)
+    if kind is None:
         read.faults.append(f"gpu_memory_gib is missing, and there is no default for sm={sm}")
-    return round(_MEMORY_GIB.get(sm, 1.0) * 10) * 2**30 // 10
+    return round((kind.memory_gib if kind else 1.0) * 10) * 2**30 // 10
 
 
 def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
@@ -267,7 +281,7 @@ def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
     # The example scripts that matter went away together with the engines.
     engines = release <= _version(LAST_WITH_ENGINES)
     return TensorRTLLM(
-        release=str(release),
+        release=_written(release),
         build="trtllm-build" if read.yes("build", usually=engines) else None,
         serve="trtllm-serve" if read.yes("serve", usually=release >= _version(_FIRST_WITH_SERVE)) else None,
         bench="trtllm-bench" if read.yes("bench", usually=release >= _version(_FIRST_WITH_BENCH)) else None,
@@ -275,6 +289,14 @@ def _tensorrt_llm(read: _AssumedValues) -> TensorRTLLM | None:
         templates=_TEMPLATES if read.yes("templates", usually=True) else None,
         transformers=_transformers(read),
     )
+
+
+def _written(release: Version) -> str:
+    """A release as the package's metadata has it: 1.2 is 1.2.0."""
+    from packaging.version import Version
+
+    text, base = str(release), release.base_version
+    return str(Version(text.replace(base, f"{base}.0", 1))) if len(release.release) == 2 else text
 
 
 def _transformers(read: _AssumedValues) -> str | None:

@@ -694,7 +694,7 @@ class Axes(Strict):
     __pydantic_extra__: dict[str, Axis[JsonValue]]
 
     model: Axis[Text]
-    """Names of recipes, or paths of local Hugging Face directories (`./models/foo`)."""
+    """Names of recipes, ORGANIZATION/NAME[@REVISION] on the Hugging Face Hub, or directories (`./models/foo`)."""
     precision: Axis[AnyPrecision]
     """Precisions of the weights, by their TensorRT-LLM names. as_is keeps weights that are published quantized."""
     parallel: Axis[Parallel] = ("tp1pp1",)

@@ -15,6 +15,8 @@ from trtllm_pipeline.orchestrate.matrix.document import SUFFIXES, Document, KeyP
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.matrix.models import Recipe
 
+_ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/([\w.-]+))(?:@([A-Za-z0-9][\w./-]*))?")
+"""ORGANIZATION/NAME[@REVISION] on the Hugging Face Hub."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Keys that config.json and recipes have in common.
 _SAME_NAME: Final = (
@@ -87,7 +89,7 @@ def find_recipe(name: str, directory: Path, *, but: Path | None = None) -> Path:
         return known[name]
     raise UsageError(
         f"there is no recipe {name!r}{nearest(name, known)}",
-        hint="use a name from `pipeline models list`, or a path such as ./my-model of a local Hugging Face directory",
+        hint="use a name from `pipeline models list`, ORGANIZATION/NAME on the Hugging Face Hub, or a directory: ./my-model",
     )
 
 
@@ -113,26 +115,77 @@ def sources_of(model: str, directory: Path) -> list[dict[str, Json]]:
     )
 
 
-def is_folder(model: str) -> bool:
-    """True if a value of the model axis is the path of a local directory, not a recipe's name."""
-    return model.startswith(".") or "/" in model or "\\" in model
+def is_folder(model: str, base: Path) -> bool:
+    """True if a value of the model axis is the path of a local directory. Relative paths start at `base`."""
+    if model.startswith((".", "/", "~")) or "\\" in model:
+        return True
+    return "/" in model and (_ON_HUB.fullmatch(model) is None or (base / model).is_dir())
 
 
-def recipe_file(model: str, matrix: Path) -> Path:
-    """The file that a model's recipe is read from: a recipe, or a local directory's config.json. Raises UsageError."""
-    if is_folder(model):
-        return matrix.parent / os.path.expanduser(model) / "config.json"  # noqa: PTH111  (Path.expanduser raises for an unknown user)
-    return find_recipe(model, matrix.parent, but=matrix)
+def is_recipe_name(model: str) -> bool:
+    """True if a value of the model axis can be the name of a recipe."""
+    return _NAME.fullmatch(model) is not None
 
 
-def recipe_of_folder(model: str, base: Path) -> Document:
+def recipe_document(model: str, matrix: Path, *, offline: bool) -> tuple[Document, Path | None]:
+    """The recipe of a value of the model axis, and its file if it is a recipe.
+
+    A local directory, and a model on the hub without a recipe, get one from their config.json. Raises UsageError, MatrixError,
+    DownloadError.
+    """
+    base = matrix.parent
+    if is_folder(model, base):
+        return _recipe_of_folder(model, base), None
+    if (on_hub := _ON_HUB.fullmatch(model)) is None:
+        path = find_recipe(model, base, but=matrix)
+        return read(path), path
+    repository, name, revision = on_hub[1], on_hub[2], on_hub[3]
+    if (known := _recipe_with_source(repository, base)) is not None:
+        return (known, Path(known.name)) if revision is None else (_at_revision(known, repository, revision), None)
+    from trtllm_pipeline.models import peek
+
+    source: dict[str, Json] = {"hugging_face": repository, "revision": revision or "main"}
+    config = peek.configuration(source, "config.json", folder=None, offline=offline)
+    if config is None:
+        raise UsageError(f"{model}: Hugging Face has no config.json for it", hint="check its name and revision")
+    called = name if revision is None else f"{name}-{revision}"
+    read_from = Document(f"config.json of {model}", dict(config))
+    return _recipe_of_config(read_from, called, f"{repository} on the Hugging Face Hub", source), None
+
+
+def _recipe_with_source(repository: str, base: Path) -> Document | None:
+    """The recipe whose first source is this repository of the Hugging Face Hub."""
+    for path in list_recipes(base).values():
+        if repository.encode() in path.read_bytes():
+            document = read(path)
+            if document.get(("sources", 0, "hugging_face")) == repository:
+                return document
+    return None
+
+
+def _at_revision(known: Document, repository: str, revision: str) -> Document:
+    """A recipe with another revision of its repository. Digests and files of code belong to the recipe's own."""
+    assert isinstance(known.data, dict)
+    of_commit = {"code_files", "sources"}
+    data: dict[str, Json] = {name: value for name, value in known.data.items() if name not in of_commit}
+    data |= {
+        "name": f"{data['name']}-{_called(revision)}",
+        "sources": [{"hugging_face": repository, "revision": revision}],
+    }
+    return Document(known.name, data, known.origins)
+
+
+def _recipe_of_folder(model: str, base: Path) -> Document:
     """Recipe data derived from a Hugging Face directory's config.json. Raises MatrixError if the file cannot be read."""
-    model = os.path.expanduser(model)  # noqa: PTH111
+    model = os.path.expanduser(model)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     folder = base / model
-    config = read(folder / "config.json")
     name = folder.name if folder.name not in ("", "..") else folder.resolve().name
-    recipe = _recipe_of(config.data if isinstance(config.data, dict) else {}, name, f"Local directory {model}")
-    recipe["sources"] = [{"local": model}]
+    return _recipe_of_config(read(folder / "config.json"), name, f"Local directory {model}", {"local": model})
+
+
+def _recipe_of_config(config: Document, name: str, summary: str, source: dict[str, Json]) -> Document:
+    recipe = _recipe_of(config.data if isinstance(config.data, dict) else {}, name, summary)
+    recipe["sources"] = [source]
     origins: dict[KeyPath, Origin] = {path: origin for path, origin in config.origins.items() if len(path) == 1}
     return Document(config.name, recipe, origins)
 
@@ -168,7 +221,7 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
     base, scaling = model_files.rotary(data)
     heads, hidden, eos = (data.get(key) for key in ("num_attention_heads", "hidden_size", "eos_token_id"))
     recipe: dict[str, Json] = {
-        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:100] or "local",
+        "name": _called(name),
         "summary": summary,
         "family": data.get("model_type"),
         "license": "unknown",
@@ -193,6 +246,11 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         experts = {"moe_intermediate_size": data.get("intermediate_size"), "n_shared_experts": 1}
         recipe |= {"intermediate_size": dense, **experts}
     return recipe
+
+
+def _called(name: str) -> str:
+    """A name that cell ids can have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:100] or "local"
 
 
 def _vision_weights(config: Json) -> int | None:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.base import Fault, Json, MatrixError, UsageError
+from trtllm_pipeline.base import DownloadError, Fault, Json, MatrixError, UsageError
 from trtllm_pipeline.orchestrate.matrix.document import (
     Assignment,
     Document,
@@ -23,7 +23,7 @@ from trtllm_pipeline.orchestrate.matrix.document import (
     read,
 )
 from trtllm_pipeline.orchestrate.matrix.models import Axes, Matrix, Recipe, Settings
-from trtllm_pipeline.orchestrate.matrix.recipe_files import check_recipe, is_folder, recipe_file, recipe_of_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import check_recipe, is_recipe_name, recipe_document
 from trtllm_pipeline.orchestrate.matrix.spelling import SETTINGS_PREFIX, nested, setting_axes
 
 AXES: Final = tuple(Axes.model_fields)
@@ -46,7 +46,7 @@ class LoadedMatrix:
     set_settings: Settings
     """Settings given with `--set`."""
     models: Mapping[str, Recipe]
-    """Recipes by value of the model axis: a recipe's name, or the path of a local directory."""
+    """Recipes by value of the model axis: a recipe's name, the path of a local directory, or a model on the hub."""
     axes_changed: bool
     """`--set` changed an axis, so it is not an error if a rule matches nothing."""
 
@@ -221,21 +221,21 @@ def _recipes(document: Document, matrix: Path, changes: Sequence[Assignment]) ->
     faults: list[Fault] = []
     places = _models(document)
     files: dict[str, Document] = {}
-    paths: dict[str, Path] = {}
+    paths: dict[str, Path | None] = {}
+    offline = document.get((_SETTINGS, "download", "offline")) is True
     for model, place in places.items():
         try:
-            paths[model] = recipe_file(model, matrix)
-            files[model] = recipe_of_folder(model, matrix.parent) if is_folder(model) else read(paths[model])
-        except UsageError as error:
-            faults.append(document.fault(place, error.message))
+            files[model], paths[model] = recipe_document(model, matrix, offline=offline)
+        except (UsageError, DownloadError) as error:
+            faults.append(document.fault(place, ": ".join(filter(None, (error.message, error.hint)))))
         except MatrixError as error:
-            about = [document.fault(place, str(fault)) for fault in error.faults]
-            faults += about if is_folder(model) else error.faults
+            about_model = [document.fault(place, str(fault)) for fault in error.faults]
+            faults += error.faults if is_recipe_name(model) else about_model
     for change in changes:
         faults += apply_set_to_recipes(files, change)
     recipes: dict[str, Recipe] = {}
     for model, file in files.items():
-        recipe, recipe_faults = check_recipe(file, None if is_folder(model) else paths[model])
+        recipe, recipe_faults = check_recipe(file, paths[model])
         faults += recipe_faults
         if recipe is not None:
             same = next((other for other, known in recipes.items() if known.name == recipe.name), None)

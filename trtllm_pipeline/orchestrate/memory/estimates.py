@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from trtllm_pipeline.base import Cell, Json, Machine, Needs, size
+from trtllm_pipeline.base import Cell, Json, Machine, Needs, memory_size
 from trtllm_pipeline.orchestrate.store.index import Peak
 from trtllm_pipeline.tensorrt import Stage
 
@@ -269,4 +269,4 @@ def in_words(need: Need) -> str:
     assert need.has is not None
     value = need.least if need.least is not None and need.impossible else need.estimate.value
     place = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]
-    return f"{need.stage}: needs about {size(value)} {place}, {size(need.has)} available"
+    return f"{need.stage}: needs about {memory_size(value)} {place}, {memory_size(need.has)} available"

@@ -32,14 +32,26 @@ def load(request: Request) -> LoadedMatrix:
 
 
 def machine_of(request: Request) -> Machine:
-    """The machine of the request: an assumed one, or this one. Raises UsageError."""
+    """The machine of the request: an assumed one, or this one. Warns if its release of TensorRT-LLM is unknown.
+
+    Raises UsageError.
+    """
     if request.assume is not None:
         from trtllm_pipeline.base import assume
 
-        return assume.parse(request.assume)
-    from trtllm_pipeline.base import probe
+        machine = assume.parse(request.assume)
+    else:
+        from trtllm_pipeline.base import probe
 
-    return probe.this_machine()
+        machine = probe.this_machine()
+    for release in {
+        each.tensorrt_llm.release for each in (machine, *dict(machine.types).values()) if each.tensorrt_llm
+    }:
+        from trtllm_pipeline.tensorrt import releases
+
+        if (warning := releases.unknown(release)) is not None:
+            logger.warning("%s", warning)
+    return machine
 
 
 def default_toolchain(request: Request, loaded: LoadedMatrix, machine: Machine) -> str:

@@ -34,6 +34,8 @@ class Request:
     require_signed: bool = False
     trusted_keys: str | None = None
     """(with `require_signed`) Policy for pulled artifacts."""
+    rerun: tuple[str, ...] = ()
+    """Measuring stages to run again although their results are up to date. `resume` does not repeat them."""
     executor: str | None = None
     """Executor of stage runs: local, ray or slurm. Default: local."""
     ray_address: str | None = None
@@ -52,13 +54,15 @@ class Request:
             until=other.until or self.until,
             toolchain=other.toolchain or self.toolchain,
             assume=other.assume or self.assume,
+            rerun=other.rerun,
             executor=other.executor or self.executor,
             ray_address=other.ray_address or self.ray_address,
         )
 
     def to_json(self) -> dict[str, Json]:
         """The JSON that `resume` reads, with the matrix's absolute path."""
-        return {**asdict(self), "matrix": str(self.matrix.absolute())}
+        known = {name: value for name, value in asdict(self).items() if name != "rerun"}
+        return {**known, "matrix": str(self.matrix.absolute())}
 
 
 def read_request(path: Path) -> Request:

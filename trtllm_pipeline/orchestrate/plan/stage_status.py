@@ -192,6 +192,7 @@ def running_s(standing: StageState) -> float | None:
 
 
 NEVER = "not made yet"
+RERUN: Final = "measured again (--rerun)"
 _INPUTS: Final = "inputs."
 _CONTENT: Final = "params.content."
 """Prefix of a model file's path in the key of its download."""

@@ -7,7 +7,7 @@ corrected by earlier runs. A `ForecastCheck` compares the forecast with the actu
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from trtllm_pipeline.models import sources
 from trtllm_pipeline.orchestrate.memory.estimates import KINDS, TIME, Corrections, Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_plan, of_run, to_run
 from trtllm_pipeline.orchestrate.plan.plan_file import action, commands_of, plan_lines
-from trtllm_pipeline.orchestrate.plan.stage_status import reasons
+from trtllm_pipeline.orchestrate.plan.stage_status import RERUN, reasons
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.order import capacities, section, simulate
 from trtllm_pipeline.orchestrate.store.index import Artifact
@@ -189,11 +189,12 @@ def forecast(
     workspace: Path | None = None,
     offers: Offers | None = None,
     nodes: Sequence[scheduling.Capacity] = (),
+    rerun: Collection[Fingerprint] = (),
 ) -> Forecast:
     """Return the actions of running `plan` now, their reasons and costs. `present` are the store's artifacts, if known.
 
     Without a store, `workspace` is its future directory. `offers` are the artifacts of a remote store. Without `nodes` it
-    runs on the plan's machine.
+    runs on the plan's machine. Artifacts of `rerun` are made again.
     """
     runs = plan.stage_runs.values()
     if present is None:
@@ -202,7 +203,7 @@ def forecast(
     durations = Durations(store.index.durations() if store is not None else {}, plan.machine, corrections)
     folder = workspace if store is None else store.workspace
     free = None if folder is None or plan.machine.assumed else _free_bytes(folder.absolute())
-    present_runs = frozenset(run.id for run in runs if run.fingerprint in present)
+    present_runs = frozenset(run.id for run in runs if run.fingerprint in present and run.fingerprint not in rerun)
     pulls = {} if offers is None else {run: each.transfer_bytes for run, each in offers.pulls.items()}
     after = present_runs.union(pulls)
     todo = frozenset(to_run(plan, lambda run: run.id in after))
@@ -212,7 +213,7 @@ def forecast(
     return Forecast(
         present_runs,
         todo,
-        reasons(plan, times, store),
+        {**reasons(plan, times, store), **{run.id: RERUN for run in runs if run.fingerprint in rerun}},
         expected_s,
         times,
         durations,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -184,13 +184,15 @@ def execute(
     present: Mapping[Fingerprint, Artifact],
     keep_going: bool = True,
     expected_s: Mapping[StageRunId, float] | None = None,
+    rerun: Collection[Fingerprint] = (),
 ) -> Outcome:
     """Bring every stage run of `plan` up to date. Returns when all have ended, successfully or not.
 
-    `present` are the artifacts already present, `expected_s` the durations of a forecast, if there is one.
+    `present` are the artifacts already present, `expected_s` the durations of a forecast, if there is one. Artifacts of
+    `rerun` are made again, whether or not the store has them.
     """
     return _Execution(
-        plan, store, executor, observer, run_id, nodes, dict(present), keep_going, expected_s or {}
+        plan, store, executor, observer, run_id, nodes, dict(present), keep_going, expected_s or {}, rerun
     ).loop()
 
 
@@ -207,6 +209,7 @@ class _Execution:
     _present: dict[Fingerprint, Artifact]
     _keep_going: bool
     _expected: Mapping[StageRunId, float]
+    _rerun: Collection[Fingerprint]
     _running: dict[StageRunId, _Running] = field(default_factory=dict)
     _elsewhere: dict[StageRunId, None] = field(default_factory=dict)
     _unleased: dict[_Lease, dict[StageRunId, None]] = field(default_factory=dict)
@@ -519,7 +522,7 @@ class _Execution:
         return [scheduling.Freed(run.id, done=True) for run in inside if self._look(run)]
 
     def _look(self, run: StageRun) -> bool:
-        artifact = self._store.get(run.stage.name, run.fingerprint)
+        artifact = None if run.fingerprint in self._rerun else self._store.get(run.stage.name, run.fingerprint)
         if artifact is None:
             return False
         self._present[run.fingerprint] = artifact

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtllm_pipeline.base import Fingerprint, PlanError, StageRunId, size
+from trtllm_pipeline.base import Fingerprint, PlanError, Scope, StageRunId, UsageError, size
 from trtllm_pipeline.orchestrate.memory.estimates import DISK
 from trtllm_pipeline.orchestrate.plan import plan as planning
 from trtllm_pipeline.orchestrate.plan import retries
@@ -38,11 +38,13 @@ class Work:
     source: RemoteSource | None
     nodes: Sequence[Capacity]
     executor: Callable[[], Executor]
+    rerun: frozenset[Fingerprint] = frozenset()
+    """Artifacts to make again, present or not."""
 
     def forecast(self) -> Forecast:
         """Return the actions and costs of running it. Raises PlanError if it does not fit on the workspace's disk."""
         offers = None if self.source is None else self.source.offers(self.plan, self.present)
-        result = forecast(self.plan, self.store, self.present, offers=offers, nodes=self.nodes)
+        result = forecast(self.plan, self.store, self.present, offers=offers, nodes=self.nodes, rerun=self.rerun)
         _check_room(result, self.store)
         return result
 
@@ -67,9 +69,10 @@ class Work:
             observer,
             run_id=run_id,
             nodes=self.nodes,
-            present=here,
+            present={each: artifact for each, artifact in here.items() if each not in self.rerun},
             keep_going=keep_going,
             expected_s=expected_s,
+            rerun=self.rerun,
         )
 
 
@@ -84,7 +87,8 @@ def work_of(
     """Return the work of a plan. Raises UsageError, and StateError if present artifacts lack required signatures."""
     present = present_of(plan, store)
     _check_signed(request, present)
-    return Work(plan, store, present, source_of(request, loaded, plan.machine), nodes, executor)
+    source, rerun = source_of(request, loaded, plan.machine), rerun_of(plan, request.rerun)
+    return Work(plan, store, present, source, nodes, executor, rerun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,21 @@ def run_with_retries(
 def present_of(plan: Plan, store: Store) -> dict[Fingerprint, Artifact]:
     """Return a plan's artifacts in the store. Every file is checked."""
     return store.present({run.fingerprint: run.stage.name for run in plan.stage_runs.values()})
+
+
+def rerun_of(plan: Plan, stages: Sequence[str]) -> frozenset[Fingerprint]:
+    """Artifacts of the measuring stages `stages`, and of all that read them. Raises UsageError for other stages."""
+    known = {run.stage.name: None for run in plan.stage_runs.values() if run.stage.scope is Scope.IN_SERVICE}
+    for name in stages:
+        if name not in known:
+            raise UsageError(
+                f"--rerun: {name!r} does not measure anything in this plan", hint=f"one of {', '.join(known) or 'none'}"
+            )
+    chosen: set[StageRunId] = set()
+    for run in plan.stage_runs.values():  # dependency order
+        if run.stage.name in stages or not chosen.isdisjoint(run.inputs.values()):
+            chosen.add(run.id)
+    return frozenset(plan.stage_runs[run].fingerprint for run in chosen)
 
 
 def source_of(request: Request, loaded: LoadedMatrix, machine: Machine) -> RemoteSource | None:

@@ -60,7 +60,7 @@ def doctor(
     examples:
       pipeline doctor
       pipeline doctor --format json | jq '.checks[] | select(.status != "ok")'
-      pipeline doctor --assume tensorrt_llm==0.12.0,sm=90,gpus=8
+      pipeline doctor --assume 8xH100,tensorrt_llm==0.12
       pipeline doctor --deep --family llama,qwen3 --precision fp16,fp8
     """
     if deep:

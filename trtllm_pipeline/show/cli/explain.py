@@ -24,6 +24,7 @@ def explain(
     sets: options.Sets = None,
     toolchain: options.Toolchain = None,
     workspace: options.Workspace = options.WORKSPACE,
+    assume: options.Assume = None,
     format: options.TextOrJson = "text",
 ) -> None:
     """Explain why each stage of a cell has to run, and what changed since the cell's last result.
@@ -33,12 +34,13 @@ def explain(
     examples:
       pipeline explain 'smollm2*/fp16/*' build
       pipeline explain fp16 --set axes.max_batch_size=[16]
+      pipeline explain fp8 build --matrix my.yaml --assume 2xH100,tensorrt_llm==1.2
     """
     from trtllm_pipeline.orchestrate import forecast
     from trtllm_pipeline.show.report.plan_text import explanation, explanation_text
 
     store = options.store_at(workspace)
-    request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, None)
-    plan = plan_of(request, store)
+    request = options.request_or_latest(ctx, store, matrix, [cell], sets, None, toolchain, assume)
+    plan = plan_of(request, store, guess=assume is not None)
     explained = explanation(plan, forecast.forecast(plan, store), stage, store)
     emit_as(format, explained, text=lambda each: explanation_text(each, full=stage is not None))

@@ -76,21 +76,26 @@ def show(
         ),
     ] = None,
     sets: options.Sets = None,
+    assume: options.Assume = None,
     format: options.TextOrJson = "text",
 ) -> None:
     """List the cells of a matrix, and the reasons for infeasible ones.
 
+    Without --assume, no machine is considered.
+
     examples:
       pipeline matrix show quickstart
+      pipeline matrix show my-matrix.yaml --assume 2xH100,tensorrt_llm==1.2
       pipeline matrix show my-matrix.yaml --set axes.precision=[fp16]
     """
-    from trtllm_pipeline.orchestrate import expand, load_matrix, matrices, plan_file, select
+    from trtllm_pipeline.orchestrate import expand, load, machine_and_cells, plan_file, select
     from trtllm_pipeline.tensorrt import load_words
 
-    selected = select(
-        expand(load_matrix(matrices.find_matrix(matrix), sets or ()), default_toolchain=toolchain or "auto"),
-        cells or (),
-    )
+    request = options.request(matrix, cells, sets, None, toolchain, assume)
+    if assume is None:
+        selected = select(expand(load(request), default_toolchain=toolchain or "auto"), request.cells)
+    else:
+        _, selected = machine_and_cells(request)
     loads = {cell.id: load_words(cell) for cell in selected}
     rows = [
         {

@@ -125,7 +125,7 @@ Assume = Annotated[
     option(
         "--assume",
         "MACHINE",
-        "Plan for another machine: tensorrt_llm==1.0.0,sm=90,gpus=8 (pipeline doctor prints such a line).",
+        "Plan for another machine: 2xH100,tensorrt_llm==1.2 (pipeline doctor describes this one).",
     ),
 ]
 Run = Annotated[

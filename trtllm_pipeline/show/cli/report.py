@@ -28,6 +28,14 @@ def report(
         str | None,
         options.option("--slo", "OBJECTIVES", "Initial limits of the HTML page, e.g. ttft_p99=300ms,tpot_p99=40ms."),
     ] = None,
+    level: Annotated[
+        str | None,
+        options.option(
+            "--level",
+            "LEVEL",
+            "Level of the latencies and rates: a concurrency, a rate (2.5/s), lowest or highest (default: highest).",
+        ),
+    ] = None,
     gpu_hour: options.GpuHour = None,
     verbose: options.Verbose = False,
 ) -> None:
@@ -39,6 +47,7 @@ def report(
 
     examples:
       pipeline report
+      pipeline report --level 1
       pipeline report --format html
       pipeline report --gpu-hour 2.50
       pipeline report --run latest~1 --format markdown --output report.md
@@ -64,7 +73,7 @@ def report(
     if gpu_hour is not None:
         prices = parse_prices(gpu_hour)
         results = replace(results, rows=tuple(with_price(row, prices) for row in results.rows))
-    write_results(results, store, format, stream, limits=limits, verbose=verbose)
+    write_results(results, store, format, stream, limits=limits, verbose=verbose, level=level)
     if output is not None and isinstance(stream, StringIO):
         write_output(output, stream.getvalue())
     if in_run:

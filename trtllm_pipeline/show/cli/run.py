@@ -33,6 +33,10 @@ def run(
         bool, options.switch("--fail-fast", "Start no further stages after the first failure.")
     ] = False,
     retry_infeasible: Annotated[bool, options.switch("--retry-infeasible", "Retry infeasible cells.")] = False,
+    rerun: Annotated[
+        str | None,
+        options.option("--rerun", "STAGE,...", "Measure again although results are up to date: perf, accuracy, smoke."),
+    ] = None,
     refresh: Annotated[bool, options.switch("--refresh", "Resolve branches to revisions again.")] = False,
     name: Annotated[
         str | None,
@@ -53,6 +57,7 @@ def run(
       pipeline run --resume
       pipeline run my.yaml --cells 'qwen*/int8_wo/*' --until build
       pipeline run my.yaml --set settings.perf.concurrency=[1,8]
+      pipeline run my.yaml --rerun perf,accuracy
     """
     from trtllm_pipeline.orchestrate import runs
     from trtllm_pipeline.show.progress import observer
@@ -69,7 +74,8 @@ def run(
     called = None if name is None else runs.check_name(name)
     workspace_store = options.store_at(workspace)
     request = pulling.of(options.request_or_latest(ctx, workspace_store, matrix, cells, sets, until, toolchain, assume))
-    request = request.changed(Request(Path(), executor=executor, ray_address=ray_address))
+    again = tuple(filter(None, map(str.strip, (rerun or "").split(","))))
+    request = request.changed(Request(Path(), executor=executor, ray_address=ray_address, rerun=again))
     if dry_run:
         return _show_plan(request, workspace_store, Path(workspace), format, verbose=verbose)
     if workspace_store is None:
@@ -149,7 +155,7 @@ def plan(
     examples:
       pipeline plan matrices/quickstart.yaml
       pipeline plan my.yaml --cells 'qwen*/fp8/*' --format json | jq '.stage_runs[].argv'
-      pipeline plan matrices/qwen2.yaml --assume tensorrt_llm==1.0.0,sm=90,gpus=8,gpu_memory_gib=80
+      pipeline plan matrices/qwen2.yaml --assume 8xH100,tensorrt_llm==1.0
       pipeline plan my.yaml --assume here,tensorrt_llm==1.3.0 --compare here
       pipeline plan matrices/llama2.yaml --assume tensorrt_llm==1.0.0,sm=89,gpus=2,gpu_memory_gib=12 --fit
     """

@@ -193,6 +193,8 @@ def _download(stage: Stage, model: str | None, *, offline: bool) -> dict[str, An
 
 def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
     """Run one stage interactively: print the result paths, or keep a service until Ctrl-C. Logs go to stderr."""
+    if typed.get("print"):
+        return _print_command(stage, typed, params)
     if stage.scope is not Scope.ARTIFACT:
         allow_open_files()
     service, stdout = stage.scope is Scope.SERVICE, sys.stdout
@@ -223,6 +225,33 @@ def _by_hand(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
         from trtllm_pipeline.tensorrt import perf
 
         note(to_text(perf.measured(context)))
+    return 0
+
+
+def _print_command(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
+    """Print the command that starts a server in a shell, at the requested ports, else at the usual or at free ones."""
+    from trtllm_pipeline.base import gpus as devices
+    from trtllm_pipeline.base import probe
+    from trtllm_pipeline.tensorrt import USUAL_PORTS, busy_ports, named, ports
+
+    assert stage.starter is not None
+    usual = {
+        f"{name}_port": port for name, port in USUAL_PORTS._asdict().items() if not getattr(params, f"{name}_port")
+    }
+    wanted = params if busy_ports(usual.values(), params.host) else replace(params, **usual)
+    with by_hand.scratch(stage.name) as scratch:
+        context = _context(stage, typed, params, scratch)
+        command = named(stage.starter)(context).pasted(params.host, at := ports(wanted))
+        gpus = [gpu.uuid for gpu in probe.this_machine().gpus]
+        leased = gpus[: stage.gpus(context)]
+    mask = (
+        {devices.MASK_VARIABLE: ",".join(leased)}
+        if leased not in ([], gpus) and devices.MASK_VARIABLE not in os.environ
+        else {}
+    )
+    shell = command.to_shell(mask)
+    data = {"schema": 1, "argv": list(command.words), "ports": at._asdict(), "shell": shell}
+    emit_as(typed["format"], data, text=lambda _: shell)
     return 0
 
 

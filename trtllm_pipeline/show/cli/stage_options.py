@@ -63,7 +63,12 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
             f"The file, or builtin:NAME, that {of} was given (required)." if of else "Your own file, or builtin:NAME."
         )
         own.append(_text(f"file_{file}", flag(file), "FILE", text))
-    if stages[0].scope is not Scope.SERVICE:
+    if stages[0].scope is Scope.SERVICE:
+        about = options.switch(
+            "--print", "Print the server's command, with environment and ports, and do not start it."
+        )
+        own.append(_parameter("print", Annotated[bool, about], default=False))
+    else:
         own.append(_text("output_dir", "--output-dir", "DIR", "New or empty directory for the result."))
     known: dict[str, list[params.ParamField]] = {}
     for path, field in (each for stage in stages for each in _flat(stage.params)):

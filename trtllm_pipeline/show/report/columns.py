@@ -5,7 +5,7 @@ To add a column, add one line to `columns`. Formulas are defined next to the cod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,8 @@ from trtllm_pipeline.measure import LevelResult
 from trtllm_pipeline.orchestrate import CellResult, report_file
 
 _FORMULAS: Final = {metric.name: metric.formula for metric in report_file.METRICS}
+LOWEST: Final = "lowest"
+HIGHEST: Final = "highest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,13 @@ class Column:
     value: Callable[[CellResult], str | None]
     rank: int
     metric: str | None = None
+    of_level: str | None = None
+    """Path of the value in a level of the HTML page's data. None if the value does not depend on the level."""
 
     @property
     def is_latency(self) -> bool:
         """The column shows the median of a latency."""
-        return self.head.startswith(("TTFT", "TPOT"))
+        return self.head.startswith(("TTFT ms", "TPOT ms"))
 
     @property
     def formula(self) -> str | None:
@@ -38,29 +42,48 @@ class Column:
         return None if self.metric is None else _FORMULAS.get(self.metric)
 
 
-def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
-    """The columns after the cell's id, in display order. Columns without any value are left out."""
-    shown = [_shown(row) for row in rows if row.levels]
-    low = _head_of({levels[0].key for levels in shown}, "lowest")
-    high = _head_of({levels[-1].key for levels in shown}, "highest")
-    last = _head_of({row.levels[-1].key for row in rows if row.levels}, "highest")
+def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, ...]:
+    """The columns after the cell's id, in display order. Columns without any value are left out.
+
+    `level` is the key of a level, such as "4" or "2.5/s", or the lowest or highest level of each cell.
+    """
+    at = _head_of({shown.key for row in rows if (shown := level_of(row, level)) is not None}, level)
+    last = _head_of({row.levels[-1].key for row in rows if row.levels}, HIGHEST)
     gigabytes = max((row.engine_size_bytes or 0 for row in rows), default=0) >= 10e9
     scale, unit = (1e9, "GB") if gigabytes else (1e6, "MB")
-    wide = any(row.gpus > 1 for row in rows)
     scores = list(dict.fromkeys(name for row in rows for name in row.accuracy))
+    several = any(row.gpus > 1 for row in rows)
+
+    def measured(
+        head: str, value: Callable[[LevelResult], float | None], rank: int, metric: str | None, of_level: str
+    ) -> Column:
+        return Column(f"{head} {at}", lambda row: _number(_of(level_of(row, level), value)), rank, metric, of_level)
+
+    def of_row(
+        head: str,
+        value: Callable[[CellResult, LevelResult], str | None],
+        rank: int,
+        metric: str | None = None,
+        of_level: str | None = None,
+    ) -> Column:
+        def shown(row: CellResult) -> str | None:
+            found = level_of(row, level)
+            return None if found is None else value(row, found)
+
+        return Column(f"{head} {at}", shown, rank, metric, of_level)
+
     every = [
-        Column("status", lambda row: row.status.value.replace("_", " "), 0),
-        Column(f"TTFT ms {low}", _at(0, lambda level: level.latency("ttft_ms", "p50")), 1, "ttft_ms"),
-        Column(f"TPOT ms {low}", _at(0, lambda level: level.latency("tpot_ms", "p50")), 2, "tpot_ms"),
-        Column(f"tok/s {high}", _at(-1, lambda level: level.output_tokens_per_s), 1, "output_tokens_per_s"),
-        Column(f"tok/s 95% {high}", lambda row: _certainty(_shown(row)[-1]) if row.levels else None, 5, "intervals"),
-        *(
-            [Column(f"tok/s/GPU {high}", lambda row: _number(row.per_gpu(_shown(row)[-1])) if row.levels else None, 2)]
-            * wide
-        ),
-        Column(f"tok/s/user {high}", _at(-1, lambda level: level.value("user_tps")), 3, "user_tps"),
-        Column(f"$/M tok {high}", lambda row: _number(row.cost(_shown(row)[-1])) if row.levels else None, 2, "cost"),
-        Column(f"req/s {high}", _at(-1, lambda level: level.requests_per_s), 2, "requests_per_s"),
+        Column("status", _status, 0),
+        measured("TTFT ms", lambda each: each.latency("ttft_ms", "p50"), 1, "ttft_ms", "ttft_ms.p50"),
+        measured("TTFT p99", lambda each: each.latency("ttft_ms", "p99"), 3, "ttft_ms", "ttft_ms.p99"),
+        measured("TPOT ms", lambda each: each.latency("tpot_ms", "p50"), 2, "tpot_ms", "tpot_ms.p50"),
+        measured("TPOT p99", lambda each: each.latency("tpot_ms", "p99"), 4, "tpot_ms", "tpot_ms.p99"),
+        measured("tok/s", lambda each: each.output_tokens_per_s, 1, "output_tokens_per_s", "out"),
+        *([of_row("tok/s/GPU", lambda row, each: _number(row.per_gpu(each)), 2, None, "per_gpu")] if several else []),
+        measured("tok/s/user", lambda each: each.value("user_tps"), 3, "user_tps", "per_user"),
+        of_row("tok/s 95%", lambda _, each: _certainty(each), 5, "intervals", "certainty"),
+        of_row("$/M tok", lambda row, each: _number(row.cost(each)), 2, "cost", "cost"),
+        measured("req/s", lambda each: each.requests_per_s, 4, "requests_per_s", "req"),
         Column(f"goodput {last}", lambda row: _goodput(row.levels[-1]) if row.levels else None, 2, "goodput"),
         Column(
             f"goodput tok/s {last}",
@@ -83,8 +106,8 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
             "highest_concurrency",
         ),
         Column("trtllm-bench tok/s", lambda row: _number(row.trtllm_bench_tps), 3, "trtllm_bench"),
-        Column(f"tok/J {high}", _at(-1, lambda level: level.tokens_per_joule), 3, "tokens_per_joule"),
-        Column(f"GPU W {high}", _at(-1, lambda level: level.gpu_use.power_w if level.gpu_use else None), 7),
+        measured("tok/J", lambda each: each.tokens_per_joule, 3, "tokens_per_joule", "joule"),
+        measured("GPU W", lambda each: each.gpu_use.power_w if each.gpu_use else None, 7, None, "gpu.power_w"),
         *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),
         Column(
             "agree", lambda row: _share(row.accuracy_drift.agreement if row.accuracy_drift else None), 5, "agreement"
@@ -95,24 +118,42 @@ def columns(rows: Sequence[CellResult]) -> tuple[Column, ...]:
             4,
         ),
         Column("build s", lambda row: _number(row.build_s), 5),
-        Column(f"input tok/s {high}", _at(-1, lambda level: level.input_tokens_per_s), 8, "input_tokens_per_s"),
+        measured("input tok/s", lambda each: each.input_tokens_per_s, 8, "input_tokens_per_s", "in"),
     ]
     return tuple(column for column in every if any(column.value(row) is not None for row in rows))
 
 
-def _shown(row: CellResult) -> tuple[LevelResult, ...]:
-    """Prefers closed-loop levels: in an open loop the throughput equals the offered load."""
-    return tuple(level for level in row.levels if level.request_rate is None) or row.levels
-
-
-def _head_of(keys: Iterable[str], word: str) -> str:
+def _head_of(keys: Collection[str], word: str) -> str:
     """The level, e.g. "@4" or "@2.5/s", if all rows share it, otherwise which of each row's levels is shown."""
-    values = set(keys)
-    return f"@{values.pop()}" if len(values) == 1 else f"@{word}"
+    return f"@{next(iter(keys)) if len(keys) == 1 else word}"
 
 
-def _at(place: int, value: Callable[[LevelResult], float | None]) -> Callable[[CellResult], str | None]:
-    return lambda row: _number(value(_shown(row)[place])) if row.levels else None
+def level_keys(rows: Sequence[CellResult]) -> list[str]:
+    """Keys of all levels: concurrencies, then rates, both increasing."""
+    found = {
+        each.key: (each.request_rate is not None, each.request_rate or each.concurrency or 0)
+        for row in rows
+        for each in row.levels
+    }
+    return sorted(found, key=found.__getitem__)
+
+
+def level_of(row: CellResult, level: str) -> LevelResult | None:
+    """The level of a cell: the one with this key, or its lowest or highest. None if it was not measured."""
+    if level not in (LOWEST, HIGHEST):
+        return next((each for each in row.levels if each.key == level), None)
+    # Prefers closed loops: the throughput of an open loop is the offered load.
+    closed = [each for each in row.levels if each.request_rate is None] or list(row.levels)
+    return closed[0 if level == LOWEST else -1] if closed else None
+
+
+def _status(row: CellResult) -> str:
+    """The status, marked if the measurement has warnings."""
+    return f"{row.status.value.replace('_', ' ')}{' !' if row.warnings else ''}"
+
+
+def _of(level: LevelResult | None, value: Callable[[LevelResult], float | None]) -> float | None:
+    return None if level is None else value(level)
 
 
 def _certainty(level: LevelResult) -> str | None:
@@ -128,18 +169,18 @@ def _goodput(level: LevelResult) -> str | None:
 
 
 def _score(name: str, *, first: bool) -> tuple[Column, ...]:
-    """A score, its interval, and its difference from the unquantized cell."""
+    """A score with its interval, and its difference from the unquantized cell."""
 
-    def interval(row: CellResult) -> str | None:
-        return _ends(row.accuracy_intervals.get(name))
+    def score(row: CellResult) -> str | None:
+        value, ends = row.accuracy.get(name), row.accuracy_intervals.get(name)
+        return None if value is None else f"{value:.2f} ({_ends(ends)})" if ends else f"{value:.2f}"
 
     def difference(row: CellResult) -> str | None:
         drift = None if row.accuracy_drift is None else row.accuracy_drift.scores.get(name)
         return None if drift is None else f"{drift.difference:+.2f} ({_ends(drift.interval)})"
 
     return (
-        Column(name, lambda row: _share(row.accuracy.get(name)), 2 if first else 3, name),
-        Column(f"{name} 95%", interval, 6 if first else 7, "interval"),
+        Column(name, score, 2 if first else 3, name),
         Column(f"{name} change", difference, 6 if first else 7, "difference"),
     )
 
@@ -148,8 +189,8 @@ def _share(value: float | None) -> str | None:
     return None if value is None else f"{value:.2f}"
 
 
-def _ends(interval: Sequence[float] | None) -> str | None:
-    return None if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+def _ends(interval: Sequence[float]) -> str:
+    return f"{interval[0]:.2f} to {interval[1]:.2f}"
 
 
 def _number(value: float | None) -> str | None:

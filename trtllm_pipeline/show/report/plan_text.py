@@ -7,10 +7,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from trtllm_pipeline.base import Json, Scope, StageRunId, StateError, UsageError, count, probe, size, text_blocks
+from trtllm_pipeline.base import (
+    Json,
+    Scope,
+    StageRunId,
+    StateError,
+    UsageError,
+    count,
+    memory_size,
+    probe,
+    size,
+    text_blocks,
+)
 from trtllm_pipeline.models import AS_IS, shown
 from trtllm_pipeline.orchestrate import Forecast, Plan, StageRun, Store, estimates, forecast, manifest
-from trtllm_pipeline.show.phrases import about, never_works
+from trtllm_pipeline.show.phrases import MAX_CELLS, about, never_works
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import load_words
 
@@ -18,16 +29,23 @@ _ACTIONS: Final = {"run": "run", "pull": "pull", "up_to_date": "up to date", "sk
 """Action in a plan's JSON -> words."""
 _LOADS: Final = 8
 """Maximum number of different loads that are listed."""
-_LIST_UP_TO: Final = 40
-"""Maximum number of stage runs that are listed one by one without --verbose."""
+_FITTING: Final = ("fits", "unknown")
+"""Verdicts that need no attention."""
 
 
 def plan_text(plan: Plan, outlook: Forecast, *, verbose: bool) -> str:
-    """Summary of a plan: totals by stage, reasons, and infeasible cells."""
-    lines = [_cells(plan), *_notes(plan), *_loads(plan)]
-    lines += _work(plan, outlook, verbose=verbose) if plan.feasible else []
+    """A plan: totals and what does not fit, then its stages. With `verbose`, also each stage run and what it needs."""
+    lines = [_cells(plan, outlook), _machine(plan), *_loads(plan)]
+    if plan.feasible:
+        lines += [*_offers(outlook), *_takes(plan, outlook)]
+    lines += _notes(plan)
+    for title, cells in _misfits(plan, outlook).items():
+        shown = cells if verbose else cells[:MAX_CELLS]
+        lines += ["", title, *(f"  {cell}" for cell in shown)]
+        lines += [f"  and {len(cells) - len(shown)} more: --verbose lists all"] if len(shown) < len(cells) else []
     never = [(cell.id, str(cell.reason)) for cell in plan.cells if cell.reason is not None]
     lines += ["", *never_works(never, None if verbose else "--verbose")] if never else []
+    lines += _work(plan, outlook, verbose=verbose) if plan.feasible else []
     return "\n".join(lines)
 
 
@@ -35,12 +53,18 @@ def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
     """The summary of a plan for a CI job."""
     blocks: list[text_blocks.Block] = [
         text_blocks.Heading(title),
-        *map(text_blocks.TextLine, (_cells(plan), *_notes(plan), *_loads(plan))),
+        *map(text_blocks.TextLine, (_cells(plan, outlook), _machine(plan), *_loads(plan))),
     ]
     if plan.feasible:
-        lines = [*_offers(outlook), *_takes(plan, outlook)]
-        blocks += [text_blocks.Grid(_heads(outlook), list(_by_stage(plan, outlook))), *map(text_blocks.TextLine, lines)]
-        if rows := list(_needs(_tightest(plan, outlook))):
+        blocks += map(text_blocks.TextLine, (*_offers(outlook), *_takes(plan, outlook)))
+    blocks += map(text_blocks.TextLine, _notes(plan))
+    blocks += [
+        text_blocks.Items(title, list(map(text_blocks.TextLine, cells)))
+        for title, cells in _misfits(plan, outlook).items()
+    ]
+    if plan.feasible:
+        blocks.append(text_blocks.Grid(_heads(outlook), list(_by_stage(plan, outlook))))
+        if rows := list(_needs(outlook.needs)):
             blocks.append(text_blocks.Grid(_NEEDS, rows, left=(0, 1, 7)))
         counted = Counter(outlook.reasons.values()).most_common()
         blocks.append(
@@ -55,17 +79,62 @@ def plan_markdown(plan: Plan, outlook: Forecast, title: str) -> str:
 
 
 def _heads(outlook: Forecast) -> tuple[str, ...]:
-    return ("stage", "runs", "up to date", *(("to pull",) if outlook.pulls else ()), "to run", "expected")
+    memory_heads = [f"{_SHORT[resource]} GiB" for resource in _memory_columns(outlook)]
+    pulled = ["to pull"] if outlook.pulls else []
+    return ("stage", "runs", "up to date", *pulled, "to run", "expected", *memory_heads)
 
 
-def _cells(plan: Plan) -> str:
+def _cells(plan: Plan, outlook: Forecast) -> str:
+    """The headline: numbers of cells and stage runs, and the cells that lack more memory than the estimate's error."""
     feasible = len(plan.feasible)
+    beyond = (
+        each for each in outlook.needs if each.verdict == estimates.LESS and each.estimate.least > (each.has or 0)
+    )
+    large = list(dict.fromkeys(need.cell for need in beyond))
     unshared = sum(len(run.cells) for run in plan.stage_runs.values())
     return (
         count(len(plan.cells), "cell")
         + (f", {feasible or 'none'} of them feasible" if feasible < len(plan.cells) else "")
         + (f"; {count(len(plan.stage_runs), 'stage run')}, {unshared} if nothing were shared" if feasible else "")
+        + (f"; too large: {', '.join(large[:MAX_CELLS])}{', ...' if len(large) > MAX_CELLS else ''}" if large else "")
     )
+
+
+def _machine(plan: Plan) -> str:
+    """The machine or the types of machines that the plan is for."""
+    known = dict(plan.machine.types) or {"": plan.machine}
+    named = []
+    for machine in known.values():
+        gpus = Counter((gpu.name, gpu.memory_bytes) for gpu in machine.gpus)
+        parts = [f"{number} x {name} ({memory_size(size_bytes)})" for (name, size_bytes), number in gpus.items()]
+        parts = parts or [f"no estimates.GPU, {count(machine.cpus, 'CPU')}"]
+        installed = machine.tensorrt_llm
+        named.append(", ".join([*parts, *([] if installed is None else [f"TensorRT-LLM {installed.release}"])]))
+    return f"{'assumed machine' if plan.machine.assumed else 'machine'}: {'; '.join(dict.fromkeys(named))}"
+
+
+def _misfits(plan: Plan, outlook: Forecast) -> dict[str, list[str]]:
+    """Cells whose stages fit only in part or only perhaps, by what they lack. Cells that do not fit have a reason."""
+    lacking: dict[str, list[str]] = {}
+    worst = {(need.stage, need.resource, need.verdict): need for need in estimates.tightest(outlook.needs)}
+    for need in sorted(outlook.needs, key=lambda need: need.verdict != estimates.LESS):
+        if need.verdict not in {estimates.LESS, "tight"} or need.resource == estimates.DISK:
+            continue
+        top = worst.get((need.stage, need.resource, need.verdict), need)
+        amounts = f"{memory_size(top.estimate.value)} of {need.resource} (±{top.estimate.error:.0%}), {memory_size(top.has or 0)} available"
+        words = "works on fewer requests or rows at a time; pipeline plan --fit proposes changes"
+        title = f"{need.stage} needs up to {amounts}: {words if need.verdict == estimates.LESS else 'tight'}"
+        run = [each for each in plan.stage_runs.values() if need.cell in each.cells and each.stage.name == need.stage]
+        lacking.setdefault(title, []).extend(cell for each in run for cell in each.cells)
+    slow = [
+        need
+        for need in forecast.durations(plan, outlook, every=False)
+        if need.verdict in {estimates.LESS, "tight", estimates.NOT}
+    ]
+    for need in slow:
+        title = f"{need.stage} may take {_duration(need.estimate.most)}, its time limit is {_duration(need.has or 0)}"
+        lacking.setdefault(title, []).append(need.cell)
+    return {title: list(dict.fromkeys(cells)) for title, cells in lacking.items()}
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -98,7 +167,25 @@ def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:
         kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
         seconds = about(sum(outlook.expected_s[run.id] for run in todo)) if todo else ""
         pulled = [str(sum(run.id in outlook.pulls for run in runs))] if outlook.pulls else []
-        yield stage, str(len(runs)), kept, *pulled, str(len(todo)), seconds
+        amounts = (_largest(stage, resource, outlook) for resource in _memory_columns(outlook))
+        yield stage, str(len(runs)), kept, *pulled, str(len(todo)), seconds, *amounts
+
+
+_SHORT: Final = {estimates.GPU: "GPU", estimates.HOST: "host"}
+"""Resources with a column in the table of stages."""
+
+
+def _memory_columns(outlook: Forecast) -> list[str]:
+    return [resource for resource in _SHORT if any(need.resource == resource for need in outlook.needs)]
+
+
+def _largest(stage: str, resource: str, outlook: Forecast) -> str:
+    """The largest need of a stage and the available amount, in GiB."""
+    needs = [need for need in estimates.tightest(outlook.needs) if (need.stage, need.resource) == (stage, resource)]
+    if not needs:
+        return ""
+    value, has = needs[0].estimate.value / 2**30, needs[0].has
+    return f"{value:.1f}" if has is None else f"{value:.1f} of {has / 2**30:.1f}"
 
 
 def _offers(outlook: Forecast) -> list[str]:
@@ -132,7 +219,12 @@ def _takes(plan: Plan, outlook: Forecast) -> list[str]:
     every = "rough: no comparable run yet"
     guess = "" if not outlook.guessed else f"; {every if outlook.guessed == len(outlook.to_run) else some}"
     where = "the assumed machine" if plan.machine.assumed else "this machine"
-    return [f"time: about {about(outlook.total_s)} on {where}{guess}"]
+    disk = next((need for need in outlook.needs if need.resource == estimates.DISK), None)
+    space = ""
+    if disk is not None:
+        free = "" if disk.has is None else f" of {size(disk.has)} free"
+        space = f"; disk: {size(disk.estimate.value)}{free}{'' if disk.verdict in _FITTING else f' ({disk.verdict})'}"
+    return [f"time: about {about(outlook.total_s)} on {where}{guess}{space}"]
 
 
 _NEEDS: Final = ("needs", "of", "about", "has", "headroom", "error", "measured", "verdict")
@@ -142,7 +234,7 @@ def _needs(needs: Iterable[estimates.Need]) -> Iterator[tuple[str, ...]]:
     """One row per resource of `_NEEDS`."""
     for need in needs:
         estimate, has, left = need.estimate, need.has, need.headroom
-        in_words = _duration if need.resource == estimates.TIME else size
+        in_words = size if need.resource == estimates.DISK else memory_size
         yield (
             need.stage or "all",
             need.resource,
@@ -159,25 +251,15 @@ def _duration(milliseconds: float) -> str:
     return about(milliseconds / 1000)
 
 
-def _tightest(plan: Plan, outlook: Forecast, *, verbose: bool = False) -> list[estimates.Need]:
-    """Memory, disk and time by stage: the run of each stage that needs most, or all runs."""
+def _needs_table(plan: Plan, outlook: Forecast) -> list[str]:
+    """The memory and disk of each stage run next to the available amounts."""
     order = {stage: number for number, stage in enumerate(_in_order(plan))}
-    needs = [
-        *(outlook.needs if verbose else estimates.tightest(outlook.needs)),
-        *forecast.durations(plan, outlook, every=verbose),
-    ]
-    return sorted(needs, key=lambda need: order.get(need.stage, len(order)))
-
-
-def _needs_table(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
-    """The needs of the stages next to the available amounts."""
-    needs = _tightest(plan, outlook, verbose=verbose)
-    cells = [f"  {need.cell}" if verbose else "" for need in needs]
-    rows = zip((_NEEDS, *_needs(needs)), ("", *cells), strict=True)
+    needs = sorted(outlook.needs, key=lambda need: order.get(need.stage, len(order)))
+    rows = zip((_NEEDS, *_needs(needs)), ("", *(f"  {need.cell}" for need in needs)), strict=True)
     return [
         "",
         *(
-            f"{stage:<12}{of:<12}{about:>9}{has:>8}{left:>9}{error:>7}{measured:>9}  {verdict}{cell}"
+            f"{stage:<12}{of:<12}{about:>9}{has:>9}{left:>10}{error:>7}{measured:>9}  {verdict}{cell}".rstrip()
             for (stage, of, about, has, left, error, measured, verdict), cell in rows
         ),
     ]
@@ -186,16 +268,17 @@ def _needs_table(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
 def _work(plan: Plan, outlook: Forecast, *, verbose: bool) -> list[str]:
     """The work to do, by stage."""
     rows = (_heads(outlook), *_by_stage(plan, outlook))
-    widths = (6, 12, *((9,) if outlook.pulls else ()), 8, 12)
-    lines = ["", *(f"{stage:<12}{''.join(map(str.rjust, row, widths))}" for stage, *row in rows)]
-    lines += ["", *_offers(outlook), *_takes(plan, outlook)]
-    if outlook.to_run:
-        lines += _needs_table(plan, outlook, verbose=verbose)
+    amounts = [max(len(row[-place]) for row in rows) + 2 for place in range(len(_memory_columns(outlook)), 0, -1)]
+    widths = (6, 12, *((9,) if outlook.pulls else ()), 8, 12, *amounts)
+    lines = ["", *(f"{stage:<12}{''.join(map(str.rjust, row, widths))}".rstrip() for stage, *row in rows)]
     if outlook.to_run:
         lines += ["", "why:", *_why(outlook)]
-    todo = outlook.to_run.union(outlook.pulls)
-    if verbose or 0 < len(todo) <= _LIST_UP_TO:
-        lines += _listing(plan, todo if not verbose else frozenset(plan.stage_runs), outlook)
+    if verbose and outlook.to_run:
+        lines += _needs_table(plan, outlook)
+    if verbose:
+        lines += _listing(plan, frozenset(plan.stage_runs), outlook)
+    elif outlook.to_run:
+        lines += ["", "-v: each stage run, its memory and its first cell"]
     return lines
 
 

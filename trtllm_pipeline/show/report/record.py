@@ -38,9 +38,7 @@ from trtllm_pipeline.orchestrate import (
     manifest,
     plan_file,
 )
-from trtllm_pipeline.tensorrt import JOB
-
-_SERVER_LOG: Final = "server.log"
+from trtllm_pipeline.tensorrt import COMMAND_FILE, JOB, LOG_FILE
 
 _NOT_SHOWN: Final = {"system", "inputs", "made_by"}
 """Parts of provenance that a report omits: systems have their own section, and user and host stay private."""
@@ -107,6 +105,8 @@ class StageRecord(OutlineRun):
     """End of its log."""
     server_log: str
     """End of the server's log, for a service."""
+    server_command: str
+    """The command that starts the service's server in a shell."""
     resources: Mapping[str, int]
     """Allocated cpus, gpus, downloads."""
     exclusive: str
@@ -211,7 +211,8 @@ def _stage(
         commands=tuple(tuple(map(str, command)) for command in job.get("commands") or planned.get("argv") or ()),
         folder=folder,
         log="" if folder is None else _tail(folder / LOG, tail),
-        server_log="" if folder is None or run.scope is not Scope.SERVICE else _tail(folder / _SERVER_LOG, tail),
+        server_log="" if folder is None or run.scope is not Scope.SERVICE else _tail(folder / LOG_FILE, tail),
+        server_command="" if folder is None else _tail(folder / COMMAND_FILE, _TAIL_BYTES),
         # Stage runs inside a service use its resources.
         resources={
             name: 0 if run.scope is Scope.IN_SERVICE else int(resources.get(name) or 0)

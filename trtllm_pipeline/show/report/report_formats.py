@@ -38,6 +38,8 @@ class Report:
     forecast: ForecastCheck | None = None
     verbose: bool = False
     """Add definitions and all details of the measurements."""
+    level: str = "highest"
+    """Level of the table: its key, or the lowest or highest of each cell."""
     reported: Collection[str] = ()
     """Reasons already shown, which a table does not repeat."""
     limits: Mapping[str, float | str] = field(default_factory=dict)

@@ -66,8 +66,15 @@ def write_results(
     *,
     limits: Mapping[str, float | str],
     verbose: bool = False,
+    level: str | None = None,
 ) -> None:
-    """Write the results in one of `report_formats.FORMATS`."""
+    """Write the results in one of `report_formats.FORMATS`, tables at one level. Raises UsageError for an unknown level."""
+    from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, level_keys
+
+    if level not in {None, LOWEST, HIGHEST, *(keys := level_keys(results.rows))}:
+        raise UsageError(
+            f"--level: no cell was measured at {level}", hint=f"one of {', '.join((*keys, LOWEST, HIGHEST))}"
+        )
     report = Report(
         rows=results.rows,
         stream=stream,
@@ -77,6 +84,7 @@ def write_results(
         workspace=store.workspace,
         forecast=results.forecast,
         verbose=verbose,
+        level=level or HIGHEST,
         limits=limits,
         record=partial(_record, results.runs, store),
         previous=partial(compared_with_previous, results, store),

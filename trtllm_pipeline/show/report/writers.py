@@ -43,7 +43,7 @@ from trtllm_pipeline.measure import (
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.phrases import without
-from trtllm_pipeline.show.report.columns import Column, columns
+from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns
 from trtllm_pipeline.show.report.interference import interference
 from trtllm_pipeline.show.report.report_formats import Report
 from trtllm_pipeline.tensorrt import levels_words
@@ -65,7 +65,7 @@ _MIN_NAME: Final = 16
 _NAME: Final = 24
 """Minimum width of cell names next to the most important columns."""
 _SHORT_NOTES: Final = 3
-_WHICH: Final = {"lowest": "the lowest load of each cell", "highest": "the highest"}
+_WHICH: Final = {LOWEST: "the lowest load of each cell", HIGHEST: "the highest load of each cell"}
 _MAX_FAILURES: Final = 20
 _MAX_ROWS: Final = 200
 """Maximum number of cells in a table. JSON and CSV have all cells."""
@@ -186,11 +186,15 @@ _TIMES: Final = ("queue_ms", "compute_infer_ms")
 
 
 def to_markdown(
-    rows: Sequence[CellResult], run_id: str = "", matrix: str = "", forecast: ForecastCheck | None = None
+    rows: Sequence[CellResult],
+    run_id: str = "",
+    matrix: str = "",
+    forecast: ForecastCheck | None = None,
+    level: str = HIGHEST,
 ) -> str:
     """A table for a pull request, followed by failures and metric definitions."""
     parts = shared_parts([row.id for row in rows])
-    shown = columns(rows)
+    shown = columns(rows, level)
     failures = [
         f"{what}, {count(len(ids), 'cell')} ({', '.join(ids[:4])}{', …' if len(ids) > 4 else ''}): {'; '.join(details)}"
         for what, ids, details in failures_of(rows)
@@ -228,8 +232,9 @@ def to_table(
     reported: Collection[str] = (),
     verbose: bool = False,
     forecast: ForecastCheck | None = None,
+    level: str = HIGHEST,
 ) -> Group:
-    """The rows as a table of at most `width` columns, failures, and notes, which are short unless `verbose`.
+    """The rows at one level as a table of at most `width` columns, failures, and notes, which are short unless `verbose`.
 
     Reasons in `reported` are not repeated. Columns that do not fit are dropped, highest rank first. So are cells beyond
     `_MAX_ROWS`. JSON and CSV have everything.
@@ -240,7 +245,7 @@ def to_table(
 
     parts = shared_parts([row.id for row in rows])
     listed = rows if len(rows) <= _MAX_ROWS else [row for row in rows if row.status not in _NOTHING][:_MAX_ROWS]
-    shown, by_model, name_width = _fit(listed, columns(listed), parts, width)
+    shown, by_model, name_width = _fit(listed, columns(listed, level), parts, width)
     parts_drawn: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
     if listed:
         parts_drawn += [Text(), *_table(listed, shown, parts, name_width, by_model=by_model)]
@@ -281,18 +286,20 @@ def _checked(forecast: ForecastCheck | None) -> list[text_blocks.TextLine]:
 def _in_short(
     rows: Sequence[CellResult], shown: Sequence[Column], width: int, checked: Sequence[text_blocks.TextLine]
 ) -> list[text_blocks.TextLine]:
-    """A few lines cut to `width`: notes, legend and system, then `checked` uncut."""
+    """A few lines: notes, legend and system, then `checked`. Only the last is cut to `width`."""
     notes = notes_of(rows)
     keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
     legend = ["Latencies are medians (p50)"] if any(column.is_latency for column in shown) else []
     legend += [f"@{key} is {_WHICH.get(key) or load_words(key)}" for key in keys]
     measured = [row.conditions for row in rows if row.levels]
     lines = [text_blocks.TextLine(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
-    lines += [text_blocks.TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
-    if systems := {system_words(each).partition(";")[0].replace(UNKNOWN, "an unknown system") for each in measured}:
+    if any(row.warnings for row in rows):
+        legend.append("! has warnings")
+    if systems := {_system(each) for each in measured}:
         at = moment(max((each.measured_s for each in measured if each.measured_s is not None), default=None))
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(text_blocks.TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
+    lines += [text_blocks.TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
     if loads := loads_of(rows):
         more = f", and {count(len(loads) - 1, 'other load')}" if len(loads) > 1 else ""
         lines.append(text_blocks.TextLine(f"Load: {loads[0]}{more}", "dim"))
@@ -300,7 +307,12 @@ def _in_short(
     more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
     full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
     how = [text_blocks.TextLine(_cut(f"-v: {more}{full}", width), "dim")] if legend or notes or checked else []
-    return [*(text_blocks.TextLine(_cut(line.text, width), line.style) for line in lines), *checked, *how]
+    return [*lines, *checked, *how]
+
+
+def _system(each: Conditions) -> str:
+    """The hardware of a measurement, GPUs first."""
+    return "; ".join(reversed(machine_words(each).replace(UNKNOWN, "an unknown system").split("; ")))
 
 
 def _note(text: str, cells: int) -> str:
@@ -575,6 +587,7 @@ def write_table(report: Report) -> None:
         reported=report.reported,
         verbose=report.verbose,
         forecast=report.forecast,
+        level=report.level,
     )
     _print(shown, report.stream, width)
 
@@ -594,7 +607,9 @@ def write_csv(report: Report) -> None:
 
 def write_markdown(report: Report) -> None:
     """Write tables for a pull request."""
-    report.stream.write(terminal.clean(to_markdown(report.rows, report.run_id, report.matrix, report.forecast)))
+    report.stream.write(
+        terminal.clean(to_markdown(report.rows, report.run_id, report.matrix, report.forecast, report.level))
+    )
 
 
 def _print(shown: Group, stream: TextIO, width: int) -> None:

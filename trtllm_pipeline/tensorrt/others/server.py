@@ -14,6 +14,7 @@ from trtllm_pipeline.measure import server_url
 from trtllm_pipeline.tensorrt.others import command
 from trtllm_pipeline.tensorrt.others.command import GGUF, KNOWN, MODEL
 from trtllm_pipeline.tensorrt.servers.command_lines import Ports
+from trtllm_pipeline.tensorrt.servers.pasted import PastedCommand
 from trtllm_pipeline.tensorrt.servers.server_process import Server
 from trtllm_pipeline.tensorrt.servers.triton_server import reached_at
 from trtllm_pipeline.tensorrt.stage import launch
@@ -56,7 +57,21 @@ def run(context: StageContext[LaunchOpenAi]) -> None:
     params = settled(context.params, context.inputs)
     if params.url is not None:
         _attend(context, params)
-        return
+    else:
+        launch.serve(context, _starter(context, params))
+
+
+def starter(context: StageContext[LaunchOpenAi]) -> launch.Starter:
+    """The server of a command line. Raises StageError if there is none to start."""
+    params = settled(context.params, context.inputs)
+    if params.url is not None:
+        raise StageError(
+            f"the server at {params.url} is started by its owner", failure=FailureClass.USER, hint="use it as it is"
+        )
+    return _starter(context, params)
+
+
+def _starter(context: StageContext[LaunchOpenAi], params: LaunchOpenAi) -> launch.Starter:
     log = context.attempt / launch.LOG_FILE
     variables = {name: str(value) for name, value in params.environment.items()}
 
@@ -68,7 +83,10 @@ def run(context: StageContext[LaunchOpenAi]) -> None:
             process=process, ports=ports, output=log, name=Path(words[0]).name, host=host, params=params
         )
 
-    launch.serve(context, begin)
+    def pasted(host: str, at: Ports) -> PastedCommand:
+        return PastedCommand(argv(params, context.inputs, host, at), variables)
+
+    return launch.Starter(begin, pasted)
 
 
 def settled(params: LaunchOpenAi, inputs: Mapping[str, Path]) -> LaunchOpenAi:

@@ -324,6 +324,7 @@ def _toolchain(name: str) -> Toolchain:
     serve = launch(
         LaunchOpenAi,
         "trtllm_pipeline.tensorrt.others.server:run",
+        "trtllm_pipeline.tensorrt.others.server:starter",
         inputs={"checkpoint": "convert", command.MODEL: "download"},
         optional=frozenset({"checkpoint", command.MODEL}),
         identity=("gpu", "cpu"),

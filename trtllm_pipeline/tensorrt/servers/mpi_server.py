@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,12 @@ from trtllm_pipeline.base import FailureClass, Group, ServerError, guardian, run
 from trtllm_pipeline.models import model_names
 from trtllm_pipeline.tensorrt.servers import links, triton_server
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports, argv, nested
+from trtllm_pipeline.tensorrt.servers.pasted import PastedCommand
 
 RANKS_FOLDER: Final = "ranks"
 """Next to mpirun's log: the logs of the ranks."""
+_VARIABLES: Final = {"OMPI_MCA_plm_rsh_agent": ""}
+"""All ranks run on this host, and mpirun fails without ssh or rsh unless this option is empty."""
 _RANK: Final = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)")
 _LAST_WORDS_S: Final = 1.3
 """mpirun reports the first rank that exited about 1.1 s later, once it has ended the others."""
@@ -172,31 +176,24 @@ def start(
     triton_server.remove_stale_leftovers()
     started = time.time()
     prefix = triton_server.new_prefix()
-    loaded = tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
+    loaded = _models(repository)
     linked, backends = triton_server.link(triton_, repository, log.parent / "links")
     folder = log.parent / RANKS_FOLDER
-    command = argv(
-        str(triton_.binary),
+    command = _command(
+        triton_,
         linked,
-        ports,
+        str(backends),
         world_size,
         mpirun=mpirun,
-        run_prefix=prefix,
-        root=os.geteuid() == 0,
-        oversubscribe=True,  # mpirun refuses more ranks than cores by default, but ranks mostly wait for GPUs
+        prefix=prefix,
         log=links.plain(log.parent) / folder.name,
+        ports=ports,
         host=host,
-        options=(
-            *([] if triton_.stubs is None else [f"--backend-directory={backends}"]),
-            *triton_server.closing_options(triton_)[0],
-            f"--exit-timeout-secs={triton_server.EXIT_TIMEOUT_S}",
-        ),
         images=model_names.ENCODERS_MODEL in loaded,
     )
     shutil.rmtree(folder, ignore_errors=True)  # from an earlier start
     log.write_bytes(b"")
-    # All ranks run on this host, and mpirun fails without ssh or rsh unless this option is empty.
-    environment = {"OMPI_MCA_plm_rsh_agent": "", **triton_server.environment(triton_)}
+    environment = {**_VARIABLES, **triton_server.environment(triton_)}
     process = Ranks(
         triton_server.private(command), world_size, mpirun=mpirun is not None, env=environment, cwd=log.parent, log=log
     )
@@ -210,6 +207,70 @@ def start(
         loaded=loaded,
         started=started,
     )
+
+
+def pasted_command(
+    triton_: triton_installation.TritonInstallation,
+    repository: Path,
+    world_size: int,
+    *,
+    mpirun: str | None,
+    ports: Ports,
+    host: str,
+) -> PastedCommand:
+    """The command that starts `world_size` ranks on links to `repository`. mpirun prints the ranks' logs."""
+    models, backends, before = triton_server.pasted_folders(triton_, repository)
+    words = _command(
+        triton_,
+        models,
+        backends,
+        world_size,
+        mpirun=mpirun,
+        # Not ours: leftovers with our prefix are removed once their pipeline has ended.
+        prefix=f"ranks-{uuid.uuid4().hex[:8]}-",
+        log=None,
+        ports=ports,
+        host=host,
+        images=model_names.ENCODERS_MODEL in _models(repository),
+    )
+    return triton_server.pasted(triton_, words, _VARIABLES if mpirun else {}, before)
+
+
+def _command(
+    triton_: triton_installation.TritonInstallation,
+    repository: Path,
+    backends: str,
+    world_size: int,
+    *,
+    mpirun: str | None,
+    prefix: str,
+    log: Path | None,
+    ports: Ports,
+    host: str,
+    images: bool,
+) -> list[str]:
+    return argv(
+        str(triton_.binary),
+        repository,
+        ports,
+        world_size,
+        mpirun=mpirun,
+        run_prefix=prefix,
+        root=os.geteuid() == 0,
+        oversubscribe=True,  # mpirun refuses more ranks than cores by default, but ranks mostly wait for GPUs
+        log=log,
+        host=host,
+        options=(
+            *([] if triton_.stubs is None else [f"--backend-directory={backends}"]),
+            *triton_server.closing_options(triton_)[0],
+            f"--exit-timeout-secs={triton_server.EXIT_TIMEOUT_S}",
+        ),
+        images=images,
+    )
+
+
+def _models(repository: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
 
 
 def _client_models(loaded: tuple[str, ...]) -> tuple[str, ...]:

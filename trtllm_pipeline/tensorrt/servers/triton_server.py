@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -32,6 +33,7 @@ from trtllm_pipeline.tensorrt.diagnosis.causes import LogText
 from trtllm_pipeline.tensorrt.diagnosis.killed import STUB, model_run_by
 from trtllm_pipeline.tensorrt.servers import links
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, Ports, address_options, shared_memory_option
+from trtllm_pipeline.tensorrt.servers.pasted import PastedCommand
 from trtllm_pipeline.tensorrt.servers.server_process import Server
 from trtllm_pipeline.tensorrt.servers.server_process import diagnose as explained
 
@@ -54,6 +56,7 @@ EXIT_TIMEOUT_S: Final = 1
 """Time that Triton waits for requests in flight when it is told to exit."""
 _HELP_S: Final = 30.0
 _KILLED_S: Final = 5.0
+_VARIABLES: Final = {"TOKENIZERS_PARALLELISM": "false"}
 STOP_TIMEOUT_S: Final = 3.0
 """An open gRPC stream can keep Triton 2.51 from exiting, so it is killed after this time."""
 CLOSED: Final = ("shared-memory", "model-repository", "trace", "logging")
@@ -134,16 +137,74 @@ def python_library() -> Path | None:
 
 def environment(triton: triton_installation.TritonInstallation) -> dict[str, str]:
     """The server's environment, in which its Python stubs find this interpreter, its packages and this project."""
-    variables = without_secrets(os.environ)
-    variables["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), variables.get("PATH", os.defpath)))
+    variables = {"PATH": os.defpath, **without_secrets(os.environ)}
+    for name, folders in _search_paths(triton).items():
+        variables[name] = os.pathsep.join(filter(None, (*folders, variables.get(name))))
+    return {**variables, **_VARIABLES}
+
+
+def _search_paths(triton: triton_installation.TritonInstallation) -> dict[str, list[str]]:
+    """Search path variable -> directories that a server needs first."""
+    searched = {"PATH": [str(Path(sys.executable).parent)]}
     if triton.stubs is not None:
-        folders = [str(triton.libraries), str(sysconfig.get_config_var("LIBDIR")), variables.get("LD_LIBRARY_PATH", "")]
-        variables["LD_LIBRARY_PATH"] = os.pathsep.join(folder for folder in folders if folder)
+        searched["LD_LIBRARY_PATH"] = [str(triton.libraries), str(sysconfig.get_config_var("LIBDIR"))]
     root = PACKAGE.parent
     if root.name not in {"site-packages", "dist-packages"}:  # a checkout that is not installed
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), variables.get("PYTHONPATH"))))
-    variables["TOKENIZERS_PARALLELISM"] = "false"
-    return variables
+        searched["PYTHONPATH"] = [str(root)]
+    return searched
+
+
+def pasted(
+    triton: triton_installation.TritonInstallation,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    before: Mapping[str, str],
+) -> PastedCommand:
+    """`words` in the environment of `triton`."""
+    return PastedCommand(words, {**_VARIABLES, **variables}, _search_paths(triton), before)
+
+
+def pasted_folders(
+    triton: triton_installation.TritonInstallation, repository: Path
+) -> tuple[Path, str, dict[str, str]]:
+    """The model repository and the backend directory in a pasted command, and the shell commands that make them.
+
+    Both consist of links: compiled Python must not change the repository, which is an artifact.
+    """
+    models = Path("$models")
+    made = {"models": f'$(mktemp -d) && cp -rs {shlex.quote(str(repository))}/. "$models"'}
+    if triton.stubs is None:
+        return models, str(triton.backends), made
+    python, stub = (shlex.quote(str(path)) for path in (triton.backends / "python", stub_binary(triton.stubs)))
+    linked = f'ln -s {python}/* "$backends/python" && ln -sf {stub} "$backends/python"'
+    made["backends"] = f'$(mktemp -d) && mkdir "$backends/python" && {linked}'
+    return models, "$backends", made
+
+
+def pasted_command(
+    triton: triton_installation.TritonInstallation,
+    repository: Path,
+    *,
+    ports: Ports,
+    host: str,
+    variables: Mapping[str, str],
+) -> PastedCommand:
+    """The command that starts `triton` on links to `repository`."""
+    models, backends, before = pasted_folders(triton, repository)
+    return pasted(triton, _command(triton, models, backends, ports, host), variables, before)
+
+
+def _command(
+    triton: triton_installation.TritonInstallation, repository: Path, backends: object, ports: Ports, host: str
+) -> list[str]:
+    return [
+        str(triton.binary),
+        f"--model-repository={repository}",
+        f"--backend-directory={backends}",
+        *closing_options(triton)[0],
+        *address_options(host, ports),
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+    ]
 
 
 def link(triton: triton_installation.TritonInstallation, repository: Path, folder: Path) -> tuple[Path, Path]:
@@ -393,16 +454,7 @@ def start(
     remove_stale_leftovers()
     prefix = new_prefix()
     models_folder, backends = link(triton, repository, folder)
-    command = [
-        str(triton.binary),
-        f"--model-repository={models_folder}",
-        f"--backend-directory={backends}",
-        *closing_options(triton)[0],
-        *address_options(host, ports),
-        shared_memory_option(prefix),
-        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
-    ]
-    command = private(command)
+    command = private([*_command(triton, models_folder, backends, ports, host), shared_memory_option(prefix)])
     if setpriv := shutil.which("setpriv"):
         # If this process is killed, the kernel ends the server, in addition to the watcher of the process group.
         command = [setpriv, "--pdeathsig", "KILL", *command]

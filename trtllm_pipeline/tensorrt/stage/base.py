@@ -109,6 +109,8 @@ class Stage:
     """Command lines of other programs that do the work, run in order. Our program then checks their output."""
     starts: Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]] | None = None
     """Command lines that its program starts itself, for plans. `{http_port}` and the like are chosen at the start."""
+    starter: str | None = None
+    """(service) "module:function" that returns the `launch.Starter` of a context."""
     identity: tuple[str, ...] = ()
     """Names of the toolchain's identity entries (versions, GPU) this stage's result depends on."""
     timeout_s: float = 3600.0

@@ -1,9 +1,9 @@
 """The programs of the launch stages, which are services: a server of one of these kinds, until it is told to stop.
 
-    run          one Triton around a model repository
-    run_ranks    a TensorRT-LLM engine, as a world of Tritons under mpirun (`tensorrt/servers/mpi_server.py`)
-    run_llmapi   Triton's `llmapi` model, which starts the workers of its other GPUs itself
-    run_openai   `trtllm-serve`, which does the same, or Triton's own OpenAI front end (`tensorrt/servers/trtllm_serve.py`)
+    starter   one Triton around a model repository
+    ranks     a TensorRT-LLM engine, as a world of Tritons under mpirun (`tensorrt/servers/mpi_server.py`)
+    llmapi    Triton's `llmapi` model, which starts the workers of its other GPUs itself
+    openai    `trtllm-serve`, which does the same, or Triton's own OpenAI front end (`tensorrt/servers/trtllm_serve.py`)
 
 `service.json` in the attempt directory marks the server as ready. SIGTERM, SIGINT, SIGHUP and the end of the parent
 process stop it gracefully. The server is restarted, on the same ports, if one of its Python model processes dies, up to
@@ -19,11 +19,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from trtllm_pipeline.base import FailureClass, Machine, ServerError, triton_installation, write_json
+from trtllm_pipeline.base import FailureClass, Machine, ServerError, gpus, triton_installation, write_json
 from trtllm_pipeline.models import model_names, referenced_paths
 from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
 from trtllm_pipeline.tensorrt.servers import engine_requirements, mpi_server, triton_server, trtllm_serve
@@ -33,13 +32,17 @@ from trtllm_pipeline.tensorrt.servers.command_lines import (
     OpenAiWays,
     Ports,
     launcher,
+    openai_argv,
     reachable,
 )
+from trtllm_pipeline.tensorrt.servers.pasted import USUAL_PORTS, PastedCommand
 from trtllm_pipeline.tensorrt.servers.server_process import Server, quoted
 from trtllm_pipeline.tensorrt.stage.base import REPAIR_FILE, SERVICE_FILE, StageContext
 from trtllm_pipeline.tensorrt.stage.params import LaunchEmbedded, LaunchParams
 
 LOG_FILE: Final = "server.log"
+COMMAND_FILE: Final = "server.sh"
+"""Next to it: the command that starts the same server in a shell, at the usual ports."""
 STARTS: Final = 3
 """Attempts to find free ports: another program may use one between the test and the server's start."""
 REPAIRS: Final = 3
@@ -74,12 +77,22 @@ def ports(params: LaunchParams) -> Ports:
     return chosen
 
 
-Begin = Callable[[LaunchParams], Server]
-"""Starts a server and does not wait for it."""
+class Starter(NamedTuple):
+    """The ways to start a server: as our child, or by its user."""
+
+    begin: Callable[[LaunchParams], Server]
+    """Starts it and does not wait for it."""
+    pasted: Callable[[str, Ports], PastedCommand]
+    """The command that starts it in a shell, at an address."""
 
 
 def run(context: StageContext[LaunchEmbedded]) -> None:
     """Serve `context.inputs["repository"]`. Returns when told to stop. Raises ServerError if the server cannot continue."""
+    serve(context, starter(context))
+
+
+def starter(context: StageContext[LaunchEmbedded]) -> Starter:
+    """A Triton for `context.inputs["repository"]`. Raises ServerError if it cannot be served."""
     repository = context.inputs["repository"]
     if not (repository / model_names.ENSEMBLE / "config.pbtxt").is_file():
         raise ServerError(
@@ -87,9 +100,10 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
         )
     referenced_paths.check(repository)
     installed = _triton(repository)
+    threads = str(context.params.threads)
+    variables = {THREADS_VARIABLE: threads, **({} if threads == "0" else {"OMP_NUM_THREADS": threads})}
 
     def begin(params: LaunchParams) -> Server:
-        threads = str(context.params.threads)
         return triton_server.start(
             installed,
             repository,
@@ -98,16 +112,19 @@ def run(context: StageContext[LaunchEmbedded]) -> None:
             log=context.attempt / LOG_FILE,
             ports=ports(params),
             host=params.host,
-            variables={THREADS_VARIABLE: threads, **({} if threads == "0" else {"OMP_NUM_THREADS": threads})},
+            variables=variables,
         )
 
-    serve(context, begin)
+    def pasted(host: str, at: Ports) -> PastedCommand:
+        return triton_server.pasted_command(installed, repository, ports=at, host=host, variables=variables)
+
+    return Starter(begin, pasted)
 
 
-def run_ranks(context: StageContext[Any], machine: Machine) -> None:
-    """Serve `context.inputs`' repository and its TensorRT-LLM engine, `engine`, with as many ranks as the engine has.
+def ranks(context: StageContext[Any], machine: Machine) -> Starter:
+    """Tritons for `context.inputs`' repository and its TensorRT-LLM engine, `engine`: one for each rank of the engine.
 
-    Raises ServerError before any process starts if the engine was not built for `machine`.
+    Raises ServerError if the engine was not built for `machine`.
     """
     referenced_paths.check(context.inputs["repository"])
     engine = engine_requirements.check(context.inputs["engine"], machine)
@@ -115,26 +132,32 @@ def run_ranks(context: StageContext[Any], machine: Machine) -> None:
         engine_requirements.check(context.inputs["drafter"], machine)
     assert engine.release is not None
     mpirun = launcher(engine.world_size, engine.release, machine.mpirun)
-    _serve_world(context, engine.world_size, mpirun)
+    return _world(context, engine.world_size, mpirun)
 
 
-def run_llmapi(context: StageContext[Any]) -> None:
-    """Serve `context.inputs["repository"]`, whose only model is TensorRT-LLM's Python API."""
+def llmapi(context: StageContext[Any]) -> Starter:
+    """A Triton for `context.inputs["repository"]`, whose only model is TensorRT-LLM's Python API."""
     referenced_paths.check(context.inputs["repository"])
-    _serve_world(context, 1, None)
+    return _world(context, 1, None)
 
 
-def _serve_world(context: StageContext[Any], world_size: int, mpirun: str | None) -> None:
+def _world(context: StageContext[Any], world_size: int, mpirun: str | None) -> Starter:
     repository, log = context.inputs["repository"], context.attempt / LOG_FILE
-    start_ranks = partial(mpi_server.start, _triton(repository), repository, world_size, mpirun=mpirun, log=log)
-    serve(context, lambda asked: start_ranks(ports=ports(asked), host=asked.host))
+    world = (_triton(repository), repository, world_size)
+    return Starter(
+        lambda asked: mpi_server.start(*world, mpirun=mpirun, log=log, ports=ports(asked), host=asked.host),
+        lambda host, at: mpi_server.pasted_command(*world, mpirun=mpirun, ports=at, host=host),
+    )
 
 
-def run_openai(context: StageContext[Any], command: Sequence[str], ways: OpenAiWays = TRTLLM_SERVE) -> None:
-    """Serve `context.inputs["repository"]` with `command`, an OpenAI server's command line without host and port."""
+def openai(context: StageContext[Any], command: Sequence[str], ways: OpenAiWays = TRTLLM_SERVE) -> Starter:
+    """`command`, an OpenAI server's command line without host and port, for `context.inputs["repository"]`."""
     referenced_paths.check(context.inputs["repository"], command)
     log = context.attempt / LOG_FILE
-    serve(context, lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host, ways=ways))
+    return Starter(
+        lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host, ways=ways),
+        lambda host, at: PastedCommand(openai_argv(command, host, at, ways)),
+    )
 
 
 def _triton(repository: Path) -> triton_installation.TritonInstallation:
@@ -151,17 +174,22 @@ def _triton(repository: Path) -> triton_installation.TritonInstallation:
     return installed
 
 
-def serve(context: StageContext[Any], begin: Begin) -> None:
-    """Supervise a server that `begin` starts; see the module's docstring. If it fails, its log's end is copied to ours."""
+def serve(context: StageContext[Any], starter: Starter) -> None:
+    """Supervise a server; see the module's docstring. If it fails, its log's end is copied to ours."""
+    mask = os.environ.get(gpus.MASK_VARIABLE)
+    command = starter.pasted(context.params.host, USUAL_PORTS).to_shell(
+        {} if mask is None else {gpus.MASK_VARIABLE: mask}
+    )
+    (context.attempt / COMMAND_FILE).write_text(f"{command}\n", encoding="utf-8")
     try:
-        _keep(context, begin)
+        _keep(context, starter)
     except ServerError as error:
         if error.log is not None and (end := quoted(error.log)):
             print(end, flush=True)  # noqa: T201
         raise
 
 
-def _keep(context: StageContext[Any], begin: Begin) -> None:
+def _keep(context: StageContext[Any], starter: Starter) -> None:
     settings = context.params
     parent = os.getppid()
     deaths = repairs = 0
@@ -170,7 +198,7 @@ def _keep(context: StageContext[Any], begin: Begin) -> None:
     repair = context.attempt / REPAIR_FILE
     with stop_requested() as ended, removed_after(repair), removed_after(context.attempt / SERVICE_FILE):
         while True:
-            server = start(begin, settings, ended)
+            server = start(starter.begin, settings, ended)
             try:
                 if ended.is_set():
                     return
@@ -224,7 +252,7 @@ def _repaired(server: Server, dead: set[str], times: int) -> list[str]:
     return list(filter(None, lines))
 
 
-def start(begin: Begin, settings: LaunchParams, ended: threading.Event) -> Server:
+def start(begin: Callable[[LaunchParams], Server], settings: LaunchParams, ended: threading.Event) -> Server:
     """A server that is ready, or one that was still loading when `ended` was set. Raises ServerError otherwise."""
     starts = 0
     while True:

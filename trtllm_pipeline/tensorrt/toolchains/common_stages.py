@@ -191,6 +191,7 @@ def foreign(cell: Cell, own: Mapping[str, Collection[str]]) -> str | None:
 def launch(
     params: type[LaunchParams],
     program: str = "trtllm_pipeline.tensorrt.stage.launch:run",
+    starter: str = "trtllm_pipeline.tensorrt.stage.launch:starter",
     *,
     inputs: Mapping[str, str | tuple[str, ...]],
     identity: tuple[str, ...],
@@ -208,6 +209,7 @@ def launch(
         version=1,
         summary="start a server for a repository and keep it running",
         program=program,
+        starter=starter,
         inputs=inputs,
         optional=optional,
         scope=Scope.SERVICE,
@@ -224,7 +226,11 @@ def launch(
         takes=takes,
         timeout_s=30 * 24 * 3600.0,
         retries=1,
-        examples=("--repository repository", "--repository repository --format json > service.json"),
+        examples=(
+            "--repository repository",
+            "--repository repository --format json > service.json",
+            "--repository repository --print",
+        ),
     )
 
 

@@ -55,7 +55,7 @@ Starts = Callable[[Cell, StageContext[Any], Machine], Sequence[Sequence[str]]]
 
 
 def launching(
-    program: str,
+    backend: str,
     inputs: Mapping[str, str | tuple[str, ...]],
     starts: Starts,
     needs: Callable[[Cell, Machine], Needs],
@@ -64,10 +64,11 @@ def launching(
     takes: Callable[[Cell, Machine], float],
     optional: frozenset[str] = frozenset(),
 ) -> Stage:
-    """The stage that serves a cell with its frontend, by a function of `launching`."""
+    """The stage that serves a cell with its frontend, by the functions of `launching` for "engine" or "pytorch"."""
     return launch(
         LaunchFrontend,
-        f"trtllm_pipeline.tensorrt.trtllm.launching:{program}",
+        f"trtllm_pipeline.tensorrt.trtllm.launching:launch_{backend}",
+        f"trtllm_pipeline.tensorrt.trtllm.launching:{backend}_starter",
         inputs=inputs,
         identity=("tensorrt_llm", "gpu", "triton"),
         resources=serving_takes,

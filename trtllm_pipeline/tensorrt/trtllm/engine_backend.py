@@ -535,7 +535,7 @@ TOOLCHAIN: Final = Toolchain(
         CHECK,
         REPOSITORY,
         backends.launching(
-            "launch_engine",
+            "engine",
             {
                 "repository": "repository",
                 "engine": "build",

@@ -24,12 +24,16 @@ from trtllm_pipeline.tensorrt.trtllm.params import (
 
 def launch_engine(context: StageContext[LaunchFrontend]) -> None:
     """Serve an engine with as many ranks as it has, or with an OpenAI server. Raises StageError, ServerError."""
+    launch.serve(context, engine_starter(context))
+
+
+def engine_starter(context: StageContext[LaunchFrontend]) -> launch.Starter:
+    """The server of an engine. Raises StageError, ServerError."""
     if context.params.frontend == FRONTEND_TRITON:
-        launch.run_ranks(context, probe.this_machine())
-    elif context.params.frontend == FRONTEND_TRITON_OPENAI:
-        launch.run_openai(context, openai_command(context.inputs), command_lines.TRITON_OPENAI)
-    else:
-        launch.run_openai(context, serve_command(context.inputs["repository"]))
+        return launch.ranks(context, probe.this_machine())
+    if context.params.frontend == FRONTEND_TRITON_OPENAI:
+        return launch.openai(context, openai_command(context.inputs), command_lines.TRITON_OPENAI)
+    return launch.openai(context, serve_command(context.inputs["repository"]))
 
 
 def openai_command(inputs: Mapping[str, Path]) -> list[str]:
@@ -61,13 +65,17 @@ def _not_served(words: str) -> StageError:
 
 def launch_pytorch(context: StageContext[LaunchFrontend]) -> None:
     """Serve Hugging Face weights, in Triton or with trtllm-serve. Raises StageError, ServerError."""
+    launch.serve(context, pytorch_starter(context))
+
+
+def pytorch_starter(context: StageContext[LaunchFrontend]) -> launch.Starter:
+    """The server of Hugging Face weights. Raises StageError, ServerError."""
     check_stated(context.inputs["model"])
     if context.params.frontend == FRONTEND_TRITON:
-        launch.run_llmapi(context)
-    elif context.params.frontend == FRONTEND_TRITON_OPENAI:
+        return launch.llmapi(context)
+    if context.params.frontend == FRONTEND_TRITON_OPENAI:
         raise _not_served("Triton's OpenAI front end serves engines")
-    else:
-        launch.run_openai(context, serve_command(context.inputs["repository"]))
+    return launch.openai(context, serve_command(context.inputs["repository"]))
 
 
 def serve_command(folder: Path) -> list[str]:

@@ -185,7 +185,7 @@ TOOLCHAIN: Final = Toolchain(
         QUANTIZE,
         REPOSITORY,
         backends.launching(
-            "launch_pytorch",
+            "pytorch",
             {
                 "repository": "repository",
                 "model": ("quantize", "download"),

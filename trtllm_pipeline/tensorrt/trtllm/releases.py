@@ -20,6 +20,9 @@ FIRST_SERVE: Final = "0.15"
 FIRST_BENCH: Final = "0.20"
 """First release of which trtllm-bench is known to keep requests in flight and to write a report."""
 
+_LINES: Final = (*(f"0.{minor}" for minor in range(8, 22)), "1.0", "1.1", "1.2", "1.3", "1.4")
+"""Release lines up to the newest candidates of November 2026."""
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -83,6 +86,16 @@ def transformers_of(release: str) -> str | None:
     """The version of transformers that a release pins. None if unknown."""
     version = parse(release)
     return _TRANSFORMERS.get(f"{version.major}.{version.minor}")
+
+
+def unknown(release: str) -> str | None:
+    """A warning for a release that does not exist as far as this project knows, with the release that plans follow."""
+    version = parse(release)
+    if f"{version.major}.{version.minor}" in _LINES:
+        return None
+    older = [line for line in _LINES if parse(line) < version]
+    follows = f"planned like {older[-1]}" if older else f"plans need {FIRST} or newer"
+    return f"TensorRT-LLM {release} is unknown (known: {_LINES[0]} to {_LINES[-1]}); {follows}"
 
 
 @lru_cache(maxsize=256)

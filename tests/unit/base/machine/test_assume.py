@@ -10,13 +10,14 @@ from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.machine.assume import ASSUMED, KEYS, describe, parse
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, TritonServer
 
+SM_IS_MISSING = "sm is missing; add a GPU (H100), the compute capability (sm=90 means 9.0), or gpus=0"
 LINE = "tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80"
 
 
 def faults(line: str) -> list[str]:
     with pytest.raises(UsageError) as raised:
         parse(line)
-    assert raised.value.hint == f"--assume {LINE}"
+    assert raised.value.hint == "--assume 8xH100,tensorrt_llm==0.12.0"
     return [fault.strip() for fault in raised.value.message.splitlines()[1:]]
 
 
@@ -92,7 +93,7 @@ def test_no_gpu_and_no_tensorrt_llm_is_a_machine_too() -> None:
     ("line", "expected"),
     [
         ("tensorrt_llm==banana,sm=90", ["tensorrt_llm=banana: expected a release, such as 0.12.0 or 1.3.0rc3"]),
-        ("tensorrt_llm==0.12.0", ["sm is missing; add the compute capability (sm=90 means 9.0), or gpus=0"]),
+        ("tensorrt_llm==0.12.0", [SM_IS_MISSING]),
         ("sm=9.0", ["sm=9.0: expected a whole number from 50 to 199"]),
         ("sm=9", ["sm=9: expected a whole number from 50 to 199"]),
         ("sm=88", ["gpu_memory_gib is missing, and there is no default for sm=88"]),
@@ -104,10 +105,15 @@ def test_no_gpu_and_no_tensorrt_llm_is_a_machine_too() -> None:
         ("sm=90,gpu_memory_gib=0", ["gpu_memory_gib=0: expected a number of GiB, such as 80"]),
         ("sm=90,cpus=0", ["cpus=0: expected a whole number from 1 to 65536"]),
         ("tensorrt_llm==1.0,sm=90,examples=true", ["examples=true: expected yes or no"]),
-        ("sm=90,", ["'': expected KEY=VALUE"]),
-        ("sm=90,gpus", ["'gpus': expected KEY=VALUE"]),
-        ("sm=90,tensorrt_llm==", ["'tensorrt_llm==': expected KEY=VALUE"]),
+        ("sm=90,", ["'': expected KEY=VALUE, or GPUs such as 2xH100"]),
+        ("sm=90,gpus", ["'gpus': expected KEY=VALUE, or GPUs such as 2xH100"]),
+        ("sm=90,tensorrt_llm==", ["'tensorrt_llm==': expected KEY=VALUE, or GPUs such as 2xH100"]),
         ("sm=90,gpu_memory=80", ["gpu_memory=80: unknown key 'gpu_memory'; did you mean 'gpu_memory_gib'?"]),
+        ("4xH10", ["'4xH10': expected KEY=VALUE, or GPUs such as 2xH100; did you mean H100?", SM_IS_MISSING]),
+        ("2xH100,gpus=4", ["gpus=4: gpus is given twice"]),
+        ("gpus=4,2xH100", ["2xH100: gpus is given twice"]),
+        ("2xH100,L40S", ["L40S: GPUs are given twice; separate machines with ;"]),
+        ("0xH100", ["gpus=0: there is NVIDIA H100 80GB HBM3 too"]),
         ("sm=90,zzzz=1", [f"zzzz=1: unknown key 'zzzz'; the keys are {', '.join(KEYS)}"]),
     ],
 )
@@ -215,3 +221,32 @@ def test_host_memory_is_known_only_where_it_is_given() -> None:
     assert parse("gpus=0").memory_bytes is None
     with pytest.raises(UsageError, match="memory_gib=much: expected a number of GiB"):
         parse("gpus=0,memory_gib=much")
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "name", "sm", "gib"),
+    [
+        ("2xH100,tensorrt_llm==1.2", 2, "NVIDIA H100 80GB HBM3", 90, 79.6),
+        ("H200", 1, "NVIDIA H200", 90, 140.4),
+        ("8 x nvidia h100 80gb hbm3", 8, "NVIDIA H100 80GB HBM3", 90, 79.6),
+        ("3xRTX 4090", 3, "NVIDIA GeForce RTX 4090", 89, 24.0),
+        ("gpus=4,L40S", 4, "NVIDIA L40S", 89, 45.0),
+        ("2xA100-40GB,gpu_memory_gib=20,gpu=half an A100", 2, "half an A100", 80, 20.0),
+    ],
+)
+def test_a_gpu_has_its_drivers_name_and_memory(line: str, count: int, name: str, sm: int, gib: float) -> None:
+    machine = parse(line)
+    assert len(machine.gpus) == count
+    assert {(gpu.name, gpu.sm, gpu.memory_bytes) for gpu in machine.gpus} == {(name, sm, round(gib * 10) * 2**30 // 10)}
+    assert parse(describe(machine)) == machine
+
+
+def test_a_release_is_written_like_its_package() -> None:
+    written = [parse(f"H100,tensorrt_llm=={release}").tensorrt_llm for release in ("1.2", "1.3rc2", "1.2.1")]
+    assert [each and each.release for each in written] == ["1.2.0", "1.3.0rc2", "1.2.1"]
+
+
+def test_this_machine_with_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Machine(cpus=48, cpu="CPU", gpus=(Gpu(0, "GPU-a", "NVIDIA L40S", 48 * 2**30, 89),))
+    monkeypatch.setattr("trtllm_pipeline.base.machine.probe.this_machine", lambda: found)
+    assert [(gpu.name, gpu.sm) for gpu in parse("here,2xH100").gpus] == [("NVIDIA H100 80GB HBM3", 90)] * 2

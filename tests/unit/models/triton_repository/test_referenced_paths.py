@@ -52,14 +52,14 @@ def write_serve(repository: Path, model: Path) -> None:
 
 
 def serve_openai(work: StageContext[Any]) -> None:
-    launch.run_openai(work, launching.serve_command(work.inputs["repository"]))
+    launch.openai(work, launching.serve_command(work.inputs["repository"]))
 
 
 KINDS = {
     "run": (write_triton, launch.run),
-    "run_ranks": (write_triton, lambda work: launch.run_ranks(work, machine())),
-    "run_llmapi": (write_llmapi, launch.run_llmapi),
-    "run_openai": (write_serve, serve_openai),
+    "ranks": (write_triton, lambda work: launch.ranks(work, machine())),
+    "llmapi": (write_llmapi, launch.llmapi),
+    "openai": (write_serve, serve_openai),
 }
 
 

@@ -92,3 +92,21 @@ def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     code, _, err = run(capsys, "models", "show", "smollm2-135m")
     assert code == 2
     assert "did you mean 'smollm2-135m-instruct'" in err
+
+
+def test_show_for_an_assumed_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    show = ("matrix", "show", "nightly", "--cells", "*/fp8/*")
+    assert {cell["reason"] for cell in run_json(capsys, *show)["cells"]} == {None}
+    cells = run_json(capsys, *show, "--assume", "T4,tensorrt_llm==1.2")["cells"]
+    assert cells
+    assert all("SM 75" in cell["reason"] for cell in cells), cells
+
+
+@pytest.mark.parametrize(("release", "words"), [("1.9", "planned like 1.4"), ("0.5", "plans need 0.8 or newer")])
+def test_an_unknown_release_is_a_warning(
+    write: Write, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, release: str, words: str
+) -> None:
+    assert run(capsys, "matrix", "show", str(write()), "--assume", "H100,tensorrt_llm==1.2")[0] == 0
+    assert not caplog.messages
+    run(capsys, "matrix", "show", str(write()), "--assume", f"H100,tensorrt_llm=={release}")
+    assert caplog.messages == [f"TensorRT-LLM {release}.0 is unknown (known: 0.8 to 1.4); {words}"]

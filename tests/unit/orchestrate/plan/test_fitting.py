@@ -174,7 +174,7 @@ def test_what_a_draft_model_takes_counts(tmp_path: Path, monkeypatch: pytest.Mon
 
     (reason,) = (cell.reason for cell in planner.plan_of(asked(24), None, guess=True).cells)
     assert reason is not None
-    assert "of memory on each GPU, 26 GB available" in reason
+    assert "of memory on each GPU, 24.0 GiB available" in reason
     (lacking,) = fits.fits_of(asked(24), None).fits
     assert lacking.proposal is None, "the one fits, both do not"
     assert planner.plan_of(asked(80), None, guess=True).feasible

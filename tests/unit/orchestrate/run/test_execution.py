@@ -22,17 +22,19 @@ from tests.helpers.fabricated import recorded
 from tests.helpers.waiting import eventually
 from tests.unit.conftest import MACHINE, make_cell, make_toolchain
 from trtllm_pipeline.base.domain import Exclusive, Fingerprint, Json, Needs, Resources, Scope, StageRunId, StageStatus
-from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.base.errors import FailureClass, StageError, UsageError
 from trtllm_pipeline.base.machine import model as machines
 from trtllm_pipeline.base.machine import probe
 from trtllm_pipeline.base.machine.gpus import Device, Graphics
 from trtllm_pipeline.base.machine.probe import Survey
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, make_plan
+from trtllm_pipeline.orchestrate.plan.stage_status import RERUN
 from trtllm_pipeline.orchestrate.run import loop, order
 from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.orchestrate.run.loop import Outcome, execute
 from trtllm_pipeline.orchestrate.run.order import least_s, simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler
+from trtllm_pipeline.orchestrate.run.work import Work, present_of, rerun_of
 from trtllm_pipeline.orchestrate.store import claims, manifest
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Attempt, Store
@@ -247,6 +249,20 @@ def test_everything_once_and_the_second_time_nothing(store: Store) -> None:
     assert again.jobs == []
     assert outcome.exit_code == 0
     assert set(outcome.statuses.values()) == {StageStatus.UP_TO_DATE, StageStatus.SKIPPED}
+
+
+def test_a_measurement_is_repeated_on_request_and_replaces_the_old_one(store: Store) -> None:
+    plan, on = plan_of("fp16", "fp8"), Capacity(cpus=4, downloads=2)
+    run(plan, store, PretendExecutor())
+    executor = PretendExecutor()
+    work = Work(plan, store, present_of(plan, store), None, [on], lambda: executor, rerun_of(plan, ["look"]))
+    assert set(work.forecast().reasons.values()) == {RERUN, "needed by stages that use the server"}
+    assert work.run(Silent(), run_id="again").exit_code == 0
+    assert sorted(executor.stages()) == ["look", "look", "serve", "serve"]
+    of_run = {each.stage: manifest.read(each.folder).provenance["run"] for each in store.index.all_artifacts()}
+    assert of_run == {"get": "r", "make": "r", "look": "again"}
+    with pytest.raises(UsageError, match="'make' does not measure anything"):
+        rerun_of(plan, ["make"])
 
 
 def test_what_no_forecast_expected_runs_as_well(store: Store) -> None:

@@ -29,6 +29,7 @@ METAVARS = {
     "--adapter": "a gateway has adapters of several models",
     "--concurrency": "perf and bench load measure several levels, eval sends with one",
     "--dialect": "a gateway has several models",
+    "--endpoint-type": "a list of choices",
     "--family": "doctor takes several",
     "--format": "each command has its own formats",
     "--max-seq-len": "a gateway has several models",

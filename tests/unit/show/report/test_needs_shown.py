@@ -11,6 +11,7 @@ import pytest
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.orchestrate.run.test_forecast import cell
 from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
+from trtllm_pipeline.orchestrate.memory.estimates import GPU, Estimate, Need
 from trtllm_pipeline.orchestrate.results.fits import Fit, Fits
 from trtllm_pipeline.orchestrate.run.forecast import forecast
 from trtllm_pipeline.show.cli.output import rendered
@@ -19,23 +20,51 @@ from trtllm_pipeline.show.report.plan_text import plan_markdown, plan_text
 PLAN = fabricated.plan(cell(), cell(precision="int4_wo"))
 
 
-def test_a_plan_shows_what_its_stages_need_beside_what_there_is() -> None:
+def rows(text: str) -> dict[str, list[str]]:
+    """Rows of the table of stages by their first word."""
+    lines = text.partition("\nstage ")[2].partition("\nwhy:")[0].splitlines()[1:]
+    return {words[0]: words for words in map(str.split, lines) if words}
+
+
+def test_totals_come_before_the_table_of_stages() -> None:
     text = plan_text(PLAN, forecast(PLAN, None), verbose=False)
-    rows = [line.split() for line in text.splitlines() if "host memory" in line]
-    assert [row[0] for row in rows] == ["convert", "build", "launch"]
-    assert all("±15%" in row for row in rows)
-    assert max(map(len, text.partition("needs")[2].partition("why:")[0].splitlines())) <= 80
-    assert "all         disk" in text
-    times = [line.split() for line in text.splitlines() if " time " in line and "±" in line]
-    stages = ["download", "convert", "build", "repository", "launch", "smoke", "perf", "accuracy"]
-    assert [row[0] for row in times] == stages, "of every stage, in the order of the work"
-    assert all("±60%" in row for row in times)
+    before, _, table = text.partition("\nstage ")
+    assert before.startswith("2 cells; ")
+    assert "machine: " in before
+    assert "time: about" in before
+    assert "disk: " in before
+    assert max(map(len, table.splitlines())) <= 80
+    assert "GiB" not in "".join(table.splitlines()[1:]), "the unit is in the header"
+    with_memory = [stage for stage, words in rows(text).items() if len(words) > 5 and words[-1].count(".") == 1]
+    assert with_memory == ["convert", "build", "launch"]
+    assert "24 h" not in text, "time limits are no news"
+
+
+def test_a_cell_that_does_not_fit_by_more_than_the_error_is_in_the_headline() -> None:
+    plan = fabricated.plan(cell())
+    (run,) = (each for each in plan.stage_runs.values() if each.stage.name == "launch")
+    few = Need("launch", plan.cells[0].id, GPU, Estimate(40 << 30, 0.15), 24 << 30, least=8 << 30)
+    seen = replace(forecast(plan, None), needs=(few,))
+    first, *others = plan_text(plan, seen, verbose=False).splitlines()
+    assert first.endswith(f"; too large: {run.first_cell.id}")
+    assert (
+        "launch needs up to 40.0 GiB of GPU memory (±15%), 24.0 GiB available: works on fewer requests or rows at a time; "
+        "pipeline plan --fit proposes changes" in others
+    )
+    assert rows("\n".join([first, *others]))["launch"][-3:] == ["40.0", "of", "24.0"]
+    near = replace(few, estimate=Estimate(25 << 30, 0.15))
+    assert "too large" not in plan_text(plan, replace(seen, needs=(near,)), verbose=False)
+    tight = replace(few, estimate=Estimate(23 << 30, 0.15), least=None)
+    assert "24.0 GiB available: tight" in plan_text(plan, replace(seen, needs=(tight,)), verbose=False)
 
 
 def test_every_stage_run_has_a_row_when_asked() -> None:
     text = plan_text(PLAN, forecast(PLAN, None), verbose=True)
     assert sum("host memory" in line for line in text.splitlines()) == 6
     assert str(PLAN.cells[1].id) in text
+    assert "all         disk" in text
+    assert "first cell, and why" in text
+    assert "first cell, and why" not in plan_text(PLAN, forecast(PLAN, None), verbose=False)
 
 
 def test_a_summary_has_the_table_too() -> None:
@@ -53,10 +82,10 @@ def test_a_plan_says_what_ids_do_not() -> None:
     )
     model = quantized.model
     lines = plan_text(plan, forecast(PLAN, None), verbose=False).splitlines()
-    assert lines[1] == f"as_is (fp8): {model}"
-    assert lines[2].startswith("model, another: checked with text alone")
-    assert lines[2].endswith("settings.serve.frontend: trtllm_serve takes them")
-    assert not lines[3]
+    assert lines[3] == f"as_is (fp8): {model}"
+    assert lines[4].startswith("model, another: checked with text alone")
+    assert lines[4].endswith("settings.serve.frontend: trtllm_serve takes them")
+    assert not lines[5]
     assert f"as_is (fp8): {model}" in plan_markdown(plan, forecast(PLAN, None), "Plan").replace("\\", "")
 
 

@@ -196,10 +196,14 @@ def test_hostile_cell_is_written_as_text() -> None:
 def test_the_head_and_each_cell_say_on_what_and_under_which_load() -> None:
     rows, record = run(4)
     moved = dataclasses.replace(rows[1], conditions=other("system", cpu=HOSTILE))
-    text = to_html([rows[0], moved, *rows[2:]], record, plots=False)
+    text = to_html([rows[0], moved, *rows[2:]], record, "matrices/my.yaml", plots=False)
     head = html.unescape(text[text.index("<header>") : text.index("</header>")])
+    for fact in ("on <b>1 x NVIDIA H200, 140 GiB</b>", "measured <b>2026-09-21</b>", "matrix <b>my.yaml</b>"):
+        assert fact in head
+    assert "<h1>model-0</h1>" in head
+    assert "digest" not in head
+    head = html.unescape(text[text.index('<section id="environment">') : text.index('<section id="definitions">')])
     assert "<dt>measured</dt><dd>2026-09-21 14:13:20 UTC</dd>" in head
-    assert "<dt>model</dt><dd>model-0</dd>" in head
     assert "<dt>machine of 3 cells</dt><dd>AMD EPYC 9654, 16 cores, 128 GiB; 1 x NVIDIA H200, 140 GiB</dd>" in head
     assert "<dt>versions</dt><dd>driver" in head
     assert (

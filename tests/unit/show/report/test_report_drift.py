@@ -78,8 +78,7 @@ def test_rows_tell_drift_and_intervals(reported: tuple[CellResult, ...]) -> None
 
 def test_tables_show_them(reported: tuple[CellResult, ...]) -> None:
     values = {column.head: [column.value(row) for row in reported] for column in columns(reported)}
-    assert values["exact"] == ["0.75", "0.75", None]
-    assert values["exact 95%"] == ["0.40 to 1.00", "0.40 to 1.00", None]
+    assert values["exact"] == ["0.75 (0.40 to 1.00)", "0.75 (0.40 to 1.00)", None]
     assert values["agree"] == [None, "0.75", None]
     assert values["exact change"][1] is not None
     assert values["exact change"][1].startswith("-0.25 (-0.")

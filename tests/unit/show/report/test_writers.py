@@ -89,9 +89,9 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "4 cells: 2 done, 2 failed; all: smollm2-135m-instruct tp1pp1 isl128-osl64",
         "",
         "                     TTFT ms  tok/s  req/s                   engine  build",
-        "cell         status       @1     @4     @4  exact  contains      MB      s",
-        "fp16/bs4     done       30.4    251   2.00   0.50      0.75   270.0   1.25",
-        "int8_wo/bs4  done       30.4    251   2.00   0.50      0.75   270.0   1.25",
+        "cell         status       @4     @4     @4  exact  contains      MB      s",
+        "fp16/bs4     done !     91.0    251   2.00   0.50      0.75   270.0   1.25",
+        "int8_wo/bs4  done !     91.0    251   2.00   0.50      0.75   270.0   1.25",
         "int4_wo/bs4  failed",
         "int4_wo/bs8  failed",
         "",
@@ -102,8 +102,8 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "",
         "warning (2 cells): the client was busy (concurrency 4)",
         "note (2 cells): the steady window was too short: rates include ramp-up and drain",
-        "Latencies are medians (p50), @1 is concurrency 1, @4 is concurrency 4.",
         "Measured on an unknown system",
+        "Latencies are medians (p50), @4 is concurrency 4, ! has warnings.",
         "Load: 1/4 in flight, 40 requests",
         "-v: definitions, system and load in full",
     ]
@@ -111,7 +111,7 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
     short, full = table(ROWS, 80, monkeypatch).splitlines(), table(ROWS, 80, monkeypatch, verbose=True).splitlines()
-    legend = short.index("Latencies are medians (p50), @1 is concurrency 1, @4 is concurrency 4.")
+    legend = short.index("Measured on an unknown system")
     assert full[:legend] == short[:legend]
     assert full[legend:] == [
         "",
@@ -119,7 +119,7 @@ def test_verbose_adds_conditions_and_definitions(monkeypatch: pytest.MonkeyPatch
         "load: not recorded",
         "lengths and levels: 1/4 in flight, 40 requests",
         "",
-        "TTFT ms @1: time to first token: first content - sent; the median (p50) is shown",
+        "TTFT ms @4: time to first token: first content - sent; the median (p50) is shown",
         "tok/s @4: output tokens / seconds of the headline window; median of the repeats",
         "req/s @4: successful requests / seconds of the headline window; median of the",
         "repeats",
@@ -154,18 +154,19 @@ def test_the_figures_people_read_first_fit_at_80_columns(monkeypatch: pytest.Mon
     ]
     lines = table(tuple(rows), 80, monkeypatch).splitlines()
     heads = next(line for line in lines if line.startswith("cell"))
-    assert lines[lines.index(heads) - 1].split()[:6] == ["TTFT", "ms", "TPOT", "ms", "tok/s", "req/s"]
-    assert heads.split()[-3:] == ["exact", "contains", "MB"] or "exact" in heads
-    assert "95%" not in table(tuple(rows), 80, monkeypatch)
+    assert lines[lines.index(heads) - 1].split()[:5] == ["TTFT", "ms", "TPOT", "ms", "tok/s"]
+    assert "exact" in heads
+    assert "0.50 (0.40 to 0.60)" in lines[lines.index(heads) + 2]
     wide = table(tuple(rows), 200, monkeypatch)
-    assert "95%" in wide
+    assert "tok/s/user" in wide
     assert "agree" in wide
 
 
 def test_many_notes_are_short_unless_verbose(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = tuple(f"warning: {letter} {'was late ' * 12}" for letter in "abcdef")
     short = table((row("fp16", levels=(), findings=findings),), 80, monkeypatch).splitlines()
-    assert [len(line) for line in short if line.startswith("warning (1 cell)")] == [80] * 3
+    assert sum(line.startswith("warning (1 cell)") for line in short) == 3
+    assert " ".join(short).count("was late") == 3 * 12, "no warning is cut off"
     assert short[-1] == "-v: 3 more notes, definitions, system and load in full"
     four = table((row("fp16", levels=(), findings=findings[:4]),), 80, monkeypatch).splitlines()
     assert four[-1].startswith("-v: 1 more note, ")
@@ -195,8 +196,12 @@ def test_the_table_is_never_wider_than_the_terminal(
 def test_heads_say_when_concurrencies_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (row("fp16"), row("int8_wo", levels=(level(2, 1.0, 2.0),)))
     text = table(rows, 120, monkeypatch)
-    assert "@lowest" in text
-    assert "@highest" in text
+    assert "@highest is the highest load of each cell" in text
+    lowest = to_markdown(rows, level="lowest")
+    assert "TTFT ms @lowest" in lowest
+    assert "| 30.4 |" in lowest
+    assert "| 91.0 |" not in lowest
+    assert "TTFT ms @2" in to_markdown(rows, level="2")
 
 
 def test_findings_that_differ_in_figures_are_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +272,7 @@ def test_request_rates_and_goodput_are_shown() -> None:
     open_loops = (rated("fp16", closed=False), rated("int8_wo", closed=False))
     text = to_markdown(open_loops)
     head = next(line for line in text.splitlines() if line.startswith("| cell"))
-    assert [part in head for part in ("TTFT ms @2.5/s", "tok/s @10/s", "goodput @10/s")] == [True] * 3
+    assert [part in head for part in ("TTFT ms @10/s", "tok/s @10/s", "goodput @10/s")] == [True] * 3
     assert "- goodput @10/s: requests that met every objective / requests scheduled" in text
     assert " 0.88 |" in text
     lines = list(csv.DictReader(io.StringIO(to_csv(open_loops))))
@@ -282,10 +287,10 @@ def test_request_rates_and_goodput_are_shown() -> None:
 
 def test_markdown_escapes_and_defines() -> None:
     text = to_markdown(ROWS, "r1", "/home/me/m.yaml")
-    assert "| `fp16/bs4` | done | 30.4 | 251 | of 40 requests | 2.00 | 0.50 | 0.75 | 270.0 | 1.25 |" in text
+    assert "| `fp16/bs4` | done ! | 91.0 | 251 | of 40 requests | 2.00 | 0.50 | 0.75 | 270.0 | 1.25 |" in text
     assert r"build: was killed \| by &lt;somebody>" in text
     assert "/home/me" not in text
-    assert "- TTFT ms @1: time to first token: first content - sent; the median (p50) is shown" in text
+    assert "- TTFT ms @4: time to first token: first content - sent; the median (p50) is shown" in text
     columns = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(columns) == 1
 
@@ -436,6 +441,28 @@ def test_a_report_of_trtllm_bench_has_a_column_a_place_in_csv_and_a_note_where_t
     assert "trtllm_bench_tpot_ms" not in first
     assert ("trtllm-bench used a different load than the server: input tokens 64 here, 256 there", 1) in notes_of([row])
     assert CellResult.from_json(row.to_json()).trtllm_bench == told
+
+
+def with_p99(*, known: bool = True) -> LevelResult:
+    latencies = {name: {"n": 100.0, "p50": 20.0, **({"p99": 55.0} if known else {})} for name in ("ttft_ms", "tpot_ms")}
+    return dataclasses.replace(level(8, 1.0, 300.0), latencies=latencies)
+
+
+def test_p99_is_shown_if_it_is_known() -> None:
+    many, few = (to_markdown((row("fp16", levels=(with_p99(known=known),)),)) for known in (True, False))
+    assert "TTFT p99 @8 | TPOT ms @8 | TPOT p99 @8" in many
+    assert "55.0" in many
+    assert "p99 @" not in few
+
+
+def test_rates_are_for_each_gpu_and_each_user() -> None:
+    one = row("fp16", levels=(with_p99(),))
+    two = dataclasses.replace(one, axes={**one.axes, "tp": 2})
+    text = to_markdown((one, two))
+    assert "tok/s @8 | tok/s/GPU @8 | tok/s/user @8" in text
+    assert "| 300 | 150 | 50.0 |" in text
+    assert "tok/s/GPU" not in to_markdown((one,))
+    assert "- tok/s/user @8: " in text
 
 
 def loaded(inputs: float, outputs: float, **workload: object) -> CellResult:

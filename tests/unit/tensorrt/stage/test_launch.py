@@ -114,12 +114,16 @@ class Dying:
         self.stopped = 0
         self.lives = lives
         self.model = model
-        monkeypatch.setattr(triton_installation, "find", lambda: None)
+        monkeypatch.setattr(
+            triton_installation,
+            "find",
+            lambda: triton_installation.TritonInstallation(Path("tritonserver"), "a package", Path()),
+        )
         monkeypatch.setattr(triton_server, "check", lambda *_args, **_options: None)
         monkeypatch.setattr(triton_server, "closing_options", lambda _triton: ([], []))
         monkeypatch.setattr(launch, "start", self.start)
 
-    def start(self, _begin: launch.Begin, settings: LaunchEmbedded, ended: threading.Event) -> SimpleNamespace:
+    def start(self, _begin: object, settings: LaunchEmbedded, ended: threading.Event) -> SimpleNamespace:
         self.settings.append(settings)
         dies = len(self.settings) <= self.lives
         status = -11 if dies and not self.model else None
@@ -195,7 +199,7 @@ def test_options_that_this_triton_lacks_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dying = Dying(0, monkeypatch)
-    found = SimpleNamespace(source="tritonserver 2.30")
+    found = triton_installation.TritonInstallation(Path("tritonserver"), "tritonserver 2.30", Path())
     monkeypatch.setattr(triton_installation, "find", lambda: found)
     monkeypatch.setattr(triton_server, "closing_options", lambda _triton: ([], ["--http-restricted-api"]))
     dying.run(tmp_path)

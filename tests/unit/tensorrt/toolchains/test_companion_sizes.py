@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.trtllm_cells import PYTORCH, RECIPE, cell, machine
 from trtllm_pipeline.base.domain import Cell
-from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipe_of_folder, recipes_folder
+from trtllm_pipeline.orchestrate.matrix.recipe_files import load_recipe, recipe_document, recipes_folder
 from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.common_stages import DOWNLOAD
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
@@ -136,7 +136,7 @@ def test_what_reads_images_of_a_local_folder_is_known_within_a_tenth(
     tmp_path: Path, vision_config: dict[str, Any], recipe: str
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl", "vision_config": vision_config}))
-    made = recipe_of_folder("./.", tmp_path).data
+    made = recipe_document("./.", tmp_path / "matrix.yaml", offline=True)[0].data
     known = load_recipe(recipes_folder() / f"{recipe}.yaml").vision_parameters
     assert isinstance(made, dict)
     assert known is not None
@@ -149,7 +149,7 @@ def test_what_reads_images_of_a_local_folder_is_known_within_a_tenth(
 )
 def test_a_vision_config_of_another_form_says_nothing(tmp_path: Path, vision_config: object) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "vision_config": vision_config}))
-    made = recipe_of_folder("./.", tmp_path).data
+    made = recipe_document("./.", tmp_path / "matrix.yaml", offline=True)[0].data
     assert isinstance(made, dict)
     assert (made["images"], made["vision_parameters"]) == (True, None)
 

@@ -165,10 +165,10 @@ def test_a_folder_for_another_frontend_is_refused(tmp_path: Path, text: str | No
 @pytest.mark.parametrize(
     ("program", "frontend", "expected"),
     [
-        (launching.launch_engine, "triton", "run_ranks"),
-        (launching.launch_engine, "trtllm_serve", "run_openai"),
-        (launching.launch_pytorch, "triton", "run_llmapi"),
-        (launching.launch_pytorch, "trtllm_serve", "run_openai"),
+        (launching.launch_engine, "triton", "ranks"),
+        (launching.launch_engine, "trtllm_serve", "openai"),
+        (launching.launch_pytorch, "triton", "llmapi"),
+        (launching.launch_pytorch, "trtllm_serve", "openai"),
     ],
 )
 def test_each_lane_and_frontend_has_its_own_start(
@@ -181,13 +181,14 @@ def test_each_lane_and_frontend_has_its_own_start(
     work = make(frontend=frontend)
     (work.out / frontends.SERVE_FILE).write_text(json.dumps({"schema": 1, "command": ["trtllm-serve", "x"]}))
     started: list[tuple[str, tuple[Any, ...]]] = []
-    for name in ("run", "run_ranks", "run_llmapi", "run_openai"):
+    monkeypatch.setattr(launch, "serve", lambda *_given: None)
+    for name in ("starter", "ranks", "llmapi", "openai"):
         monkeypatch.setattr(launch, name, lambda *given, name=name: started.append((name, given)))
     program(work)
     ((name, given),) = started
     assert name == expected
     assert given[0] is work
-    if expected == "run_openai":
+    if expected == "openai":
         assert given[1] == ["trtllm-serve", "x"]
 
 
@@ -212,7 +213,8 @@ def test_the_openai_front_end_of_triton_is_started_on_the_repository(
 ) -> None:
     work = served_by_triton(make, monkeypatch)
     started: list[Any] = []
-    monkeypatch.setattr(launch, "run_openai", lambda *given: started.extend(given))
+    monkeypatch.setattr(launch, "serve", lambda *_given: None)
+    monkeypatch.setattr(launch, "openai", lambda *given: started.extend(given))
     launching.launch_engine(work)
     assert started[0] is work
     command = openai_argv(started[1], "127.0.0.1", Ports(8123, 0, 0), started[2])

@@ -18,18 +18,29 @@ import math
 import shlex
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline import __version__
-from trtllm_pipeline.base import CellId, Scope, count, duration, fingerprint, shared_parts, terminal, text_blocks
-from trtllm_pipeline.measure import FIELDS, TRITON_GAUGES, Drift, LevelResult, MetricDefinition, TritonUse
+from trtllm_pipeline.base import CellId, Json, Scope, count, duration, fingerprint, shared_parts, terminal, text_blocks
+from trtllm_pipeline.measure import (
+    FIELDS,
+    TRITON_GAUGES,
+    Drift,
+    Field,
+    LevelResult,
+    MetricDefinition,
+    TritonUse,
+    load_words,
+    machine_words,
+)
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.phrases import without
-from trtllm_pipeline.show.report.columns import columns
+from trtllm_pipeline.show.report import time_series
+from trtllm_pipeline.show.report.columns import HIGHEST, LOWEST, Column, columns, level_keys
 from trtllm_pipeline.show.report.comparable_loads import Workload, label_of, shortened, words, workloads
 from trtllm_pipeline.show.report.compare_writers import of_page
 from trtllm_pipeline.show.report.comparison import Comparison
@@ -53,6 +64,8 @@ LIMITED: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
 """Latencies that the page has limits for."""
 _ASSETS: Final = Path(__file__).parent / "assets"
 _STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99", "n")
+_SERIES: Final = 50
+"""Maximum number of cells for which the page has the samples over time of each level."""
 _LOGS_BYTES: Final = 1_000_000
 """Maximum total length of all log ends before compression. Beyond it, only failures include their logs."""
 _LOADS: Final = 3
@@ -88,6 +101,7 @@ def write(report: Report) -> None:
         forecast=report.forecast,
         workspace=report.workspace,
         comparison=report.previous(),
+        level=report.level,
     )
     report.stream.write(terminal.clean(page))
 
@@ -103,8 +117,10 @@ def to_html(
     forecast: ForecastCheck | None = None,
     workspace: Path | None = None,
     comparison: Comparison | None = None,
+    level: str = HIGHEST,
 ) -> str:
     """The page. `limits` presets its form: "ttft_ms", "tpot_ms", "e2e_ms", "statistic". `plots=False` leaves out plots.
+    `level` is that of the table at first.
 
     With a `workspace`, the page includes the launch command of each cell. `comparison` is with the previous run.
     """
@@ -137,11 +153,15 @@ def to_html(
         shared=parts,
         short=lambda cell: without(cell, parts),
         head=[*_facts(record, forecast), *(("load", text) for text in loads_of(rows)[:_LOADS])],
-        columns=columns(rows),
+        title=_title(rows) or Path(matrix).name or "Pipeline report",
+        facts=_opening(rows, Path(matrix).name),
+        levels=_levels(rows),
+        level=level,
+        columns=_every_column(rows, level),
         rows=rows,
         symbols=_SYMBOLS,
         failures=failures_of(rows),
-        conditions=[*_models(rows), *conditions_of(rows, CONDITIONS_IN_FULL)],
+        conditions=conditions_of(rows, CONDITIONS_IN_FULL),
         compared=None if comparison is None else Markup(text_blocks.as_html(of_page(comparison))),  # noqa: S704 - escaped there
         notes=[(text, count(cells, "cell")) for text, cells in notes_of(rows)],
         stages=_stage_summary(record),
@@ -209,10 +229,9 @@ def _data(
                 "name": without(row.id, parts),
                 "status": row.status.value.replace("_", " "),
                 "gpus": max((record.stages[place].resources["gpus"] for place in of_cell[row.id]), default=0),
-                "levels": [
-                    {**_level(level), **_certain(level), **({"front": 1} if (row.id, level.key) in fronts else {})}
-                    for level in row.levels
-                ],
+                "levels": _levels_of(
+                    row, [record.stages[place] for place in of_cell[row.id]], fronts, series=len(rows) <= _SERIES
+                ),
                 "highest_rate": None if row.highest_rate is None else str(row.highest_rate),
                 **({} if row.highest_concurrency is None else {"highest_concurrency": str(row.highest_concurrency)}),
                 "asked": fingerprint(json.dumps(row.conditions.questions, sort_keys=True))[:12],
@@ -223,6 +242,7 @@ def _data(
                 "workload": words(workload),
                 "under": places[json.dumps(_under(row))],
                 "launch": _launch(row, record, workspace),
+                **_server([record.stages[place] for place in of_cell[row.id]]),
             }
             for row, workload in zip(rows, workload_of_row, strict=True)
         ],
@@ -232,6 +252,12 @@ def _data(
         "one_machine": record.request.get("executor") is None,
         "stages": [_stage(stage, record, logs=brief or stage.ending is Ending.FAILED) for stage in record.stages],
     }
+
+
+def _server(stages: Sequence[StageRecord]) -> dict[str, str]:
+    """The server's own command. Omitted if it is unknown, so that 1000 cells take at most 1.5 MB."""
+    known = (stage.server_command for stage in stages if stage.server_command)
+    return {"server": command} if (command := next(known, None)) else {}
 
 
 def _of(rows: Sequence[CellResult], workload_of_row: Sequence[Workload], wanted: Workload) -> list[CellResult]:
@@ -277,6 +303,23 @@ def _under(row: CellResult) -> dict[str, str]:
     """System and load of a cell's measurement, as text by label."""
     known = [(field, row.conditions.value(field)) for field in FIELDS if row.levels]
     return {field.label: field.shown(value) for field, value in known if value is not None}
+
+
+def _levels_of(
+    row: CellResult, stages: Sequence[StageRecord], fronts: Collection[tuple[str, str]], *, series: bool
+) -> list[dict[str, Any]]:
+    """The levels of a cell, marked if they are on the Pareto front. With `series`, also the samples over their time."""
+    folders = [stage.folder for stage in stages if stage.stage == "perf" and stage.folder is not None]
+    known = time_series.of_measurement(folders[0] / "out") if series and folders and row.levels else {}
+    return [
+        {
+            **_level(level),
+            **_certain(level),
+            **({"front": 1} if (row.id, level.key) in fronts else {}),
+            **({"series": known[level.key]} if known.get(level.key) else {}),
+        }
+        for level in row.levels
+    ]
 
 
 def _level(level: LevelResult) -> dict[str, Any]:
@@ -363,10 +406,60 @@ _STAGE: Final = (
 # Content of the page itself
 
 
-def _models(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
-    models = list(dict.fromkeys(str(row.axes.get("model")) for row in rows))
-    more = f" and {len(models) - 4} more" if len(models) > 4 else ""
-    return [("model", ", ".join(models[:4]) + more)] if models else []
+def _title(rows: Sequence[CellResult]) -> str:
+    """The models of the cells."""
+    return _some([str(row.axes.get("model")) for row in rows])
+
+
+def _some(names: Sequence[str]) -> str:
+    found = list(dict.fromkeys(filter(None, names)))
+    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+
+
+def _opening(rows: Sequence[CellResult], matrix: str) -> list[tuple[str, str]]:
+    """Hardware, engine and date of the measurements. Details are folded further down."""
+    measured = [row for row in rows if row.levels]
+    gpus = [machine_words(row.conditions).split("; ") for row in measured]
+    hardware = _some([parts[-1] for parts in gpus])
+    software = [field for field in FIELDS if field.name in _ENGINES]
+    known = [(field, row.conditions.value(field)) for row in measured for field in software]
+    toolchains = [str(row.axes.get("toolchain") or "") for row in rows]
+    engine = _some([*toolchains, *(_named(field, value) for field, value in known if value is not None)])
+    times = [row.conditions.measured_s for row in measured if row.conditions.measured_s is not None]
+    date = str(moment(max(times)))[:10] if times else ""
+    facts = {"on": hardware, "engine": engine, "measured": date, "matrix": matrix}
+    return [(name, value) for name, value in facts.items() if value]
+
+
+_ENGINES: Final = ("server", "tensorrt_llm", "xllamacpp")
+"""Conditions that name the software that served."""
+
+
+def _named(field: Field, value: Json) -> str:
+    """A version with its name. The server's value has its own."""
+    return field.shown(value) if field.name == "server" else f"{field.label} {field.shown(value)}"
+
+
+def _levels(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+    """Keys of levels for the page's list, with words."""
+    keys = level_keys(rows)
+    if len(keys) < 2:
+        return [(HIGHEST, load_words(keys[0]))] if keys else []
+    return [
+        (HIGHEST, "highest of each cell"),
+        *((key, load_words(key)) for key in keys),
+        (LOWEST, "lowest of each cell"),
+    ]
+
+
+def _every_column(rows: Sequence[CellResult], level: str) -> list[Column]:
+    """Columns at one level, also those that have a value at another level only."""
+    others = (column for key in level_keys(rows) for column in columns(rows, key))
+    of_level = {column.of_level: column for column in others if column.of_level is not None}
+    shown = list(columns(rows, level))
+    missing = of_level.keys() - {column.of_level for column in shown}
+    at = max((place for place, column in enumerate(shown) if column.of_level is not None), default=0) + 1
+    return [*shown[:at], *(of_level[path] for path in of_level if path in missing), *shown[at:]] if missing else shown
 
 
 def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinition]:
@@ -375,6 +468,7 @@ def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinit
     windows = {level.window for level in levels}
     known = {name for level in levels for name, values in level.latencies.items() if values}
     known |= {column.metric for column in columns(rows) if column.metric is not None}
+    known |= {"interval"} if any(row.accuracy_intervals for row in rows) else set()
     terms = {
         **dict.fromkeys(("n", "input_tokens", "headline", "waves", "percentiles"), bool(levels)),
         "steady": "steady" in windows,

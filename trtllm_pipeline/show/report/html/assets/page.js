@@ -18,6 +18,47 @@
   let order = { column: null, down: false };
   let shownRows = ROWS_AT_FIRST;
 
+  // one level of each cell, for the table
+
+  const perUser = (level) => (level.tpot_ms?.p50 ? 1000 / level.tpot_ms.p50 : null);
+
+  function levelOf(cell, wanted) {
+    if (wanted !== "lowest" && wanted !== "highest") return cell.levels.find((level) => level.key === wanted);
+    const closed = cell.levels.some((level) => level.rate === null) ? cell.levels.filter((level) => level.rate === null) : cell.levels;
+    return closed.at(wanted === "lowest" ? 0 : -1);
+  }
+
+  function shownAt(cell, level, path) {
+    if (!level) return "";
+    if (path === "per_user") return number(perUser(level));
+    const spans = Number(cell.axes.tp ?? 1) * Number(cell.axes.pp ?? 1);
+    if (path === "per_gpu") return level.out === null ? "" : number(level.out / spans);
+    if (path === "cost") return cell.gpu_hour && level.out ? number((cell.gpu_hour * spans) / 0.0036 / level.out) : "";
+    if (path === "certainty") {
+      const half = level.half?.out;
+      if (half === undefined) return level.out === null || level.requests === null ? "" : `of ${level.requests} requests`;
+      return `${number(level.out * Math.exp(-half))} to ${number(level.out * Math.exp(half))}`;
+    }
+    const [name, part] = path.split(".");
+    return number(part ? level[name]?.[part] : level[name]);
+  }
+
+  // Put the values of the chosen level into the table. A column without any value is hidden.
+  function showLevel() {
+    const wanted = $("level")?.value ?? "highest";
+    const keys = unique(cells.map((cell) => levelOf(cell, wanted)?.key).filter(Boolean));
+    const at = keys.length === 1 ? `@${keys[0]}` : `@${wanted}`;
+    [...$("cells-table").tHead.rows[0].cells].forEach((head, place) => {
+      const path = head.dataset.level;
+      if (!path) return;
+      const button = head.querySelector("button");
+      button.textContent = button.textContent.replace(/@\S+$/, at);
+      const values = cells.map((cell) => (cell.row.cells[place].textContent = shownAt(cell, levelOf(cell, wanted), path)));
+      head.dataset.empty = values.every((value) => value === "") ? "yes" : "";
+    });
+    fit();
+  }
+
   // small tools
 
   function make(tag, properties = {}, ...children) {
@@ -211,8 +252,8 @@
       ["Lowest TTFT", (a, b) => a.latency.ttft_ms - b.latency.ttft_ms, (point) => point.latency.ttft_ms !== null && point.kept],
       ["Highest accuracy, then throughput", (a, b) => b.score - a.score || cheaper(a, b), (point) => point.score !== null && point.lossless],
     ].slice(0, groups.length > 3 ? 1 : 4);
-    const rows = [];
     const cards = [];
+    let verdict = null; // the first card
     for (const one of groups) {
       let kept = null; // the best point with preserved accuracy
       goals.forEach(([goal, compare, possible], place) => {
@@ -223,23 +264,14 @@
         const words = `${groups.length > 1 ? `${one}: ` : ""}${goal}${others.length ? ` (tie of ${others.length + 1}, the cheapest)` : ""}`;
         if (place === 0) kept = first;
         else if (compare === cheaper && first === kept) return; // identical for any accuracy
+        verdict ??= first;
         const next = ranked.find((point) => point.cell !== first.cell);
-        const { repeats } = first.level;
-        const spread = repeats.length > 1 ? ` (${number(Math.min(...repeats))}–${number(Math.max(...repeats))})` : "";
-        cards.push(card(words, first, metric, gpus));
-        rows.push({
-          mark: place === 0 && goals.length > 1,
-          values: [
-            words, make("span", {}, link(first.cell), " ", make("span", { className: "whole" }, `at ${first.at}`)), number(first.out) + spread, ...(gpus ? [number(first.perGpu)] : []),
-            number(first.latency.ttft_ms), number(first.latency.tpot_ms), ...(scored ? [first.score === null ? "" : first.score.toFixed(2)] : []),
-            next ? make("span", {}, link(next.cell), ` @${next.level.key}${compare === cheaper ? ` (${((next.perGpu / first.perGpu - 1) * 100).toFixed(0)}%)` : ""}`) : "",
-          ],
-        });
+        const behind = next && compare === cheaper ? ` (${((next.perGpu / first.perGpu - 1) * 100).toFixed(0)}%)` : "";
+        cards.push(card(words, first, metric, gpus, next && make("span", {}, "next: ", link(next.cell), ` @${next.level.key}${behind}`)));
       });
     }
     $("cards").replaceChildren(...cards);
     const at = statistic();
-    fill($("take-table"), [["goal", false], ["configuration", false], ["tok/s", true], ...(gpus ? [["per GPU", true]] : []), [`TTFT ms ${at}`, true], [`TPOT ms ${at}`, true], ...(scored ? [[$("score").value, true]] : []), ["runner-up", false]], rows);
     const lost = {};
     for (const point of all) {
       if (point.misses === null) continue;
@@ -259,7 +291,8 @@
     if (at === "p99" && fewest < FEW) text += ` No p99 is shown of fewer than ${FEW} requests; limits are held against their maximum.`;
     else if (at === "p95" && fewest < FEW) text += ` The ${at} of ${counted(fewest, "request")} is little more than their maximum.`;
     $("take-why").textContent = text;
-    $("take-table").parentElement.hidden = !rows.length;
+    const name = verdict && make("b", {}, ...breakable(verdict.cell.name));
+    $("verdict").replaceChildren(...(verdict ? ["Best: ", name, ` at ${verdict.at}, ${number(gpus ? verdict.perGpu : verdict.out)} tok/s${gpus ? " per GPU" : ""}${limited() ? " within the SLOs" : ""}.`] : [text]));
     return good;
   }
 
@@ -272,23 +305,34 @@
   }
 
   // A card for the best point of a goal, with its main metric in large type.
-  function card(goal, point, metric, gpus) {
+  function card(goal, point, metric, gpus, next) {
     const at = statistic();
+    const { repeats } = point.level;
+    const spread = repeats.length > 1 ? ` (${number(Math.min(...repeats))}–${number(Math.max(...repeats))})` : "";
+    const ends = point.cell.accuracy_intervals[$("score").value];
+    const range = ends ? ` (${ends[0].toFixed(2)} to ${ends[1].toFixed(2)})` : "";
     const shown = {
-      out: [number(gpus ? point.perGpu : point.out), gpus ? "tok/s per GPU" : "tok/s"],
+      out: [number(gpus ? point.perGpu : point.out), `${gpus ? "tok/s per GPU" : "tok/s"}${gpus ? "" : spread}`],
       ttft_ms: [number(point.latency.ttft_ms), `ms TTFT ${at}`],
       tpot_ms: [number(point.latency.tpot_ms), `ms TPOT ${at}`],
       user: [number(point.user), "tok/s per user"],
       cost: [point.cost === null ? "" : `$${point.cost.toFixed(2)}`, "per million tokens"],
       certainty: [certainty(point, metric), ""],
-      score: [point.score === null ? "" : point.score.toFixed(2), $("score").value],
+      score: [point.score === null ? "" : point.score.toFixed(2), `${$("score").value}${range}`],
     };
     const rest = Object.entries(shown).filter(([name, [value]]) => name !== metric && value !== "").map(([, [value, unit]]) => `${value} ${unit}`);
     return make("article", { className: `card ${tint(point.cell)}` }, make("h3", {}, goal),
       make("div", { className: "figure" }, shown[metric][0], " ", make("small", {}, shown[metric][1])),
-      make("div", {}, make("span", { className: "dot hue" }), link(point.cell), ` at ${point.at}`),
+      make("div", {}, make("span", { className: "dot hue" }), link(point.cell), ` at ${point.at}`, badge(point.cell)),
       make("div", { className: "quiet" }, rest.join(" · ")),
+      next ? make("div", { className: "quiet" }, next) : null,
       point.cell.launch ? copying("Copy launch command", point.cell.launch) : null);
+  }
+
+  // The number of warnings about a measurement. The details of the cell have their texts.
+  function badge(cell) {
+    const warnings = cell.findings.filter((text) => !text.startsWith("info:"));
+    return warnings.length ? make("a", { className: "badge", href: `#cell=${encodeURIComponent(cell.id)}`, title: warnings.join("\n") }, counted(warnings.length, "warning")) : null;
   }
 
   // Whether a cell's accuracy is preserved: not clearly below the unquantized cell by the paired 95% interval of the
@@ -358,10 +402,10 @@
     const box = table.parentElement;
     const heads = [...table.tHead.rows[0].cells];
     const show = (head, shown) => { for (const row of table.rows) row.cells[heads.indexOf(head)].hidden = !shown; };
-    for (const head of heads) if (head.hidden) show(head, true);
+    for (const head of heads) show(head, !head.dataset.empty);
     const left = [];
     $("unfit").textContent = "";
-    const byRank = heads.filter((head) => head.dataset.rank > 2).sort((a, b) => a.dataset.rank - b.dataset.rank);
+    const byRank = heads.filter((head) => head.dataset.rank > 2 && !head.dataset.empty).sort((a, b) => a.dataset.rank - b.dataset.rank);
     while (matchMedia("(min-width: 64rem)").matches && box.scrollWidth > box.clientWidth + 1 && byRank.length) {
       const head = byRank.pop();
       left.unshift(head.firstChild.textContent);
@@ -681,6 +725,11 @@
       const text = make("pre", { tabIndex: 0, ariaLabel: "Launch command" }, cell.launch);
       body.push(make("h3", {}, "Launch the server"), text, copying("Copy launch command", cell.launch, text));
     }
+    if (cell.server) {
+      const text = make("pre", { tabIndex: 0, ariaLabel: "Server command" }, cell.server);
+      const box = make("details", {}, make("summary", {}, "The server's own command, with environment and ports"), text, copying("Copy server command", cell.server, text));
+      body.push(box);
+    }
     if (cell.levels.length) {
       const names = Object.keys(NAMES).filter((name) => cell.levels.some((level) => level[name]));
       const table = make("table", {}, make("caption", {}, "Measurements by concurrency or request rate. Latencies in ms: p50 / p90 / p99 of n requests."), make("thead"), make("tbody"));
@@ -692,6 +741,13 @@
           ...names.map((name) => (level[name] ? `${["p50", "p90", "p99"].map((at) => number(level[name][at]) || "–").join(" / ")} of ${level[name].n ?? "?"}` : "")), level.failures === null ? "" : `${level.failures} of ${level.requests}`] })));
       body.push(make("div", { className: "scroll", role: "region", tabIndex: 0, ariaLabel: "Measurements" }, table));
       if (cell.levels.some((level) => level.triton)) body.push(triton(cell.levels));
+      const sampled = cell.levels.filter((level) => level.series);
+      if (sampled.length && window.vegaEmbed) {
+        const choice = make("select", { id: "series-level" }, ...sampled.map((level) => make("option", { value: level.key }, level.at)));
+        choice.value = sampled.at(-1).key;
+        choice.addEventListener("input", () => overTime(cell));
+        body.push(make("h3", {}, "Over the time of a level"), make("label", {}, "Level ", choice), make("div", { id: "series", className: "plots" }));
+      }
     }
     if (cell.levels.length) {
       const under = make("dl");
@@ -707,6 +763,25 @@
     for (const stage of stages) body.push(stageDetails(stage, pair));
     $("details-name").textContent = cell.id;
     $("details-body").replaceChildren(...body);
+  }
+
+  // Samples of the chosen level: one plot for each of queue, KV cache and power.
+  function overTime(cell) {
+    if (!$("series")) return;
+    const { series, at } = cell.levels.find((level) => level.key === $("series-level").value);
+    const names = Object.keys(series);
+    $("series").replaceChildren(...names.map((_, n) => make("div", { className: "plot", id: `series-${n}` })));
+    const last = Math.max(...names.flatMap((name) => series[name].map(([time]) => time)));
+    names.forEach((name, n) => {
+      const values = series[name].map(([time, value]) => ({ time, value }));
+      plot(`series-${n}`, `${name} at ${at}, ${number(Math.min(...values.map((one) => one.value)))} to ${number(Math.max(...values.map((one) => one.value)))}.`, {
+        height: 80, data: { values }, mark: { type: "line", point: values.length < 20, color: "var(--s1)" },
+        encoding: {
+          x: { field: "time", type: "quantitative", title: n === names.length - 1 ? "seconds since the level started" : null, scale: { domain: [0, last], nice: false } },
+          y: { field: "value", type: "quantitative", title: name, axis: { tickCount: 3, minExtent: 60, maxExtent: 60 }, scale: { zero: true } },
+        },
+      });
+    });
   }
 
   // Triton's own metrics: one line per model of a level, with the gauges on the first.
@@ -751,15 +826,38 @@
     return box;
   }
 
+  // The fragment of the address has everything that a link should keep: filters, limits, level, and the open cell.
+
+  const FIXED = ["words", "ttft", "tpot", "e2e", "statistic", "score", "accuracy", "level", "latency", "color"];
+  const controlsById = () => [...FIXED.map((id) => [id, $(id)]), ...[...document.querySelectorAll("#filters select")].map((select) => [`filter.${select.name}`, select])].filter(([, control]) => control);
+  const usual = (control) => (control.options ? ([...control.options].find((option) => option.defaultSelected) ?? control.options[0])?.value ?? "" : control.defaultValue);
+
+  function written(cell) {
+    const state = new URLSearchParams(controlsById().filter(([, control]) => control.value !== usual(control)).map(([id, control]) => [id, control.value]));
+    if (cell) state.set("cell", cell);
+    return `${state}`;
+  }
+
+  function remember(cell = new URLSearchParams(location.hash.slice(1)).get("cell")) {
+    const state = written(cell);
+    if (location.hash.includes("=") || state) history.replaceState(null, "", location.pathname + location.search + (state ? `#${state}` : ""));
+  }
+
+  function recall() {
+    if (!location.hash.includes("=")) return;
+    const state = new URLSearchParams(location.hash.slice(1));
+    for (const [id, control] of controlsById()) if (state.has(id)) control.value = state.get(id);
+  }
+
   function followHash() {
-    const match = /^#cell=(.*)$/.exec(location.hash);
-    if (!match) return;
-    let id;
-    try { id = decodeURIComponent(match[1]); } catch { return; }
+    if (!location.hash.includes("=")) return;
+    const id = new URLSearchParams(location.hash.slice(1)).get("cell");
     const cell = cells.find((one) => one.id === id);
     if (!cell) return;
+    remember(id);
     details(cell);
     if (!$("details").open) $("details").showModal();
+    overTime(cell);
     $("details").scrollTop = 0;
   }
 
@@ -771,6 +869,7 @@
     const good = take(shown, all);
     const inOrder = showTable(shown, good);
     const holding = limited() ? `, ${good.length} meet the SLOs` : "";
+    remember();
     $("summary").textContent = `${shown.length} of ${counted(cells.length, "cell")}, ${counted(all.length, "measured point")}${holding}.`;
     pareto(all);
     curves(inOrder);
@@ -785,7 +884,7 @@
     const statuses = unique(cells.map((cell) => cell.status));
     if (statuses.length > 1) $("filters").append(make("label", {}, "status ", select("status", statuses)));
     const colors = varying.filter(([, values]) => values.length <= COLORS.length).map(([axis]) => axis);
-    $("color").append(...colors.map((axis) => make("option", { value: axis, selected: axis === "precision" }, axis.replaceAll("_", " "))), make("option", { value: "" }, "none"));
+    $("color").append(...colors.map((axis) => make("option", { value: axis, defaultSelected: axis === "precision" }, axis.replaceAll("_", " "))), make("option", { value: "" }, "none"));
     const scores = unique(cells.flatMap((cell) => Object.keys(cell.accuracy)));
     $("score").append(...scores.map((name) => make("option", { value: name }, name)));
     document.querySelector("#controls .accuracy").hidden = !scores.length;
@@ -800,6 +899,7 @@
     $("controls").addEventListener("reset", () => setTimeout(show));
     $("controls").addEventListener("submit", (event) => event.preventDefault());
     $("latency").addEventListener("input", later);
+    $("level")?.addEventListener("input", () => { showLevel(); remember(); });
     $("color").addEventListener("input", later);
   }
 
@@ -812,7 +912,11 @@
     const rows = [...$("cells-table").tBodies[0].rows];
     cells = data.cells.map((cell, n) => ({ ...cell, levels: cell.levels.map(whole), row: rows[n], text: `${cell.id} ${cell.status} ${cell.axes.toolchain ?? ""}`.toLowerCase() }));
     palette = new Map(unique(cells.map((cell) => String(cell.axes.precision))).sort(numeric).map((kind, n) => [kind, n % COLORS.length]));
-    for (const cell of cells) cell.row.cells[0].prepend(make("span", { className: `dot hue ${tint(cell)}` }));
+    for (const cell of cells) {
+      cell.row.cells[0].querySelector("a").replaceChildren(...breakable(cell.name));
+      cell.row.cells[0].prepend(make("span", { className: `dot hue ${tint(cell)}` }));
+      cell.row.cells[0].querySelector(".badge")?.replaceWith(badge(cell));
+    }
     const measured = cells.some((cell) => cell.levels.length);
     document.querySelectorAll(".needs-script").forEach((node) => { node.hidden = false; });
     if (measured) bestColumn();
@@ -820,12 +924,14 @@
     for (const id of ["pareto", "curves", "gantt", "cpus", "gpus"]) $(id).hidden = true;
     sortable();
     controls();
+    recall();
+    $("choices").open = matchMedia("(min-width: 64rem)").matches || limited() || Boolean(written());
     show();
-    fit();
+    showLevel();
     addEventListener("resize", soon(fit));
-    addEventListener("hashchange", followHash);
+    addEventListener("hashchange", () => { if (!new URLSearchParams(location.hash.slice(1)).has("cell")) { recall(); show(); showLevel(); } followHash(); });
     $("close").addEventListener("click", () => $("details").close());
-    $("details").addEventListener("close", () => history.replaceState(null, "", location.pathname + location.search));
+    $("details").addEventListener("close", () => remember(null));
     addEventListener("beforeprint", () => { for (const cell of filtered()) cell.row.hidden = false; });
     addEventListener("afterprint", show);
     followHash();
@@ -836,6 +942,7 @@
       for (const id of ["pareto", "curves", "gantt", "cpus", "gpus"]) $(id).hidden = false;
       show();
       timeline();
+      followHash(); // plots of an open cell
     }
     document.documentElement.dataset.ready = "";
   }

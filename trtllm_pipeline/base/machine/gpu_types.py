@@ -1,0 +1,86 @@
+"""GPUs by the names that people use, for `--assume 2xH100`."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Final, NamedTuple
+
+
+class GpuType(NamedTuple):
+    """A type of GPU as the driver reports it."""
+
+    name: str
+    sm: int
+    """Compute capability as one number: 90 is 9.0."""
+    memory_mib: int
+    """As in nvidia-smi. With error correction in GDDR, a sixteenth less than in the data sheet."""
+
+    @property
+    def memory_gib(self) -> float:
+        """Its memory in GiB, rounded to a tenth."""
+        return round(self.memory_mib * 10 / 1024) / 10
+
+
+# Names and sizes from the output of nvidia-smi in public logs. The first one of a compute capability is the usual one.
+GPU_TYPES: Final = {
+    "V100": GpuType("Tesla V100-SXM2-32GB", 70, 32768),
+    "T4": GpuType("Tesla T4", 75, 15360),
+    "A100": GpuType("NVIDIA A100-SXM4-80GB", 80, 81920),
+    "A100-40GB": GpuType("NVIDIA A100-SXM4-40GB", 80, 40960),
+    "A100-PCIE": GpuType("NVIDIA A100 80GB PCIe", 80, 81920),
+    "A30": GpuType("NVIDIA A30", 80, 24576),
+    "A10": GpuType("NVIDIA A10", 86, 23028),
+    "A10G": GpuType("NVIDIA A10G", 86, 23028),
+    "A40": GpuType("NVIDIA A40", 86, 46068),
+    "RTX3090": GpuType("NVIDIA GeForce RTX 3090", 86, 24576),
+    "RTXA6000": GpuType("NVIDIA RTX A6000", 86, 49140),
+    "L40S": GpuType("NVIDIA L40S", 89, 46068),
+    "L40": GpuType("NVIDIA L40", 89, 46068),
+    "L4": GpuType("NVIDIA L4", 89, 23034),
+    "RTX4090": GpuType("NVIDIA GeForce RTX 4090", 89, 24564),
+    "RTX6000ADA": GpuType("NVIDIA RTX 6000 Ada Generation", 89, 49140),
+    "H100": GpuType("NVIDIA H100 80GB HBM3", 90, 81559),
+    "H100-PCIE": GpuType("NVIDIA H100 PCIe", 90, 81559),
+    "H100-NVL": GpuType("NVIDIA H100 NVL", 90, 95830),
+    "H200": GpuType("NVIDIA H200", 90, 143771),
+    "GH200": GpuType("NVIDIA GH200 480GB", 90, 97871),
+    "B200": GpuType("NVIDIA B200", 100, 183359),
+    "GB200": GpuType("NVIDIA GB200", 100, 189471),
+    "B300": GpuType("NVIDIA B300 SXM6 AC", 103, 275040),
+    "RTXPRO6000": GpuType("NVIDIA RTX PRO 6000 Blackwell Server Edition", 120, 97887),
+    "RTX5090": GpuType("NVIDIA GeForce RTX 5090", 120, 32607),
+    "GB10": GpuType("NVIDIA GB10", 121, 122573),
+}
+_COUNTED: Final = re.compile(r"(?:(\d+)\s*[xX]\s*)?(\D.*)", re.DOTALL)
+
+
+def counted(text: str) -> tuple[str | None, GpuType | None]:
+    """The count, as typed, and the type of "2xH100", "H100" or "2 x NVIDIA H100 80GB HBM3". None for a part that is missing."""
+    match = _COUNTED.fullmatch(text.strip())
+    if match is None:
+        return None, None
+    wanted = _plain(match[2])
+    named = (
+        kind
+        for short, kind in GPU_TYPES.items()
+        if wanted in {_plain(short), _plain(kind.name), f"NVIDIA{_plain(short)}"}
+    )
+    return match[1], next(named, None)
+
+
+def near(text: str) -> str | None:
+    """The name in the table that is most like the GPU in `text`."""
+    match = _COUNTED.fullmatch(text.strip())
+    names = {_plain(name): name for name in GPU_TYPES}
+    found = difflib.get_close_matches(_plain(match[2]), names, n=1, cutoff=0.5) if match else []
+    return names[found[0]] if found else None
+
+
+def usual(sm: int) -> GpuType | None:
+    """A usual GPU with this compute capability."""
+    return next((kind for kind in GPU_TYPES.values() if kind.sm == sm), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).upper()
