@@ -54,3 +54,5 @@ def _levels(params: PerfParams) -> Iterator[str]:
         yield f"{params.repeats} times"
     if params.find_rate is not None:
         yield f"the highest rate at which {params.find_rate:.0%} meet the SLO"
+    if params.find_concurrency is not None:
+        yield f"the most in flight at which {params.find_concurrency:.0%} meet the SLO"

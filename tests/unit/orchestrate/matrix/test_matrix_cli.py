@@ -69,7 +69,7 @@ def test_show(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert len(cells) == 8
     assert cells[0]["settings"]["perf"]["requests"] == 7
-    assert cells[0]["load"] == "128 in, 32 out, 1/4 in flight, 7 requests"
+    assert cells[0]["load"] == "128 in, 32 out, 1/4 in flight, 7 to 12 requests"
     assert cells[0]["reason"] is None
     assert run(capsys, "matrix", "show", path, "--cells", "large")[0] == 2
 
