@@ -135,7 +135,7 @@ def two_nights(runner: Runner) -> None:
     assert outcomes(first)["Plan for another release"] == "skipped"
     assert "| `build` | 1 | 0 | 1 |" in first.step("Plan").summary
     assert "There is no baseline yet." in first.step("Compare").summary
-    assert "| `tiny/fp16/tp1pp1/bs4/isl192-osl16` | done |" in first.step("Report").summary
+    assert "| `tiny/fp16/tp1pp1/bs4/isl192-osl16` | done" in first.step("Report").summary
     assert runner.baseline["run"]["id"].endswith("-night-4001-1")
     uploaded = first.artifacts["night-4001-1"]
     assert {file.name for file in uploaded.iterdir()} == {"report.json", "junit.xml", "report.html", "lock"}

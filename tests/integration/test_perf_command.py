@@ -219,11 +219,10 @@ def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path
         (("-u", "GRPC", "--model", "ensemble", "--input-data", "empty.jsonl"), 2, "no prompt in this file"),
         (("-u", "GRPC", "--model", "ensemble", "--input-data", "bad.jsonl"), 2, "bad.jsonl:2: not JSON"),
         (("-u", "GRPC", "--model", "ensemble", "--tokenizer", "nowhere"), 2, "--tokenizer nowhere"),
-        (("-u", "GRPC", "--model", "ensemble", "--concurrency", "1", "--request-rate", "1"), 2, "exclude each other"),
         (
             ("-u", "GRPC", "--model", "ensemble", "--concurrency", "1,0"),
             2,
-            "expected a positive whole number up to 65536, got '0'",
+            "should be greater than or equal to 1, not 0",
         ),
         (("-u", "GRPC", "--model", "ensemble", "--declare", "tp"), 2, "--declare tp: expected NAME=VALUE"),
         (
@@ -239,8 +238,8 @@ def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path
             "http://h:0/v1: expected HOST, HOST:PORT or",
         ),
         (("--model", "ensemble"), 2, "missing option '-u' / '--url'"),
-        (("-u", "GRPC", "--model", "ensemble", "--temperature", "nan"), 2, "expected a number from 0 on, got nan"),
-        (("-u", "GRPC", "--model", "ensemble", "--temperature=-1"), 2, "expected a number from 0 on, got -1"),
+        (("-u", "GRPC", "--model", "ensemble", "--temperature", "nan"), 2, "should be a finite number, not NaN"),
+        (("-u", "GRPC", "--model", "ensemble", "--temperature=-1"), 2, "should be greater than or equal to 0, not -1"),
         (("-u", "https://GRPC", "--model", "ensemble"), 2, "grpc over https is not there"),
         (("-u", "GRPC", "--model", "ensemble", "--slo", "ttft<3"), 2, "is not an objective"),
         (
@@ -250,7 +249,11 @@ def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path
         ),
         (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "HTTP"), 2, "no Triton metrics there"),
         (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "http://:x"), 2, "no Triton metrics there"),
-        (("-u", "GRPC", "--model", "ensemble", "--isl", "9"), 2, "needs --tokenizer"),
+        (
+            ("-u", "GRPC", "--model", "ensemble", "--isl", "9"),
+            2,
+            "need a tokenizer to count tokens\n  try: give --tokenizer DIR",
+        ),
         (("-u", "GRPC", "--model", "ensemble", "--event-file", "bad.jsonl"), 2, "already exists"),
         (("analyze", "nowhere.jsonl"), 2, "no such file"),
         (("analyze", "bad.jsonl"), 1, "not a record of a load run"),

@@ -380,11 +380,12 @@ def test_what_failed_is_never_taken_and_what_was_asked_otherwise_never_compared(
     pipeline("run", "--matrix", TINY, *shorter, cwd=done)
     gate = ("--cells", "tiny/fp16", "--fail-on", "ttft_p50:+1000%", "--format", "json")
     (refused,) = json.loads(pipeline("compare", "latest", first, *gate, cwd=done, code=4))["refused"]
-    assert [(each["field"], each["base"], each["new"]) for each in refused["differences"]] == [
-        ("max_tokens", "16", "8")
-    ]
+    different = {each["field"]: (each["base"], each["new"]) for each in refused["differences"]}
+    assert different.keys() == {"prompts_digest", "max_tokens"}, "the prompts of a cell have its output length"
+    assert different["max_tokens"] == ("16", "8")
     allowed = json.loads(pipeline("compare", "latest", first, *gate, "--allow", "workload", cwd=done))
-    assert (allowed["gate"]["holds"], allowed["differences"][0]["field"]) == (True, "max_tokens")
+    assert allowed["gate"]["holds"]
+    assert {each["field"] for each in allowed["differences"]} >= different.keys()
     assert json.loads(pipeline("compare", first, first, *gate, cwd=done))["gate"]["holds"]
     measured = json.loads(pipeline("report", "--run", first, "--format", "json", cwd=done))["cells"][0]
     assert measured["conditions"]["system"]["server"].startswith("triton ")

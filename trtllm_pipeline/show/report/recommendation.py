@@ -133,13 +133,13 @@ class Recommendation:
             "slo": {slo.metric: slo.limit for slo in self.slos},
             "min_accuracy": None if self.min_accuracy is None else self.min_accuracy.typed,
             "mixed_precisions": self.numerics,
-            "recommended": [Choice.of(group).to_json() for group in self.groups],
+            "recommended": [Recommended.of(group).to_json() for group in self.groups],
             "candidates": [each.to_json() for each in self.candidates],
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Recommended:
     """The recommendation for a workload."""
 
     workload: Workload
@@ -153,18 +153,18 @@ class Choice:
     """If no candidate qualifies: the one that misses its limits least."""
 
     @staticmethod
-    def of(group: Sequence[Candidate]) -> Choice:
+    def of(group: Sequence[Candidate]) -> Recommended:
         """The choice from the candidates of a workload, in their order."""
         first = group[0]
         if first.reason is not None:
             missed = [each for each in group if each.shortfall is not None]
             nearest = min(missed, key=lambda each: each.shortfall or 0.0, default=None)
-            return Choice(first.workload, None, (), None, nearest)
+            return Recommended(first.workload, None, (), None, nearest)
         tied = tuple(each for each in group[1:] if each.tied and each.same_work_as is None)
         why = next(
             (words for words, of in _CHEAPER.items() if tied and all(of(first) < of(each) for each in tied)), None
         )
-        return Choice(first.workload, first, tied, why, None)
+        return Recommended(first.workload, first, tied, why, None)
 
     def to_json(self) -> dict[str, Json]:
         """The entry in the JSON output."""
@@ -296,7 +296,7 @@ def _ranked(
         alike = same.get((each.cell, str(each.level)), ())
         twin = next((other.cell for other in placed if other.cell in alike and other.level == each.level), None)
         placed.append(each if twin is None else replace(each, same_work_as=twin))
-    if not Choice.of(placed).tied:  # only cells that do the same work are tied
+    if not Recommended.of(placed).tied:  # only cells that do the same work are tied
         placed = [replace(each, tied=False) for each in placed]
     return [*placed, *(each for each in group if each.reason is not None)]
 
@@ -444,7 +444,7 @@ def blocks(recommendation: Recommendation) -> list[text_blocks.Block]:
 def _of_workload(
     group: Sequence[Candidate], workload: str, parts: Sequence[str], recommendation: Recommendation
 ) -> Iterator[text_blocks.Block]:
-    goal, choice = recommendation.goal, Choice.of(group)
+    goal, choice = recommendation.goal, Recommended.of(group)
     if workload:
         yield text_blocks.TextLine(f"for {workload}", "bold")
     good = [each for each in group if each.reason is None and each.same_work_as is None]

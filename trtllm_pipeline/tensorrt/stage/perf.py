@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import FailureClass, StageError, UsageError, write_json
-from trtllm_pipeline.measure import BUILT_IN_PROMPTS, PERF_FILE, Service, levels_up_to
+from trtllm_pipeline.measure import BUILT_IN_PROMPTS, Service, levels_up_to
 from trtllm_pipeline.models import dataset_file, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import model_folder
@@ -40,7 +40,7 @@ EVENTS: Final = "events.jsonl"
 
 def run(context: StageContext[PerfParams]) -> None:
     """Measure. Raises StageError if the measurement is not valid."""
-    from trtllm_pipeline.measure import ExpectedServer, Target
+    from trtllm_pipeline.measure import PERF_FILE, ExpectedServer, Target
     from trtllm_pipeline.measure import run as measure
 
     params, inputs = context.params, context.inputs

@@ -22,7 +22,7 @@ from trtllm_pipeline.orchestrate.results.report_file import CellStatus
 from trtllm_pipeline.show.report.measured import Measured, Side
 from trtllm_pipeline.show.report.pareto import pareto_front
 from trtllm_pipeline.show.report.recommendation import (
-    Choice,
+    Recommended,
     Goal,
     advise,
     parse_least,
@@ -57,9 +57,9 @@ def cell(name: str, *levels: LevelResult, tp: int = 1, batch: int = 8, size: int
     return Measured(CellId(name), axes, CellStatus.DONE, levels=levels, engine_size_bytes=size, **more)
 
 
-def choice(*cells: Measured, goal: Goal = "throughput", slo: str = "", least: str | None = None) -> Choice:
+def choice(*cells: Measured, goal: Goal = "throughput", slo: str = "", least: str | None = None) -> Recommended:
     slos = parse_slo(slo) if slo else ()
-    return Choice.of(recommend(Side("r", cells), slos, None if least is None else parse_least(least), goal))
+    return Recommended.of(recommend(Side("r", cells), slos, None if least is None else parse_least(least), goal))
 
 
 @pytest.mark.parametrize("goal", ["throughput", "latency"])
