@@ -40,9 +40,6 @@ from .results import plan_difference as plan_difference
 from .results import report_file as report_file
 from .results.fits import Fits as Fits
 from .results.fits import fits_of as fits_of
-from .results.prices import Prices as Prices
-from .results.prices import parse_prices as parse_prices
-from .results.prices import with_price as with_price
 from .results.report_file import CellResult as CellResult
 from .results.report_file import CellStatus as CellStatus
 from .run import by_hand as by_hand
@@ -56,8 +53,8 @@ from .run.forecast import ForecastCheck as ForecastCheck
 from .run.loop import Nodes as Nodes
 from .run.loop import Observer as Observer
 from .run.loop import Outcome as Outcome
-from .run.pulling import paced as paced
 from .run.scheduler import overdue as overdue
+from .run.work import paced as paced
 from .store import claims as claims
 from .store import manifest as manifest
 from .store import remote_store as remote_store
