@@ -18,8 +18,7 @@ from trtllm_pipeline.base import Fingerprint, PlanError, RemoteError, Scope, Sta
 from trtllm_pipeline.orchestrate.memory.estimates import DISK
 from trtllm_pipeline.orchestrate.plan import plan as planning
 from trtllm_pipeline.orchestrate.plan.plan import Plan, to_run, wanted
-from trtllm_pipeline.orchestrate.plan.planner import newly_planned, replanned
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request, newly_planned, replanned
 from trtllm_pipeline.orchestrate.run.forecast import Forecast, Offers, forecast
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity
 from trtllm_pipeline.orchestrate.store.index import Artifact
