@@ -199,10 +199,10 @@ class RemoteSource:
     """The remote store that a request names. Raises UsageError for an invalid URL, and a policy without keys."""
 
     def __init__(self, url: str, request: Request, gpus: Collection[str]) -> None:
-        self._url = url
-        self._gpus = () if request.allow_other_gpu else gpus
         from trtllm_pipeline.orchestrate import provenance
 
+        self._url = url
+        self._gpus = () if request.allow_other_gpu else gpus
         keys = None if request.trusted_keys is None else Path(request.trusted_keys)
         self._policy = provenance.policy(keys, required=request.require_signed)
         self._failed: set[StageRunId] = set()
