@@ -113,7 +113,7 @@ def write_matrix(cells: int, folder: Path) -> Path:
 def fill(matrix: Path, workspace: Path) -> dict[str, float]:
     """Publish every artifact of the matrix through the store, as a run does. Returns the times in microseconds."""
     from trtllm_pipeline.orchestrate.plan import planner
-    from trtllm_pipeline.orchestrate.plan.request import Request
+    from trtllm_pipeline.orchestrate.plan.planner import Request
     from trtllm_pipeline.orchestrate.store.store import Store
 
     store = Store(workspace)

@@ -20,7 +20,7 @@ from trtllm_pipeline.models.files.quantization import FORMS, QuantizedWeights
 from trtllm_pipeline.models.hub import peek, sources
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan_file import axes
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage.params import key
 from trtllm_pipeline.tensorrt.trtllm import checkpoint, prequantized

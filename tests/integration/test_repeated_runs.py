@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from trtllm_pipeline.orchestrate import flow
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.plan.runs import find_run
 from trtllm_pipeline.orchestrate.run import run_folder
 from trtllm_pipeline.orchestrate.store.store import Store

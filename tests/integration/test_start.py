@@ -16,7 +16,7 @@ import pytest
 
 from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.orchestrate import flow
-from trtllm_pipeline.orchestrate.plan import request
+from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.progress.lines import QuietObserver
 
@@ -104,4 +104,4 @@ class Removing(QuietObserver):
 def test_a_workspace_that_is_removed_under_a_run(tmp_path: Path) -> None:
     store = Store(tmp_path / "ws")
     with pytest.raises(StateError, match="the workspace was moved or removed while it was in use"):
-        flow.run(request.Request(TINY, until="download"), store, Removing(store.workspace))
+        flow.run(planner.Request(TINY, until="download"), store, Removing(store.workspace))

@@ -106,7 +106,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """A setting that a retry has changed, see `orchestrate/plan/retries.py`."""
+    """A setting that a retry has changed, see `orchestrate/plan/planner.py`."""
 
     setting: str
     """settings.SECTION.KEY"""

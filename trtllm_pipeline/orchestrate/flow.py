@@ -1,6 +1,7 @@
 """The flow from a matrix to a report, in order. Each step is one function with one plain type on either side.
 
     loaded = load(request)                              matrix and recipes, checked
+    place = place_of(request, loaded)                   machine, nodes and executor: here, or a cluster
     cells = select_cells(request, loaded, machine)      cells, with a reason if they cannot work
     plan = runnable_plan(cells, store, machine)         stage runs, with models pinned and files digested
     done = run_with_retries(work)                       artifacts
@@ -11,12 +12,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import writing
+from trtllm_pipeline.base import UsageError, writing
 from trtllm_pipeline.orchestrate.plan.planner import (
+    LOCAL,
+    RAY,
+    SLURM,
+    Request,
     default_toolchain,
     load,
     machine_of,
@@ -24,19 +31,35 @@ from trtllm_pipeline.orchestrate.plan.planner import (
     runnable_plan,
     select_cells,
 )
-from trtllm_pipeline.orchestrate.plan.request import Request
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.base import Machine
+    from trtllm_pipeline.orchestrate.clusters.cluster import Cluster
+    from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
     from trtllm_pipeline.orchestrate.plan.plan import Plan
     from trtllm_pipeline.orchestrate.results.report_file import CellResult
+    from trtllm_pipeline.orchestrate.run.executor import Executor
     from trtllm_pipeline.orchestrate.run.forecast import Forecast, ForecastCheck
     from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome
     from trtllm_pipeline.orchestrate.run.run_folder import RunFolder
+    from trtllm_pipeline.orchestrate.run.scheduler import Capacity
     from trtllm_pipeline.orchestrate.run.work import Done
     from trtllm_pipeline.orchestrate.store.store import Store
 
 BY_HAND: Final = "by-hand"
 """Run id of stages that run outside a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Machine, nodes and executor for stage runs."""
+
+    machine: Machine
+    """The machine that plans are made for: this one, or a node of a cluster."""
+    nodes: Sequence[Capacity]
+    """Capacities of the nodes. The first is this machine."""
+    executor: Callable[[], Executor]
+    """Creates an executor for one run of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +89,6 @@ def run(
 
     The run's id ends with `name`, which later commands accept in its place.
     """
-    from trtllm_pipeline.orchestrate.clusters.location import place_of
     from trtllm_pipeline.orchestrate.run.run_folder import begun, write_lock
     from trtllm_pipeline.orchestrate.run.work import run_with_retries, work_of
 
@@ -124,7 +146,6 @@ def bring_up_to_date(request: Request, store: Store, observer: Observer) -> tupl
 
 def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Plan, Forecast]:
     """The plan and its forecast. If there is no store yet, `workspace` is its future directory. Raises like `run`."""
-    from trtllm_pipeline.orchestrate.clusters.location import place_of
     from trtllm_pipeline.orchestrate.run.forecast import forecast
     from trtllm_pipeline.orchestrate.run.work import present_of, rerun_of, source_of
 
@@ -137,3 +158,72 @@ def outlook(request: Request, store: Store | None, workspace: Path) -> tuple[Pla
     offers = None if source is None else source.offers(plan, present)
     rerun = rerun_of(plan, request.rerun)
     return plan, forecast(plan, store, present, workspace=workspace, offers=offers, nodes=nodes, rerun=rerun)
+
+
+@contextmanager
+def place_of(request: Request, loaded: LoadedMatrix) -> Iterator[Placement]:
+    """Yield the placement of the request's stage runs. Raises UsageError if there is no such cluster."""
+    if request.ray_address is not None and request.executor != RAY:
+        raise UsageError("--ray-address needs --executor ray")
+    if request.executor in (None, LOCAL):
+        from trtllm_pipeline.orchestrate.run.order import capacities
+
+        machine = machine_of(request)
+        yield Placement(machine, capacities(machine), _executor_here)
+        return
+    if request.assume is not None:
+        raise UsageError(
+            "--assume describes a machine, --executor uses those of a cluster", hint="leave one of them out"
+        )
+    from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
+    from trtllm_pipeline.orchestrate.clusters.exchange import Exchange
+    from trtllm_pipeline.orchestrate.run.scheduler import Capacity
+
+    exchange = _exchange(request, loaded)
+    cluster = _cluster(request, loaded)
+    try:
+        yield Placement(
+            cluster.machine,
+            [Capacity(0), *cluster.nodes],
+            lambda: ClusterExecutor(cluster, None if exchange is None else Exchange(exchange)),
+        )
+    finally:
+        cluster.close()
+
+
+def _executor_here() -> Executor:
+    from trtllm_pipeline.orchestrate.run.executor import Executor  # not needed by a plan
+
+    return Executor()
+
+
+def _exchange(request: Request, loaded: LoadedMatrix) -> str | None:
+    """Return the URL for files of nodes that do not share the workspace. None if they share it."""
+    url: str | None = loaded.of_cluster("exchange")
+    if url is not None and request.executor == SLURM:
+        raise UsageError(
+            "settings.cluster.exchange is for --executor ray", hint="Slurm nodes need the workspace at the same path"
+        )
+    return url if url is None or "://" in url else str((loaded.path.parent / Path(url).expanduser()).absolute())
+
+
+def _cluster(request: Request, loaded: LoadedMatrix) -> Cluster:
+    accelerators = loaded.gpu_types
+    if accelerator := loaded.of_cluster("accelerator"):
+        if accelerators:
+            raise UsageError(
+                "the matrix has an axis of GPU types, but settings.cluster.accelerator sets one type for all cells",
+                hint="leave one of them out",
+            )
+        accelerators = (accelerator,)
+    if request.executor == SLURM:
+        from trtllm_pipeline.orchestrate.clusters.slurm_cluster import SlurmCluster
+
+        return SlurmCluster(loaded.of_cluster("sbatch"), accelerators)
+    try:
+        from trtllm_pipeline.orchestrate.clusters.ray_cluster import RayCluster
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--executor ray needs the package {error.name}", hint="pip install 'trtllm-pipeline[ray]'"
+        ) from error
+    return RayCluster(request.ray_address, accelerators)

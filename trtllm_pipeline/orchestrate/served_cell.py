@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING
 from trtllm_pipeline.base import Cell, Scope, UsageError
 from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections, Estimate
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_run
-from trtllm_pipeline.orchestrate.plan.planner import check_feasible, load, machine_of, plan_cells, select_cells
-from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request, read_request
+from trtllm_pipeline.orchestrate.plan.planner import (
+    REQUEST_FILE,
+    Request,
+    check_feasible,
+    load,
+    machine_of,
+    plan_cells,
+    read_request,
+    select_cells,
+)
 from trtllm_pipeline.orchestrate.plan.runs import run_folders
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store

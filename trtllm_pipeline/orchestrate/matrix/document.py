@@ -1,6 +1,7 @@
 """YAML and JSON files as plain data with the line of every value: read, changed by `--set`, and checked against a model.
 
-All faults are reported at once, each with file, line, key and the nearest known name.
+All faults are reported at once, each with file, line, key and the nearest known name. Values that can be written in several ways
+have one canonical spelling.
 
 The schema is YAML 1.2's core schema, so `no`, `on`, `1:30` and dates are text and `1e-3` is a number. Constructs that are
 often misread or that may do harm are errors: repeated keys, numbers with leading zeros, tags, merge keys, several
@@ -20,9 +21,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_args, get_origin
 
-from trtllm_pipeline.base import Fault, Json, UsageError, user_files
+from trtllm_pipeline.base import Fault, Json, UsageError, layout_name, user_files
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -33,6 +34,10 @@ KeyPath = tuple[str | int, ...]
 
 MAX_BYTES: Final = 4 * 1024 * 1024
 SUFFIXES: Final = (".yaml", ".yml", ".json")
+SETTINGS_PREFIX: Final = "settings."
+"""Prefix of an axis that varies a setting: `settings.perf.concurrency`."""
+PARALLEL: Final = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?")
+_LENGTHS: Final = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,3 +367,63 @@ def _split(argument: str) -> tuple[str, Document]:
 
 def _steps(key: str) -> KeyPath:
     return tuple(int(step) if re.fullmatch(r"[0-9]{1,6}", step) else step for step in key.split("."))
+
+
+class Parallelism(NamedTuple):
+    """Tensor, pipeline and expert parallelism."""
+
+    tp: int
+    """GPUs that share each layer."""
+    pp: int = 1
+    """Pipeline stages, groups of consecutive layers."""
+    ep: int = 1
+    """Groups of the `tp` GPUs that hold whole experts. 1 splits each expert over all GPUs."""
+
+
+def parse_parallel(text: str) -> Parallelism:
+    """The sizes in `tp4pp2ep4`. `tp4` means `tp4pp1ep1`. Raises ValueError for other text."""
+    match = PARALLEL.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a valid parallelism: write tp4, tp4pp2 with pipeline stages, tp4ep4 or tp4pp2ep4 with expert "
+            "parallelism"
+        )
+    sizes = Parallelism(*(int(size or 1) for size in match.groups()))
+    if sizes.tp % sizes.ep:
+        raise ValueError(
+            f"{text!r}: ep{sizes.ep} must divide tp{sizes.tp}, whose GPUs the experts are distributed over"
+        )
+    return sizes
+
+
+def parse_lengths(text: str) -> tuple[int, int]:
+    """Input and output tokens of `2048,1024`. Raises ValueError for other text."""
+    match = _LENGTHS.fullmatch(text)
+    if match is None:
+        raise ValueError(f'{text!r} is not a pair of lengths: write "ISL,OSL" in tokens, such as "2048,1024"')
+    return int(match[1]), int(match[2])
+
+
+def canonical_parallel(text: str) -> str:
+    """`tp4pp1` for `tp4`, `tp4pp1ep4` for `tp4ep4`: the spelling in ids and comparisons."""
+    tp, pp, ep = parse_parallel(text)
+    return layout_name(tp, pp, ep if ep > 1 else None)
+
+
+def canonical_lengths(text: str) -> str:
+    """`2048,1024` for `2048, 1024`."""
+    isl, osl = parse_lengths(text)
+    return f"{isl},{osl}"
+
+
+def setting_axes(axes: Mapping[str, object]) -> list[str]:
+    """Names of the axes that vary a setting, in the order of the file."""
+    return [name for name in axes if name.startswith(SETTINGS_PREFIX)]
+
+
+def nested(name: str, value: Json) -> dict[str, Json]:
+    """`{"perf": {"concurrency": value}}` for the axis `settings.perf.concurrency`."""
+    first, *rest = name.removeprefix(SETTINGS_PREFIX).split(".")
+    for key in reversed(rest):
+        value = {key: value}
+    return {first: value}

@@ -39,9 +39,8 @@ from pydantic_core.core_schema import ModelSchema
 from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked
 from trtllm_pipeline.models import Form, dataset_file
 from trtllm_pipeline.orchestrate.matrix.derive import STRICT, UNIQUE, derived, with_sections
-from trtllm_pipeline.orchestrate.matrix.document import nearest
+from trtllm_pipeline.orchestrate.matrix.document import PARALLEL, canonical_lengths, canonical_parallel, nearest
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
-from trtllm_pipeline.orchestrate.matrix.spelling import PARALLEL, canonical_lengths, canonical_parallel
 from trtllm_pipeline.tensorrt import DEFAULT_DATA, NO_ADAPTER, RepositorySettings, params
 
 Toolchain = Literal[

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from trtllm_pipeline.base import DownloadError, Fault, Json, MatrixError, UsageError
 from trtllm_pipeline.orchestrate.matrix.document import (
+    SETTINGS_PREFIX,
     Assignment,
     Document,
     KeyPath,
@@ -19,12 +20,13 @@ from trtllm_pipeline.orchestrate.matrix.document import (
     check,
     key_text,
     nearest,
+    nested,
     parse_set,
     read,
+    setting_axes,
 )
 from trtllm_pipeline.orchestrate.matrix.models import Axes, Matrix, Recipe, Settings
 from trtllm_pipeline.orchestrate.matrix.recipe_files import check_recipe, is_recipe_name, recipe_document
-from trtllm_pipeline.orchestrate.matrix.spelling import SETTINGS_PREFIX, nested, setting_axes
 
 AXES: Final = tuple(Axes.model_fields)
 """Names of the axes other than settings, in the order of a cell id's segments."""

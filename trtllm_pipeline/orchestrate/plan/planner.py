@@ -1,19 +1,39 @@
-"""Plans a request: its cells and if they can work on a machine, their pinned models and their stage runs."""
+"""The request of a command line, and its plan: its cells and if they can work on a machine, their pinned models and their stage runs.
+
+A cell that ran out of memory is planned again with changes, as far as its matrix allows them: `settings.retry`. The only state
+is the failed attempts. If the newest attempt at a stage run of a cell ran out of memory, the cell is planned with the next
+allowed change, and so on until a stage run that succeeded or was not tried yet. So all commands plan the same, a killed run
+continues, and artifacts have the key of the settings that they were built with.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from trtllm_pipeline.base import Cell, PlanError, Scope, UsageError
+from trtllm_pipeline.base import (
+    USUAL_KV_SHARE,
+    USUAL_NUM_TOKENS,
+    Cell,
+    CellId,
+    FailureClass,
+    Fingerprint,
+    Json,
+    PlanError,
+    Scope,
+    SettingChange,
+    UsageError,
+    reading,
+    user_files,
+)
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate.plan import plan as planning
-from trtllm_pipeline.orchestrate.plan import retries
-from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
+from trtllm_pipeline.orchestrate.store.index import AttemptRow
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import load_levels, reachable
@@ -22,6 +42,89 @@ if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
     from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
     from trtllm_pipeline.orchestrate.plan.pins import Pins
+
+logger = logging.getLogger(__name__)
+
+REQUEST_FILE: Final = "request.json"
+LOCAL: Final = "local"
+"""The executor on this machine."""
+RAY: Final = "ray"
+SLURM: Final = "slurm"
+DEFAULT_WORKSPACE: Final = ".pipeline"
+
+SECTIONS: Final[Mapping[str, str]] = {
+    "max_num_tokens": "build",
+    "kv_cache_free_gpu_mem_fraction": "repository",
+    "max_tokens_in_paged_kv_cache": "repository",
+}
+"""Settings that a retry may change, and their sections. They affect memory, not the results of a cell."""
+_UNSET: Final[Mapping[str, int | float]] = {
+    "max_num_tokens": USUAL_NUM_TOKENS,
+    "kv_cache_free_gpu_mem_fraction": USUAL_KV_SHARE,
+}
+"""Value of an unset setting, unless a stage run has one."""
+Attempts: TypeAlias = Callable[[Iterable[Fingerprint]], Mapping[Fingerprint, AttemptRow]]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The request of a command line."""
+
+    matrix: Path
+    sets: tuple[str, ...] = ()
+    cells: tuple[str, ...] = ()
+    until: str | None = None
+    toolchain: str | None = None
+    assume: str | None = None
+    """Machine to plan for, as in `--assume`. Default: this machine."""
+    remote: str | None = None
+    """Remote store to pull artifacts from. Default: the matrix's."""
+    allow_other_gpu: bool = False
+    """Also pull engines that were built on another type of GPU."""
+    require_signed: bool = False
+    trusted_keys: str | None = None
+    """(with `require_signed`) Policy for pulled artifacts."""
+    rerun: tuple[str, ...] = ()
+    """Measuring stages to run again although their results are up to date. `resume` does not repeat them."""
+    executor: str | None = None
+    """Executor of stage runs: local, ray or slurm. Default: local."""
+    ray_address: str | None = None
+
+    @property
+    def whole(self) -> bool:
+        """True if it is for all cells and stages of the matrix."""
+        return not self.cells and self.until is None
+
+    def changed(self, other: Request) -> Request:
+        """This request updated by `other`. `--set` changes of `other` are appended, its other values replace these."""
+        return replace(
+            self,
+            sets=(*self.sets, *other.sets),
+            cells=other.cells or self.cells,
+            until=other.until or self.until,
+            toolchain=other.toolchain or self.toolchain,
+            assume=other.assume or self.assume,
+            rerun=other.rerun,
+            executor=other.executor or self.executor,
+            ray_address=other.ray_address or self.ray_address,
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """The JSON that `resume` reads, with the matrix's absolute path."""
+        known = {name: value for name, value in asdict(self).items() if name != "rerun"}
+        return {**known, "matrix": str(self.matrix.absolute())}
+
+
+def read_request(path: Path) -> Request:
+    """The request of an earlier run. Raises UsageError if the file is not a request."""
+    try:
+        data = user_files.decode_mapping(reading.read_bytes(path))
+        lists = {name: tuple(data[name]) for name in ("sets", "cells")}
+        return Request(**{**data, **lists, "matrix": Path(data["matrix"])})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path}: cannot be read: {error}", hint="pipeline run --matrix REQUEST_FILE starts over"
+        ) from error
 
 
 def load(request: Request) -> LoadedMatrix:
@@ -166,9 +269,6 @@ def lacks_memory_alone(cell: Cell, machine: Machine) -> bool:
     return infeasible(unjudged, machine) is not None and not infeasible(unjudged, without_limits(machine))
 
 
-logger = logging.getLogger(__name__)
-
-
 def plan_of(request: Request, store: Store | None, *, guess: bool = False) -> Plan:
     """The plan of the selected cells. Raises MatrixError, UsageError, PlanError."""
     machine, cells = machine_and_cells(request, store)
@@ -204,7 +304,7 @@ def replanned(plan: Plan, store: Store, pins: Pins, until: str | None) -> Plan:
     def make(cells: Sequence[Cell]) -> Plan:
         return _make(cells, plan.machine, pins, until)
 
-    return retries.followed(plan, make, store.index.attempts, lambda cell: infeasible(cell, plan.machine))
+    return followed(plan, make, store.index.attempts, lambda cell: infeasible(cell, plan.machine))
 
 
 def check_feasible(plan: Plan) -> None:
@@ -265,3 +365,108 @@ def exposed(plan: Plan) -> list[str]:
     services = [run for run in plan.stage_runs.values() if run.stage.scope is Scope.SERVICE]
     hosts = {str(run.first_cell.settings["serve"]["host"]) for run in services}
     return [warning for host in sorted(hosts) if (warning := reachable(host))]
+
+
+def followed(
+    plan: Plan, make: Callable[[Sequence[Cell]], Plan], attempts: Attempts, reason: Callable[[Cell], str | None]
+) -> Plan:
+    """`plan` with the changes that its cells allow, after the attempts so far.
+
+    `make` plans cells. `reason` returns why a cell cannot work, and such a change is not applied.
+    """
+
+    def matters(failed: StageRun, cell: Cell) -> bool:
+        """True if a cell no longer has the failed stage run."""
+        return failed.id not in make([cell]).by_cell[cell.id]
+
+    final: set[CellId] = set()
+    while True:
+        retried = [cell for cell in plan.feasible if _steps(cell) and cell.id not in final]
+        runs = {run for cell in retried for run in plan.by_cell[cell.id]}
+        last = attempts(plan.stage_runs[run].fingerprint for run in runs)
+        changed: dict[CellId, Cell] = {}
+        for cell in retried:
+            failed = _out_of_memory(plan, cell, last)
+            next_cell = None if failed is None else _changed(plan, cell, failed, last, partial(matters, failed), reason)
+            if next_cell is None or reason(next_cell) is not None:
+                final.add(cell.id)
+            else:
+                changed[cell.id] = next_cell
+        if not changed:
+            return plan
+        plan = make([changed.get(cell.id, cell) for cell in plan.cells])
+
+
+def newly_planned(old: Plan, new: Plan) -> list[Cell]:
+    """The cells of `new` with other stage runs than in `old`."""
+    return [cell for cell in new.feasible if new.by_cell[cell.id] != old.by_cell.get(cell.id)]
+
+
+def _steps(cell: Cell) -> dict[str, Json]:
+    """Name of a setting -> allowed changes."""
+    allowed = cell.settings.get("retry", {}).get("oom")
+    return {name: how for name, how in allowed.items() if how is not None} if isinstance(allowed, dict) else {}
+
+
+def _out_of_memory(plan: Plan, cell: Cell, last: Mapping[Fingerprint, AttemptRow]) -> StageRun | None:
+    """The first stage run of a cell whose newest attempt ran out of memory."""
+    for run in (plan.stage_runs[each] for each in plan.by_cell[cell.id]):
+        attempt = last.get(run.fingerprint)
+        if attempt is not None and (attempt.outcome, attempt.failure) == ("failed", FailureClass.OUT_OF_MEMORY.value):
+            return run
+    return None
+
+
+def _changed(
+    plan: Plan,
+    cell: Cell,
+    failed: StageRun,
+    last: Mapping[Fingerprint, AttemptRow],
+    matters: Callable[[Cell], bool],
+    reason: Callable[[Cell], str | None],
+) -> Cell | None:
+    """The cell with the next change of each setting that `matters` and is not refused. None if there is none left."""
+    times = cell.settings["retry"]["times"]
+    assert isinstance(times, int)
+    if len({change.stage_run for change in cell.changes}) >= times:
+        return None
+    why = last[failed.fingerprint].message or "out of memory"
+    next_cell = cell
+    for name, how in _steps(cell).items():
+        old, values = _next(plan, cell, name, how)
+        refused: list[str] = []
+        for new in values:
+            change = SettingChange(f"settings.{SECTIONS[name]}.{name}", old, new, failed.id, why, tuple(refused))
+            changed = _with(cell, name, new, change)
+            if (refusal := reason(changed)) is not None:
+                refused.append(f"{new} was not tried: {refusal}")
+                _warn_once(cell.id, f"settings.retry.oom.{name} {refused[-1]}")
+            elif matters(changed):
+                next_cell = _with(next_cell, name, new, change)
+                break
+    return None if next_cell is cell else next_cell
+
+
+@lru_cache(maxsize=256)
+def _warn_once(cell: CellId, words: str) -> None:
+    """Log once, since a run plans repeatedly."""
+    logger.warning("%s: %s", cell, words)
+
+
+def _with(cell: Cell, name: str, value: Json, change: SettingChange) -> Cell:
+    section = SECTIONS[name]
+    settings = {**cell.settings, section: {**cell.settings[section], name: value}}
+    return replace(cell, settings=settings, changes=(*cell.changes, change))
+
+
+def _next(plan: Plan, cell: Cell, name: str, how: Json) -> tuple[Json, Sequence[Json]]:
+    """The current value of a setting, and the next values, starting with the first that matters."""
+    params = (plan.stage_runs[run].params for run in plan.by_cell[cell.id])  # the value that a stage uses
+    taken = (value for each in params if (value := getattr(each, name, None)) is not None)
+    now = next(taken, cell.settings[SECTIONS[name]][name]) or _UNSET.get(name)
+    if isinstance(how, (list, tuple)):
+        done = [how.index(change.new) + 1 for change in cell.changes if change.setting.endswith(f".{name}")]
+        return now, how[max(done, default=0) :]
+    if isinstance(now, int) and now > 1:
+        return now, (now // 2,)
+    return now, (now / 2,) if isinstance(now, float) else ()

@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 
 from trtllm_pipeline.base import CellId, Fingerprint, StageRunId, UsageError, count, in_order
 from trtllm_pipeline.orchestrate.plan.plan_file import NAME, Outline, OutlineCell, OutlineRun, read_plan
-from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request, read_request
+from trtllm_pipeline.orchestrate.plan.planner import REQUEST_FILE, Request, read_request
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
 

@@ -10,12 +10,11 @@ from functools import lru_cache
 from typing import Final
 
 from trtllm_pipeline.base import Cell, CellId, Json, MatrixError, count, layout_name, text_blocks
+from trtllm_pipeline.orchestrate.matrix.document import SETTINGS_PREFIX
 from trtllm_pipeline.orchestrate.matrix.expand import segment
-from trtllm_pipeline.orchestrate.matrix.spelling import SETTINGS_PREFIX
 from trtllm_pipeline.orchestrate.memory import estimates, fitting
 from trtllm_pipeline.orchestrate.plan.pins import Pins
-from trtllm_pipeline.orchestrate.plan.planner import expanded, infeasible, lacks_gpu, load, machine_of
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request, expanded, infeasible, lacks_gpu, load, machine_of
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import companions

@@ -10,8 +10,7 @@ from typing import Final
 from trtllm_pipeline.base import Json, StageRunId, changes, count, text_blocks
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.plan.plan_file import commands_of
-from trtllm_pipeline.orchestrate.plan.planner import plan_of
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request, plan_of
 from trtllm_pipeline.orchestrate.plan.stage_status import in_words
 from trtllm_pipeline.orchestrate.store.store import Store
 

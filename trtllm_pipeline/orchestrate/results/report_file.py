@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -50,7 +50,6 @@ from trtllm_pipeline.measure import (
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun, outline
 from trtllm_pipeline.orchestrate.plan.stage_status import StageState, stage_states
-from trtllm_pipeline.orchestrate.results.prices import per_million_tokens, price_of
 from trtllm_pipeline.orchestrate.run.forecast import ForecastCheck
 from trtllm_pipeline.orchestrate.store import manifest
 from trtllm_pipeline.orchestrate.store.index import Artifact
@@ -162,7 +161,7 @@ class CellResult:
     def cost(self, level: LevelResult) -> float | None:
         """Price of a million output tokens at a level. None without a price or a rate."""
         rate = level.output_tokens_per_s
-        return per_million_tokens(self.gpu_hour, self.gpus, rate) if self.gpu_hour is not None and rate else None
+        return self.gpu_hour * self.gpus / 3600 / rate * 1e6 if self.gpu_hour is not None and rate else None
 
     @property
     def warnings(self) -> list[str]:
@@ -385,6 +384,21 @@ def _row(
 def _numerics(cell: OutlineCell) -> dict[str, str] | None:
     known = cell.about.get("numerics")
     return {name: str(value) for name, value in known.items()} if isinstance(known, dict) else None
+
+
+def price_of(prices: Json | Mapping[str, float], axes: Mapping[str, Json], conditions: Conditions) -> float | None:
+    """The price of one GPU of a cell for an hour. None if its type has none."""
+    if isinstance(prices, Mapping):
+        names = [name.casefold() for name in _gpu_names(axes, conditions)]
+        known = (price for kind, price in prices.items() if any(kind.casefold() in name for name in names))
+        prices = next(known, None)
+    return float(prices) if isinstance(prices, (int, float)) and not isinstance(prices, bool) else None
+
+
+def _gpu_names(axes: Mapping[str, Json], conditions: Conditions) -> Collection[str]:
+    """Names of a cell's GPUs: measured, and as the matrix has it."""
+    measured = (conditions.system or {}).get("gpus")
+    return [str(name) for name in (axes.get("gpu"), *(measured if isinstance(measured, list) else ())) if name]
 
 
 def _to_set(setting: str, cell: CellId) -> str:

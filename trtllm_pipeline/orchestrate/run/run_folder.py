@@ -20,7 +20,7 @@ from trtllm_pipeline.models import COMMIT
 from trtllm_pipeline.orchestrate.matrix.expand import written_out
 from trtllm_pipeline.orchestrate.plan import plan_file, runs
 from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request
+from trtllm_pipeline.orchestrate.plan.planner import REQUEST_FILE, Request
 from trtllm_pipeline.orchestrate.run.forecast import Forecast, plan_json
 from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.orchestrate.store.store import Store

@@ -1,21 +1,25 @@
-"""The work of a plan: present artifacts, pulls, stage runs, and retries with other settings."""
+"""The work of a plan: present artifacts, pulls, stage runs, and retries with other settings.
+
+Artifacts that a remote store has are pulled instead of built. Measurements are not pulled: they belong to the machine that they
+were taken on. A run without a remote store does not load the code of one.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from trtllm_pipeline.base import Fingerprint, PlanError, Scope, StageRunId, UsageError, size
+from trtllm_pipeline.base import Fingerprint, PlanError, RemoteError, Scope, StageRunId, UsageError, amount, count, size
 from trtllm_pipeline.orchestrate.memory.estimates import DISK
 from trtllm_pipeline.orchestrate.plan import plan as planning
-from trtllm_pipeline.orchestrate.plan import retries
-from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.planner import replanned
-from trtllm_pipeline.orchestrate.plan.request import Request
-from trtllm_pipeline.orchestrate.run.forecast import Forecast, forecast
+from trtllm_pipeline.orchestrate.plan.plan import Plan, to_run, wanted
+from trtllm_pipeline.orchestrate.plan.planner import Request, newly_planned, replanned
+from trtllm_pipeline.orchestrate.run.forecast import Forecast, Offers, forecast
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Store
@@ -25,7 +29,10 @@ if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
     from trtllm_pipeline.orchestrate.run.executor import Executor
     from trtllm_pipeline.orchestrate.run.loop import Observer, Outcome
-    from trtllm_pipeline.orchestrate.run.pulling import RemoteSource
+    from trtllm_pipeline.orchestrate.store.remote_store import ArtifactTransfer, Remote
+
+_EVERY_S: Final = 5.0
+_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ def run_with_retries(
     untried = 0
     while not outcome.interrupted:
         again = replanned(plan, store, pins, until)
-        changed = retries.newly_planned(plan, again)
+        changed = newly_planned(plan, again)
         if not keep_going:
             untried = len(changed)
         if not changed or not keep_going:
@@ -164,8 +171,6 @@ def source_of(request: Request, loaded: LoadedMatrix, machine: Machine) -> Remot
     url = request.remote if request.remote is not None else of_matrix
     if url is None:
         return None
-    from trtllm_pipeline.orchestrate.run.pulling import RemoteSource
-
     return RemoteSource(url, request, () if machine.assumed else {gpu.name for gpu in machine.gpus})
 
 
@@ -188,3 +193,129 @@ def _check_room(forecast: Forecast, store: Store) -> None:
                 f"{size(need.has)} is free",
                 hint="choose a --workspace on a larger disk, or free space: `pipeline store prune --dry-run`",
             )
+
+
+class RemoteSource:
+    """The remote store that a request names. Raises UsageError for an invalid URL, and a policy without keys."""
+
+    def __init__(self, url: str, request: Request, gpus: Collection[str]) -> None:
+        from trtllm_pipeline.orchestrate import provenance
+
+        self._url = url
+        self._gpus = () if request.allow_other_gpu else gpus
+        keys = None if request.trusted_keys is None else Path(request.trusted_keys)
+        self._policy = provenance.policy(keys, required=request.require_signed)
+        self._failed: set[StageRunId] = set()
+        """Failed pulls: these are built."""
+
+    def offers(self, plan: Plan, present: Collection[Fingerprint]) -> Offers:
+        """Return the artifacts of `plan` to pull, if the workspace has the artifacts `present`."""
+        from trtllm_pipeline.orchestrate.store import remote_store
+
+        try:
+            with closing(remote_store.Remote(self._url)) as remote:
+                return self._offers(remote, plan, present)
+        except RemoteError as error:
+            return Offers(remote_store.shown(self._url), fault=error.message)
+
+    def _offers(self, remote: Remote, plan: Plan, present: Collection[Fingerprint]) -> Offers:
+        from trtllm_pipeline.orchestrate.store import remote_store
+
+        runs = plan.stage_runs
+        available: dict[StageRunId, ArtifactTransfer] = {}
+        refused: dict[StageRunId, ArtifactTransfer] = {}
+
+        def needed() -> set[StageRunId]:
+            return to_run(plan, lambda run: run.fingerprint in present or run.id in available)
+
+        # From the last stage to the first: if an engine is available, its inputs are not requested.
+        for stage in reversed(dict.fromkeys(run.stage.name for run in runs.values())):
+            keys = {
+                remote_store.ArtifactKey(stage, runs[each].fingerprint): each
+                for each in needed() - self._failed
+                if runs[each].stage.name == stage
+                and runs[each].stage.scope is Scope.ARTIFACT
+                and stage not in remote_store.BOUND
+            }
+            for key, each in remote_store.offered(remote, keys, self._gpus).items():
+                (refused if each.state == "refused" else available)[keys[key]] = each
+        # A later response may make earlier pulls needless.
+        read = wanted(plan).union(*(runs[each].needs for each in needed()))
+        pulls = {run: available[run] for run in runs if run in available and run in read}
+        return Offers(remote.url, pulls, refused)
+
+    def pull(
+        self, plan: Plan, store: Store, present: Mapping[Fingerprint, Artifact], observer: Observer
+    ) -> Mapping[Fingerprint, Artifact]:
+        """Pull artifacts that `plan` needs. Returns all present ones. Failed pulls are reported and left to be built.
+
+        Raises StateError if they do not fit on the disk.
+        """
+        here = dict(present)
+        while True:
+            offers = self.offers(plan, here)
+            if offers.fault is not None:
+                observer.pulling(f"{offers.fault}; its artifacts are built here", wrong=True)
+            for run, each in offers.refused.items():
+                self._fail(run, each, observer)
+            if not offers.pulls:
+                return here
+            # If a pull fails, its inputs may be available too.
+            self._pull(offers, store, here, observer)
+
+    def _pull(self, offers: Offers, store: Store, here: dict[Fingerprint, Artifact], observer: Observer) -> None:
+        from trtllm_pipeline.orchestrate import provenance
+        from trtllm_pipeline.orchestrate.store import remote_store
+
+        run_of = {each.fingerprint: run for run, each in offers.pulls.items()}
+        remote_store.check_room(store, offers.pulls.values())
+        observer.pulling(f"pulling {count(len(run_of), 'artifact')} from {offers.url}, {size(offers.size_bytes)}")
+        judge = partial(provenance.check, policy=self._policy, contents=False)  # every file has just been read
+        progress = remote_store.Progress(paced(offers.size_bytes, observer.pulling))
+        elsewhere: list[ArtifactTransfer] = []
+        with closing(remote_store.Remote(self._url)) as remote:
+            try:
+                for each in remote_store.pull(store, remote, offers.pulls.values(), judge, progress):
+                    if each.state == "refused":
+                        self._fail(run_of.pop(each.fingerprint), each, observer)
+                    elif each.state == "busy":
+                        elsewhere.append(each)
+            except RemoteError as error:
+                observer.pulling(f"{error.message}; the remaining artifacts are built here", wrong=True)
+        # Only now: two invocations that wait for each other would deadlock.
+        for each in elsewhere:
+            if _wait_for_pull(store, each, observer):
+                del run_of[each.fingerprint]  # present, or to be pulled
+        here |= store.present({each.fingerprint: each.stage for each in offers.pulls.values()})
+        # This includes artifacts that another process builds: the run waits for them as usual.
+        self._failed.update(run for fingerprint, run in run_of.items() if fingerprint not in here)
+
+    def _fail(self, run: StageRunId, each: ArtifactTransfer, observer: Observer) -> None:
+        self._failed.add(run)
+        observer.pulling(f"{each.id} is not pulled: {each.message}; it is built here", wrong=True)
+
+
+def _wait_for_pull(store: Store, each: ArtifactTransfer, observer: Observer) -> bool:
+    """Wait while another process pulls this artifact, so that its inputs are not built meanwhile. False if none does."""
+    arriving = store.arriving(each.stage, each.fingerprint)
+    if not arriving.is_dir():
+        # A claim that was held only briefly: no other process builds or pulls it.
+        return store.get(each.stage, each.fingerprint) is not None or not store.is_claimed(each.fingerprint)
+    observer.pulling(f"{each.id}: waiting for another process to pull it")
+    while arriving.is_dir() and store.is_claimed(each.fingerprint):
+        time.sleep(_POLL_S)
+    return True
+
+
+def paced(total_bytes: int, say: Callable[[str], None]) -> Callable[[int], None]:
+    """Return a function that takes the bytes transferred so far and reports progress every few seconds."""
+    begun = last = time.monotonic()
+
+    def show(done_bytes: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _EVERY_S:
+            last = now
+            say(f"{amount(done_bytes, total_bytes, 'bytes')}, {done_bytes / 1e6 / (now - begun):.0f} MB/s")
+
+    return show

@@ -33,9 +33,9 @@ def recommend(
       pipeline recommend --slo tpot_p50=40ms --gpu-hour H100=2.50,L40S=1.10
       pipeline recommend 20261121 --slo e2e_p95=2s --objective size
     """
-    from trtllm_pipeline.orchestrate import parse_prices, with_price
     from trtllm_pipeline.show.report import recommendation as library
     from trtllm_pipeline.show.report.measured import load_measured
+    from trtllm_pipeline.show.report.prices import parse_prices, with_price
 
     slos = library.parse_slo(slo) if slo else ()
     prices = None if gpu_hour is None else parse_prices(gpu_hour)

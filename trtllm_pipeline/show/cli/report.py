@@ -54,8 +54,8 @@ def report(
       pipeline report --format csv | cut -d, -f1,10
       pipeline report --format openmetrics | curl -T - -X POST http://127.0.0.1:9091/metrics/job/nightly
     """
-    from trtllm_pipeline.orchestrate import parse_prices, with_price
     from trtllm_pipeline.show.progress.left import goes_on
+    from trtllm_pipeline.show.report.prices import parse_prices, with_price
     from trtllm_pipeline.show.report.results import page_limits, read_results, write_results
 
     if slo is not None and format != "html":

@@ -51,9 +51,9 @@ def search(
       pipeline search my.yaml --dry-run
     """
     from trtllm_pipeline.base import text_blocks
-    from trtllm_pipeline.orchestrate import parse_prices
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.report import recommendation
+    from trtllm_pipeline.show.report.prices import parse_prices
     from trtllm_pipeline.show.search import driver
     from trtllm_pipeline.show.search.next_cell import Goals
 

@@ -39,10 +39,10 @@ from trtllm_pipeline.orchestrate import (
     plan_file,
     report_file,
     to_run,
-    with_price,
 )
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.measured import Measured, Side, with_files
+from trtllm_pipeline.show.report.prices import with_price
 from trtllm_pipeline.show.report.recommendation import Recommendation, advise
 from trtllm_pipeline.show.report.recommendation import blocks as blocks_of_advice
 from trtllm_pipeline.show.search.next_cell import Decision, Goals, Option, decide

@@ -15,9 +15,10 @@ from typing import Final
 
 from trtllm_pipeline.base import CellId, FailureClass, Json, text_tables
 from trtllm_pipeline.measure import GROUPS, HIGHER_IS_BETTER, LevelResult, Objective, load_words
-from trtllm_pipeline.orchestrate import Prices, report_file
+from trtllm_pipeline.orchestrate import report_file
 from trtllm_pipeline.show.phrases import about
 from trtllm_pipeline.show.report.measured import Measured
+from trtllm_pipeline.show.report.prices import Prices
 from trtllm_pipeline.show.report.recommendation import Goal, LeastAccuracy, at_best, cost, inaccurate
 from trtllm_pipeline.show.search import surrogate
 

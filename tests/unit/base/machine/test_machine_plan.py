@@ -17,9 +17,9 @@ from trtllm_pipeline.models.files.quantization import QuantizedWeights
 from trtllm_pipeline.models.hub import peek
 from trtllm_pipeline.models.hub import sources as hub
 from trtllm_pipeline.orchestrate import flow
-from trtllm_pipeline.orchestrate.plan import planner, request
+from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan, make_plan
-from trtllm_pipeline.orchestrate.plan.request import Request, read_request
+from trtllm_pipeline.orchestrate.plan.planner import Request, read_request
 from trtllm_pipeline.orchestrate.run.forecast import forecast
 from trtllm_pipeline.orchestrate.run.order import capacity, simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity
@@ -267,7 +267,7 @@ def test_what_would_fit_is_pointed_to_where_memory_is_the_reason(matrix: Path, t
 
 def test_a_request_survives_its_file_with_the_machine_it_was_for(tmp_path: Path) -> None:
     asked = Request(tmp_path / "m.yaml", ("a=1",), ("x/*",), "build", "tensorrt_llm", LINE)
-    path = tmp_path / request.REQUEST_FILE
+    path = tmp_path / planner.REQUEST_FILE
     path.write_text(json.dumps(asked.to_json()))
     assert read_request(path) == asked
     known = asked.to_json()

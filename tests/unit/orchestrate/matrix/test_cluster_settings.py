@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.base.errors import MatrixError, UsageError
-from trtllm_pipeline.orchestrate.clusters import location
+from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.orchestrate.plan import planner
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 
 AXES = "model: [tiny]\n  precision: [fp16]\n  max_batch_size: [4]\n  lengths: ['192,16']\n"
 
@@ -40,5 +40,5 @@ def test_the_cluster_is_the_same_for_all_cells(tmp_path: Path) -> None:
 )
 def test_options_that_do_not_go_together(tmp_path: Path, asked: dict[str, str], message: str) -> None:
     request = Request(matrix(tmp_path), **asked)
-    with pytest.raises(UsageError, match=message), location.place_of(request, planner.load(request)):
+    with pytest.raises(UsageError, match=message), flow.place_of(request, planner.load(request)):
         pass

@@ -10,7 +10,7 @@ import yaml
 
 from trtllm_pipeline.base.errors import MatrixError
 from trtllm_pipeline.orchestrate.plan import planner
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.run.run_folder import write_lock
 
 AXES = {"model": ["tiny"], "precision": ["fp16"], "max_batch_size": [4], "lengths": ["64,16"]}

@@ -8,10 +8,10 @@ import pytest
 
 from tests.helpers.matrix_files import MATRIX, RECIPE, Write
 from trtllm_pipeline.base.errors import MatrixError, UsageError
+from trtllm_pipeline.orchestrate.matrix.document import canonical_parallel, parse_lengths, parse_parallel
 from trtllm_pipeline.orchestrate.matrix.matrices import TEMPLATE
 from trtllm_pipeline.orchestrate.matrix.models import Settings
 from trtllm_pipeline.orchestrate.matrix.recipe_files import find_recipe, load_recipe
-from trtllm_pipeline.orchestrate.matrix.spelling import canonical_parallel, parse_lengths, parse_parallel
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 
 

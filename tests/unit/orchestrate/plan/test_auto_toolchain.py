@@ -12,7 +12,7 @@ import yaml
 from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.orchestrate.plan import planner
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 
 AXES: dict[str, Any] = {"parallel": ["tp1"], "max_batch_size": [8], "lengths": ["1024,256"]}
 ENGINES, PYTORCH = "tensorrt_llm", "tensorrt_llm_pytorch"

@@ -14,7 +14,7 @@ from trtllm_pipeline.base.machine.model import Machine
 from trtllm_pipeline.base.text_blocks import as_markdown
 from trtllm_pipeline.orchestrate.memory import estimates, fitting
 from trtllm_pipeline.orchestrate.plan import planner
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.results import fits
 from trtllm_pipeline.orchestrate.results.fits import Fits
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains

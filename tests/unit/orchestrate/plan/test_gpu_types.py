@@ -14,7 +14,7 @@ from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.memory import estimates
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.run.forecast import forecast, plan_json
 from trtllm_pipeline.orchestrate.run.order import capacities
 from trtllm_pipeline.orchestrate.store.index import Peak

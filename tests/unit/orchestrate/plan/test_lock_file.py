@@ -16,7 +16,7 @@ from tests.helpers.matrix_files import RECIPE
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.run.run_folder import _pinned, write_lock
 from trtllm_pipeline.orchestrate.store.store import Store
 

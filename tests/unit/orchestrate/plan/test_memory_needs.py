@@ -18,7 +18,7 @@ from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.memory import estimates
 from trtllm_pipeline.orchestrate.memory.estimates import DISK, GPU, HOST, LESS, NOT, Corrections, Estimate, Need
 from trtllm_pipeline.orchestrate.plan.plan import Plan, of_plan
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.run.forecast import forecast
 from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.orchestrate.run.order import capacities, simulate, tasks

@@ -17,7 +17,7 @@ from trtllm_pipeline.orchestrate.matrix.models import OutOfMemory
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.orchestrate.plan.plan import Plan, part
 from trtllm_pipeline.orchestrate.plan.plan_file import read_plan, write_plan
-from trtllm_pipeline.orchestrate.plan.retries import SECTIONS, followed, newly_planned
+from trtllm_pipeline.orchestrate.plan.planner import SECTIONS, followed, newly_planned
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 
 HALVE = {"retry.oom": {"max_num_tokens": "halve"}}

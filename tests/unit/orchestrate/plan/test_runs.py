@@ -13,7 +13,7 @@ from trtllm_pipeline.base.domain import Cell
 from trtllm_pipeline.base.errors import StageError, UsageError
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
-from trtllm_pipeline.orchestrate.plan.request import REQUEST_FILE, Request
+from trtllm_pipeline.orchestrate.plan.planner import REQUEST_FILE, Request
 from trtllm_pipeline.orchestrate.plan.runs import check_name, find_cell, find_run, newest_cells, run_folders
 from trtllm_pipeline.orchestrate.results.report_file import CellStatus, report_json, rows
 from trtllm_pipeline.orchestrate.store.store import Store

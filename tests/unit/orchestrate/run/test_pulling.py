@@ -18,10 +18,10 @@ from trtllm_pipeline.base.domain import Cell, Fingerprint, Scope
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.orchestrate.plan import planner
 from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.request import Request, read_request
+from trtllm_pipeline.orchestrate.plan.planner import Request, read_request
 from trtllm_pipeline.orchestrate.run.forecast import forecast, plan_json
 from trtllm_pipeline.orchestrate.run.loop import Observer
-from trtllm_pipeline.orchestrate.run.pulling import RemoteSource
+from trtllm_pipeline.orchestrate.run.work import RemoteSource
 from trtllm_pipeline.orchestrate.store import remote_store
 from trtllm_pipeline.orchestrate.store.claims import Claim
 from trtllm_pipeline.orchestrate.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote

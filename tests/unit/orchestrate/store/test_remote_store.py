@@ -26,7 +26,7 @@ from trtllm_pipeline.base.errors import RemoteError, StateError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
 from trtllm_pipeline.orchestrate import provenance
 from trtllm_pipeline.orchestrate.plan import planner
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.store import remote_store
 from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.remote_store import ArtifactKey, ArtifactTransfer, Progress, Remote

@@ -18,8 +18,8 @@ from typer.main import get_command
 
 from trtllm_pipeline import __main__
 from trtllm_pipeline.orchestrate import served_cell
-from trtllm_pipeline.orchestrate.plan import plan_file, request
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan import plan_file, planner
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.plan.runs import run_id
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.cli import app, options
@@ -172,7 +172,7 @@ def test_the_latest_run_goes_on_from_its_lock_where_its_matrix_is_gone(tmp_path:
     matrix = tmp_path / "matrix.yaml"
     matrix.write_text("models: [m]\n")
     asked = Request(matrix, ("settings.perf.requests=3",), ("*/fp16",), until="build", toolchain="embedded")
-    (folder / request.REQUEST_FILE).write_text(json.dumps(asked.to_json()))
+    (folder / planner.REQUEST_FILE).write_text(json.dumps(asked.to_json()))
     found: list[Request] = []
 
     def command(ctx: typer.Context) -> None:

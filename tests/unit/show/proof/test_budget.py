@@ -14,7 +14,7 @@ from trtllm_pipeline.base.machine import assume
 from trtllm_pipeline.orchestrate import flow
 from trtllm_pipeline.orchestrate.matrix.models import PRECISIONS
 from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.run.forecast import Forecast
 from trtllm_pipeline.show.proof import budget, examination, material
 

@@ -9,7 +9,7 @@ import pytest
 from tests.helpers import trtllm_cells
 from trtllm_pipeline.base.text_blocks import as_markdown
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.results import plan_difference
 from trtllm_pipeline.orchestrate.results.plan_difference import PlanDifference, StageCount
 from trtllm_pipeline.show.cli.app import main

@@ -17,10 +17,10 @@ from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.base.terminal import console
 from trtllm_pipeline.measure.load.result import LevelResult, RepeatResult, levels_of
-from trtllm_pipeline.orchestrate.results.prices import parse_prices, with_price
 from trtllm_pipeline.orchestrate.results.report_file import CellStatus
 from trtllm_pipeline.show.report.measured import Measured, Side
 from trtllm_pipeline.show.report.pareto import pareto_front
+from trtllm_pipeline.show.report.prices import parse_prices, with_price
 from trtllm_pipeline.show.report.recommendation import (
     Recommended,
     Goal,

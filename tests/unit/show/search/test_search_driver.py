@@ -14,7 +14,7 @@ import pytest
 from tests.unit.show.search.test_next_cell import failed, measured, option
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.text_blocks import as_markdown
-from trtllm_pipeline.orchestrate.plan.request import Request
+from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.orchestrate.results.report_file import CellStatus
 from trtllm_pipeline.orchestrate.run.loop import Observer
 from trtllm_pipeline.show.report.measured import Measured
