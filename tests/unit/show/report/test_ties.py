@@ -22,8 +22,8 @@ from trtllm_pipeline.show.report.measured import Measured, Side
 from trtllm_pipeline.show.report.pareto import pareto_front
 from trtllm_pipeline.show.report.prices import parse_prices, with_price
 from trtllm_pipeline.show.report.recommendation import (
-    Recommended,
     Goal,
+    Recommended,
     advise,
     parse_least,
     parse_slo,
