@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -221,10 +222,10 @@ def test_perf_of_a_good_server(start: Start, tokenizer: Tokenizer, protocol: str
         assert len(level["repeats"]) == 2
         assert (level["output_tokens_per_request"]["min"], level["output_tokens_per_request"]["max"]) == (8, 8)
         assert level["answers_at_limit"] == level["requests"]
-        assert level["tokens_per_event"] == pytest.approx(1, abs=0.2)
+        assert level["tokens_per_event"] >= 1, "a busy machine reads several at once"
         # Scripted: seven gaps of one millisecond; asyncio's timers are never early by more than their resolution.
         assert level["e2e_ms"]["min"] > 6.5
-        assert level["ttft_ms"]["p50"] < level["e2e_ms"]["p50"]
+        assert level["ttft_ms"]["p50"] <= level["e2e_ms"]["p50"]
     events = work.out / "events.jsonl"
     assert json.loads(json.dumps(analyze(events, tokenizer).to_json())) == written
     records = [json.loads(line) for line in events.read_text().splitlines()]
@@ -251,10 +252,17 @@ def test_perf_of_request_rates_against_objectives(start: Start) -> None:
     for level in levels:
         assert level["goodput"]["objectives_ms"] == {"ttft": 5000, "e2e": 0.5}
         assert level["goodput"]["share"] == 0, "seven gaps of a millisecond each"
+    records = [json.loads(line) for line in (work.out / "events.jsonl").read_text().splitlines()]
     for level in levels[2:]:
-        assert 0 < level["schedule"]["achieved_rate"] < 1.2 * level["request_rate"], (
-            "a busy machine is slower, never faster"
-        )
+        assert level["schedule"]["achieved_rate"] > 0
+        for repeat in range(2):
+            place = ("measured", level["request_rate"], repeat)
+            sent = (each for each in records if each["type"] == "request")
+            scheduled = sorted(
+                each["scheduled_ns"] for each in sent if (each["phase"], each["request_rate"], each["repeat"]) == place
+            )
+            steps = [after - before for before, after in pairwise(scheduled)]
+            assert steps == pytest.approx([1e9 / level["request_rate"]] * 9, abs=1e3)
 
 
 @pytest.mark.seam
