@@ -56,6 +56,7 @@ from .load.engine_report import ENGINE_REPORT_FILE as ENGINE_REPORT_FILE
 from .load.engine_report import BenchComparison as BenchComparison
 from .load.engine_report import EngineReport as EngineReport
 from .load.engine_report import write_dataset as write_dataset
+from .load.events import EVENTS_FILE as EVENTS_FILE
 from .load.load import Load as Load
 from .load.load_run import LoadPlan as LoadPlan
 from .load.load_run import run as run

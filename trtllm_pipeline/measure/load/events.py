@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # read by pydantic, which programs that measure import when t
     from pydantic import TypeAdapter
     from pydantic_core import ErrorDetails
 
+EVENTS_FILE: Final = "events.jsonl"
+"""Name of the event file in the result of the perf stage."""
 STRICT: Final = {"strict": True, "extra": "allow", "allow_inf_nan": False}
 _SHOWN: Final = 80
 

@@ -184,9 +184,8 @@ class _ClosedLoop(NamedTuple):
 def _completed_rps(level: LevelRun) -> list[float]:
     """Requests per second that completed in each repeat, in its steady window if there is one."""
     rates = []
-    for requests in level.repeats.values():
-        of = windows.spans(requests, level.concurrency)
-        span = of["steady"] or of["whole"]
+    for repeat, requests in level.repeats.items():
+        span = level.spans[repeat]["steady"] or level.spans[repeat]["whole"]
         ends = [(request.times_ns[-1], 1) for request in requests if request.answered]
         rates += [] if span is None or span.duration_ns <= 0 else [span.rate(ends)]
     return rates
@@ -374,8 +373,9 @@ def _repeat(run: LoadRun, level: LevelRun, repeat: int, joules: float | None) ->
     started_s = None
     if anchor is not None and measured:
         started_s = round((anchor["unix_ns"] + sent_ns - anchor["monotonic_ns"]) / 1e9, 3)
-    of_time = windows.spans(requests, level.concurrency)
-    windows_by_name = {name: None if span is None else span.window(requests) for name, span in of_time.items()}
+    windows_by_name = {
+        name: None if span is None else span.window(requests) for name, span in level.spans[repeat].items()
+    }
     whole = windows_by_name["whole"]
     return RepeatResult(
         repeat=repeat,
@@ -416,8 +416,8 @@ def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
 
 def _goodput(level: LevelRun, window: str, limits_ms: Mapping[str, float]) -> Goodput:
     rates, token_rates = [], []
-    for requests in level.repeats.values():
-        span = windows.spans(requests, level.concurrency)[window]
+    for repeat, requests in level.repeats.items():
+        span = level.spans[repeat][window]
         if span is None or not span.duration_ns:
             continue
         good = [request for request in requests if request.met(limits_ms)]
@@ -432,10 +432,10 @@ def _goodput(level: LevelRun, window: str, limits_ms: Mapping[str, float]) -> Go
 
 def _intervals(level: LevelRun, window: str) -> dict[str, Interval]:
     """Intervals by the requests: see `intervals` of DEFINITIONS."""
-    spans = [(windows.spans(requests, level.concurrency)[window], requests) for requests in level.repeats.values()]
     tokens: list[float] = []
     ends: list[float] = []
-    for span, requests in spans:
+    for repeat, requests in level.repeats.items():
+        span = level.spans[repeat][window]
         if span is None or span.duration_ns <= 0:
             return {}
         good = [request for request in requests if request.answered]

@@ -23,6 +23,7 @@ from trtllm_pipeline.measure.load.events import (
     level_of,
     read_records,
 )
+from trtllm_pipeline.measure.load.windows import Span, spans
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -195,6 +196,11 @@ class LevelRun:
     def answered(self) -> list[TimedRequest]:
         """Measured, with text and tokens."""
         return [request for request in self.measured if request.answered]
+
+    @cached_property
+    def spans(self) -> Mapping[int, Mapping[str, Span | None]]:
+        """The windows of each repeat by name, see `windows.spans`."""
+        return {repeat: spans(requests, self.concurrency) for repeat, requests in self.repeats.items()}
 
     @cached_property
     def saturated_rps(self) -> float | None:

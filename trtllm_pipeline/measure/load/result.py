@@ -451,8 +451,7 @@ class HighestRate:
 
     def __str__(self) -> str:
         """`7.2 requests/s meet ttft 300 ms for 95% of requests (95% interval 7 to 7.6)`."""
-        of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
-        share = f"{self.wanted_share * 100:g}% of requests"
+        of, share = _wanted(self.objectives_ms, self.wanted_share)
         if self.reason is not None:
             return f"unknown rate at which {share} meet {of}: {self.reason}"
         if self.rate is None:
@@ -469,8 +468,7 @@ class HighestRate:
             return None
         rate, low, high = (_number(data.get(name)) for name in ("rate", "low", "high"))
         reason = text if isinstance(text := data.get("reason"), str) else None
-        tried = {name: each for name, each in _object(data.get("tried")).items() if isinstance(each, dict)}
-        return HighestRate(wanted, numbers_of(data.get("objectives_ms")), rate, low, high, tried, reason)
+        return HighestRate(wanted, numbers_of(data.get("objectives_ms")), rate, low, high, _tried(data), reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,8 +488,7 @@ class HighestConcurrency:
 
     def __str__(self) -> str:
         """`48 requests in flight meet ttft 300 ms for 95% of requests (52 do not); saturated at 32`."""
-        of = ", ".join(f"{name} {limit:g} ms" for name, limit in self.objectives_ms.items())
-        share = f"{self.wanted_share * 100:g}% of requests"
+        of, share = _wanted(self.objectives_ms, self.wanted_share)
         if self.concurrency is None:
             return f"no concurrency tried meets {of} for {share}; the lowest was {self.missed_at}"
         more = "no higher concurrency was tried" if self.missed_at is None else f"{self.missed_at} do not"
@@ -504,8 +501,18 @@ class HighestConcurrency:
         if not isinstance(data, dict) or (wanted := _number(data.get("wanted_share"))) is None:
             return None
         low, high, saturated = (count_of(data.get(name)) for name in ("concurrency", "missed_at", "saturated_at"))
-        tried = {name: each for name, each in _object(data.get("tried")).items() if isinstance(each, dict)}
-        return HighestConcurrency(wanted, numbers_of(data.get("objectives_ms")), low, high, saturated, tried)
+        return HighestConcurrency(wanted, numbers_of(data.get("objectives_ms")), low, high, saturated, _tried(data))
+
+
+def _wanted(objectives_ms: Mapping[str, float], share: float) -> tuple[str, str]:
+    """The objectives of a search and the share of requests that have to meet them, in words."""
+    of = ", ".join(f"{name} {limit:g} ms" for name, limit in objectives_ms.items())
+    return of, f"{share * 100:g}% of requests"
+
+
+def _tried(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The loads that a search tried, without invalid ones."""
+    return {name: each for name, each in _object(data.get("tried")).items() if isinstance(each, dict)}
 
 
 @dataclass(frozen=True, slots=True)

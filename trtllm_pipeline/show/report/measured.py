@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
 from trtllm_pipeline.base import CellId, ComparisonError, StageError, UsageError, read_object, user_files
 from trtllm_pipeline.measure import (
+    EVENTS_FILE,
     LATENCIES,
     PERF_FILE,
     RATES,
@@ -36,8 +37,6 @@ from trtllm_pipeline.measure import (
 from trtllm_pipeline.models import tokenizer_at
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, Outline, Store, report_file
 from trtllm_pipeline.orchestrate import runs as run_folders
-
-EVENTS: Final = "events.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,9 @@ def selected(side: Side, patterns: Sequence[str]) -> Side:
 def _load(text: str, store: Store | None, tokenizer: Path | None) -> Side:
     path = Path(text)
     if os.path.isdir(path):
-        path /= next((name for name in (PERF_FILE, EVENTS, report_file.NAME) if (path / name).exists()), EVENTS)
+        path /= next(
+            (name for name in (PERF_FILE, EVENTS_FILE, report_file.NAME) if (path / name).exists()), EVENTS_FILE
+        )
     if os.path.lexists(path):
         return _file(path, tokenizer)
     if store is None:
@@ -157,7 +158,7 @@ def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path
         perf, model, answers = made.get("perf"), made.get("download"), made.get("accuracy") or made.get("score")
         if perf is not None and row.levels and _measured_s(perf) != row.conditions.measured_s:
             perf = None  # measured again since: the files no longer belong to this row
-        events = None if perf is None or model is None else (perf / EVENTS, model)
+        events = None if perf is None or model is None else (perf / EVENTS_FILE, model)
         cells.append(Measured.of(row, perf=perf, events=events, answers=answers))
     return tuple(cells)
 
@@ -187,7 +188,7 @@ def _analyzed(path: Path, tokenizer: Path | None) -> LoadResult:
     from trtllm_pipeline.measure import analyze
 
     beside = path.with_name(PERF_FILE)
-    if tokenizer is None and path.name == EVENTS and beside.is_file():
+    if tokenizer is None and path.name == EVENTS_FILE and beside.is_file():
         return _checked(beside, user_files.read_mapping(beside))
     result = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
     if result.tokens_counted_by == "events":
@@ -210,7 +211,7 @@ def _checked(path: Path, data: Mapping[str, Any]) -> LoadResult:
 
 
 def _perf_side(path: Path, load_result: LoadResult, tokenizer: Path | None) -> Side:
-    events = path if path.suffix == ".jsonl" else path.with_name(EVENTS)
+    events = path if path.suffix == ".jsonl" else path.with_name(EVENTS_FILE)
     # If the tokenizer counted, the events alone would be another measurement.
     whole = tokenizer is not None or load_result.tokens_counted_by == "server"
     invalid = "; ".join(each.message for each in load_result.invalid)

@@ -107,7 +107,7 @@ def _machine(plan: Plan) -> str:
     for machine in known.values():
         gpus = Counter((gpu.name, gpu.memory_bytes) for gpu in machine.gpus)
         parts = [f"{number} x {name} ({memory_size(size_bytes)})" for (name, size_bytes), number in gpus.items()]
-        parts = parts or [f"no estimates.GPU, {count(machine.cpus, 'CPU')}"]
+        parts = parts or [f"no GPU, {count(machine.cpus, 'CPU')}"]
         installed = machine.tensorrt_llm
         named.append(", ".join([*parts, *([] if installed is None else [f"TensorRT-LLM {installed.release}"])]))
     return f"{'assumed machine' if plan.machine.assumed else 'machine'}: {'; '.join(dict.fromkeys(named))}"
@@ -116,6 +116,10 @@ def _machine(plan: Plan) -> str:
 def _misfits(plan: Plan, outlook: Forecast) -> dict[str, list[str]]:
     """Cells whose stages fit only in part or only perhaps, by what they lack. Cells that do not fit have a reason."""
     lacking: dict[str, list[str]] = {}
+    runs: dict[tuple[str, str], list[StageRun]] = {}
+    for run in plan.stage_runs.values():
+        for cell in run.cells:
+            runs.setdefault((run.stage.name, cell), []).append(run)
     worst = {(need.stage, need.resource, need.verdict): need for need in estimates.tightest(outlook.needs)}
     for need in sorted(outlook.needs, key=lambda need: need.verdict != estimates.LESS):
         if need.verdict not in {estimates.LESS, "tight"} or need.resource == estimates.DISK:
@@ -124,8 +128,8 @@ def _misfits(plan: Plan, outlook: Forecast) -> dict[str, list[str]]:
         amounts = f"{memory_size(top.estimate.value)} of {need.resource} (±{top.estimate.error:.0%}), {memory_size(top.has or 0)} available"
         words = "works on fewer requests or rows at a time; pipeline plan --fit proposes changes"
         title = f"{need.stage} needs up to {amounts}: {words if need.verdict == estimates.LESS else 'tight'}"
-        run = [each for each in plan.stage_runs.values() if need.cell in each.cells and each.stage.name == need.stage]
-        lacking.setdefault(title, []).extend(cell for each in run for cell in each.cells)
+        sharing = runs.get((need.stage, need.cell), ())
+        lacking.setdefault(title, []).extend(cell for run in sharing for cell in run.cells)
     slow = [
         need
         for need in forecast.durations(plan, outlook, every=False)
@@ -161,13 +165,14 @@ def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:
     by_stage: dict[str, list[StageRun]] = {stage: [] for stage in _in_order(plan)}
     for run in plan.stage_runs.values():
         by_stage[run.stage.name].append(run)
+    largest = {(need.stage, need.resource): need for need in estimates.tightest(outlook.needs)}
     for stage, runs in by_stage.items():
         todo = [run for run in runs if run.id in outlook.to_run]
         done = sum(run.id in outlook.present for run in runs)
         kept = "-" if runs[0].stage.scope is Scope.SERVICE else str(done)
         seconds = about(sum(outlook.expected_s[run.id] for run in todo)) if todo else ""
         pulled = [str(sum(run.id in outlook.pulls for run in runs))] if outlook.pulls else []
-        amounts = (_largest(stage, resource, outlook) for resource in _memory_columns(outlook))
+        amounts = (_amount(largest.get((stage, resource))) for resource in _memory_columns(outlook))
         yield stage, str(len(runs)), kept, *pulled, str(len(todo)), seconds, *amounts
 
 
@@ -179,12 +184,11 @@ def _memory_columns(outlook: Forecast) -> list[str]:
     return [resource for resource in _SHORT if any(need.resource == resource for need in outlook.needs)]
 
 
-def _largest(stage: str, resource: str, outlook: Forecast) -> str:
-    """The largest need of a stage and the available amount, in GiB."""
-    needs = [need for need in estimates.tightest(outlook.needs) if (need.stage, need.resource) == (stage, resource)]
-    if not needs:
+def _amount(need: estimates.Need | None) -> str:
+    """A need and the available amount, in GiB."""
+    if need is None:
         return ""
-    value, has = needs[0].estimate.value / 2**30, needs[0].has
+    value, has = need.estimate.value / 2**30, need.has
     return f"{value:.1f}" if has is None else f"{value:.1f} of {has / 2**30:.1f}"
 
 

@@ -8,9 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.measure import load_key
+from trtllm_pipeline.measure import EVENTS_FILE, load_key
 
-EVENTS: Final = "events.jsonl"
 _POINTS: Final = 60
 """Maximum number of points of a series."""
 _GAUGES: Final = (("requests in flight", 1), ("requests waiting", 1), ("KV cache %", 100))
@@ -23,7 +22,7 @@ Series = Mapping[str, Sequence[tuple[float, float]]]
 def of_measurement(folder: Path) -> dict[str, Series]:
     """The series of each level by its key. Empty if the file is missing or has no samples."""
     points: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for event in _sampled(folder / EVENTS):
+    for event in _sampled(folder / EVENTS_FILE):
         with suppress(KeyError, TypeError, ValueError, IndexError):  # written by another release
             key = load_key(event["concurrency"], event["request_rate"])
             for name, at_ns, value in _values(event):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base import FailureClass, StageError, UsageError, write_json
-from trtllm_pipeline.measure import BUILT_IN_PROMPTS, Service, levels_up_to
+from trtllm_pipeline.measure import BUILT_IN_PROMPTS, EVENTS_FILE, Service, levels_up_to
 from trtllm_pipeline.models import dataset_file, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import model_folder
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
         Workload,
     )
     from trtllm_pipeline.models import Engine
-
-EVENTS: Final = "events.jsonl"
 
 
 def run(context: StageContext[PerfParams]) -> None:
@@ -62,7 +60,7 @@ def run(context: StageContext[PerfParams]) -> None:
         tokenizer=model_folder(inputs),
         objectives=_objectives(params),
     )
-    result = measure(plan, context.out / EVENTS, lambda done, total: context.progress(done, total, "requests"))
+    result = measure(plan, context.out / EVENTS_FILE, lambda done, total: context.progress(done, total, "requests"))
     write_json(context.out / PERF_FILE, result.to_json())
     for finding in result.findings:
         print(f"{finding.check}: {finding}")  # noqa: T201 - the stage's log
@@ -70,7 +68,7 @@ def run(context: StageContext[PerfParams]) -> None:
         raise StageError(
             "the measurement is not valid: " + "; ".join(finding.message for finding in result.invalid),
             failure=failure_of(result),
-            hint=f"all observations are in {EVENTS} next to the log of this attempt",
+            hint=f"all observations are in {EVENTS_FILE} next to the log of this attempt",
         )
 
 
@@ -154,7 +152,7 @@ def measured(context: StageContext[PerfParams]) -> LoadResult:
     """The results from the events of a stage that has run."""
     from trtllm_pipeline.measure import analyze
 
-    return analyze(context.out / EVENTS, read_tokenizer(model_folder(context.inputs)), _objectives(context.params))
+    return analyze(context.out / EVENTS_FILE, read_tokenizer(model_folder(context.inputs)), _objectives(context.params))
 
 
 def _objectives(params: PerfParams) -> Objectives:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure import (
+    EVENTS_FILE,
     accuracy_result,
     chat_renderer,
     metrics_of,
@@ -38,7 +39,7 @@ def run(context: StageContext[ScoreParams]) -> None:
         )
     encode = encoder(model)
     timed = timed_answers(
-        context.inputs["perf"] / "events.jsonl",
+        context.inputs["perf"] / EVENTS_FILE,
         {each.prompt.id: each for each in questions},
         encode,
         "" if encode is None else added_prefix(read_tokenizer(model)),

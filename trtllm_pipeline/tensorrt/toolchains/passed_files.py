@@ -32,9 +32,8 @@ def link(folder: Path, name: str, target: Path) -> None:
 
     Raises DownloadError if `directory` has no such file, or one that must not be used.
     """
-    source = model_files.find(
-        folder, name
-    )  # hub caches hold symbolic links, and a link to one would be a link to a link
+    # Hub caches hold symbolic links, and a link to one would be a link to a link.
+    source = model_files.find(folder, name)
     if source is None:
         raise DownloadError(f"{folder / name} is missing")
     try:

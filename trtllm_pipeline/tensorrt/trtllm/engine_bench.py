@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trtllm_pipeline.base import Cell, FailureClass, Machine, MatrixError, StageError
-from trtllm_pipeline.measure import ENGINE_REPORT_FILE, EngineReport, write_dataset
+from trtllm_pipeline.measure import ENGINE_REPORT_FILE, EVENTS_FILE, EngineReport, write_dataset
 from trtllm_pipeline.tensorrt.stage.base import JOB, Stage, StageContext
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.common_stages import image_setting, load_levels
@@ -85,7 +85,7 @@ def _commands(context: StageContext[EngineBench], machine: Machine) -> Sequence[
 
 def prepare(context: StageContext[EngineBench]) -> None:
     """Write what trtllm-bench reads. Raises StageError where perf left no closed loop."""
-    count = write_dataset(context.inputs["perf"] / "events.jsonl", context.out / _DATASET)
+    count = write_dataset(context.inputs["perf"] / EVENTS_FILE, context.out / _DATASET)
     if context.params.settings:
         (context.out / _SETTINGS).write_text(llmapi.to_yaml(context.params.settings), encoding="utf-8")
     print(f"{count} requests")  # noqa: T201 - the stage's log

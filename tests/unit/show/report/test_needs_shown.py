@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 
@@ -38,6 +39,12 @@ def test_totals_come_before_the_table_of_stages() -> None:
     with_memory = [stage for stage, words in rows(text).items() if len(words) > 5 and words[-1].count(".") == 1]
     assert with_memory == ["convert", "build", "launch"]
     assert "24 h" not in text, "time limits are no news"
+
+
+def test_a_machine_without_a_gpu_is_named_as_such() -> None:
+    text = plan_text(PLAN, forecast(PLAN, None), verbose=False)
+    (machine,) = (line for line in text.splitlines() if line.startswith("machine: "))
+    assert re.fullmatch(r"machine: no GPU, \d+ CPUs?(, .*)?", machine)
 
 
 def test_a_cell_that_does_not_fit_by_more_than_the_error_is_in_the_headline() -> None:

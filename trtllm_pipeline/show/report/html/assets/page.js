@@ -21,6 +21,8 @@
   // one level of each cell, for the table
 
   const perUser = (level) => (level.tpot_ms?.p50 ? 1000 / level.tpot_ms.p50 : null);
+  // The price of a million output tokens.
+  const cost = (cell, gpus, level) => (cell.gpu_hour ? (cell.gpu_hour * gpus) / 0.0036 / level.out : null);
 
   function levelOf(cell, wanted) {
     if (wanted !== "lowest" && wanted !== "highest") return cell.levels.find((level) => level.key === wanted);
@@ -33,7 +35,7 @@
     if (path === "per_user") return number(perUser(level));
     const spans = Number(cell.axes.tp ?? 1) * Number(cell.axes.pp ?? 1);
     if (path === "per_gpu") return level.out === null ? "" : number(level.out / spans);
-    if (path === "cost") return cell.gpu_hour && level.out ? number((cell.gpu_hour * spans) / 0.0036 / level.out) : "";
+    if (path === "cost") return level.out ? number(cost(cell, spans, level)) : "";
     if (path === "certainty") {
       const half = level.half?.out;
       if (half === undefined) return level.out === null || level.requests === null ? "" : `of ${level.requests} requests`;
@@ -159,7 +161,7 @@
     return shown.flatMap((cell) => cell.levels.filter((level) => level.out !== null).map((level) => {
       const point = {
         cell, level, name: cell.name, at: level.at, out: level.out, perGpu: level.out / (cell.gpus || 1),
-        user: level.tpot_ms?.p50 ? 1000 / level.tpot_ms.p50 : null, cost: cell.gpu_hour ? (cell.gpu_hour * (cell.gpus || 1)) / 0.0036 / level.out : null,
+        user: perUser(level), cost: cost(cell, cell.gpus || 1, level),
         latency: Object.fromEntries(Object.keys(NAMES).map((name) => [name, level[name]?.[at] ?? null])), score: cell.accuracy[metric] ?? null,
       };
       point.kept = least === null ? keeps(cell) : point.score !== null && point.score >= least;
@@ -491,15 +493,15 @@
     const key = $("latency").value;
     const axis = $("color").value;
     const gpus = unique(all.map((point) => point.cell.gpus)).length > 1;
-    const perUser = key === "user";
-    const at = (point) => (perUser ? point.user : point.latency[key]);
+    const ofUser = key === "user";
+    const at = (point) => (ofUser ? point.user : point.latency[key]);
     const known = all.filter((point) => at(point) !== null).map((point) => ({
       x: at(point), y: gpus ? point.perGpu : point.out, kind: axis === "" ? "all" : String(point.cell.axes[axis]), group: group(point.cell), holds: point.misses === null, kept: point.kept, cell: point.cell.id, text: description(point), point,
     }));
-    const fronts = unique(known.map((point) => point.group)).flatMap((one) => front(known.filter((point) => point.group === one && point.kept && point.point.cell.unfit === null), perUser));
+    const fronts = unique(known.map((point) => point.group)).flatMap((one) => front(known.filter((point) => point.group === one && point.kept && point.point.cell.unfit === null), ofUser));
     const on = new Set(fronts);
     for (const point of known) point.rank = on.has(point) ? "front" : point.holds ? "holds" : "misses";
-    const latency = perUser ? "Output tokens/s per user (1 / median TPOT)" : `${NAMES[key]}, ms (${statistic()})`;
+    const latency = ofUser ? "Output tokens/s per user (1 / median TPOT)" : `${NAMES[key]}, ms (${statistic()})`;
     const speed = `Output tokens/s${gpus ? " per GPU" : ""}`;
     const groups = unique(known.map((point) => point.group));
     places("pareto-plots", groups.length ? groups.slice(0, WORKLOADS) : [""], (n) => [make("div", { className: "plot", id: `pareto-plot${n}` })]);
