@@ -43,7 +43,7 @@ _MODELS: Final = {
     "completions": ("local-completions", "/completions"),
     "chat": ("local-chat-completions", "/chat/completions"),
 }
-_ITEM: Final = re.compile(r"([\w.+-]+)(?::([1-9]\d*))?")
+_ITEM: Final = re.compile(r"(\w[\w.+-]*)(?::([1-9]\d*))?")
 _ROUNDING: Final = 1e-6
 _LINE: Final = re.compile(r"[\r\n]")
 _PROGRESS: Final = re.compile(r"Requesting API:.*?(\d+)/(\d+) \[[^\]]*\]")

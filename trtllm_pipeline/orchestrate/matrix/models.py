@@ -578,7 +578,7 @@ def _task(value: str) -> str:
     return value
 
 
-@derived(params.TaskParams, leave=("min_score", "max_length", "version", "concurrency", "request_timeout_s"))
+@derived(params.TaskParams, leave=("tasks", "min_score", "max_length", "version", "concurrency", "request_timeout_s"))
 @derived(params.AccuracyParams, leave=("images", "lora_names"))
 class Accuracy(Section):
     """Scoring of answers."""

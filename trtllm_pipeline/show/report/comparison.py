@@ -389,7 +389,8 @@ def _apart(cell: Measured, other: Measured) -> tuple[Difference, ...]:
 def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[str]:
     """Resolve `accuracy`, or `accuracy.TASK`, to the first such score that both sides have. Other names stay."""
     shared = [name for name in other.accuracy if name in cell.accuracy] or [*other.accuracy, *cell.accuracy]
-    return [first_of(metric, [f"accuracy.{name}" for name in shared]) for metric in metrics]
+    names = [f"accuracy.{name}" for name in shared]
+    return list(dict.fromkeys(first_of(metric, names) for metric in metrics))
 
 
 def first_of(name: str, scores: Collection[str]) -> str:
