@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import Json, Machine, assume, gpus, memory, probe, version_of
+from trtllm_pipeline.measure import lm_eval
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 SCHEMA: Final = 1
@@ -87,6 +88,7 @@ _NEEDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "tensorrt_llm": _GPU_TOOLCHAINS,
     "tensorrt_llm.build": _GPU_TOOLCHAINS[:1],
     "quantize": _GPU_TOOLCHAINS,
+    "accuracy": (),
     "hub": (),
 }
 """Group or id of a check -> the toolchains that need it, if not all do."""
@@ -109,6 +111,7 @@ def examine(survey: probe.Survey, workspace: Path) -> tuple[MachineCheck, ...]:
         *_tensorrt_llm(survey.machine, survey.problems),
         *_triton(survey.machine),
         *_quantize(survey.machine),
+        _lm_eval(),
         *_space(workspace),
         *_limits(survey.machine),
         *_hubs(),
@@ -152,6 +155,7 @@ TITLES: Final = {
     "tensorrt_llm": "TensorRT-LLM",
     "triton": "Triton Inference Server",
     "quantize": "quantization",
+    "accuracy": "standard tasks",
     "space": "disk and shared memory",
     "limits": "limits",
     "hub": "model hubs",
@@ -447,6 +451,14 @@ def _quantize(machine: Machine) -> Iterator[MachineCheck]:
         "transformers is not installed; quantization needs it to load models",
         "python3 -m pip install transformers",
     )
+
+
+def _lm_eval() -> MachineCheck:
+    found = lm_eval.installed()
+    if found is None:
+        detail = f"{lm_eval.missing()}; settings.accuracy.tasks needs it: {lm_eval.INSTALL}"
+        return _missing("accuracy.lm_eval", detail, lm_eval.INSTALL)
+    return _check("accuracy.lm_eval", found.version, f"{found.version or 'of unknown version'}: {found.argv[0]}")
 
 
 def _space(workspace: Path) -> Iterator[MachineCheck]:

@@ -36,7 +36,7 @@ from pydantic import (
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
-from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked
+from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked, lm_eval
 from trtllm_pipeline.models import Form, dataset_file
 from trtllm_pipeline.orchestrate.matrix.derive import STRICT, UNIQUE, derived, with_sections
 from trtllm_pipeline.orchestrate.matrix.document import PARALLEL, canonical_lengths, canonical_parallel, nearest
@@ -573,6 +573,12 @@ class Perf(Section):
         return value
 
 
+def _task(value: str) -> str:
+    lm_eval.TaskItem.parse(value)
+    return value
+
+
+@derived(params.TaskParams, leave=("tasks", "min_score", "max_length", "version", "concurrency", "request_timeout_s"))
 @derived(params.AccuracyParams, leave=("images", "lora_names"))
 class Accuracy(Section):
     """Scoring of answers."""
@@ -587,6 +593,12 @@ class Accuracy(Section):
     Python function."""
     python_path: Text = "."
     """Directory that contains MODULE, relative to the matrix file."""
+    tasks: Annotated[tuple[Annotated[Text, AfterValidator(_task)], ...], Unique] = ()
+    """Standard tasks of lm-evaluation-harness instead of questions: names of tasks or groups, such as `[gsm8k, mmlu:200]`.
+    NAME:LIMIT takes the first questions of each task. `pipeline_arithmetic` comes with the project and needs no hub."""
+    include_path: Text | None = None
+    """(tasks) Directory with tasks of your own, relative to the matrix file. Relative paths in their files start there. Default:
+    none."""
 
 
 @derived(GatewayParams)

@@ -36,7 +36,7 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import catalog as toolchains
-from trtllm_pipeline.tensorrt import load_levels, reachable
+from trtllm_pipeline.tensorrt import lacks_for_tasks, load_levels, reachable
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -217,7 +217,8 @@ def expanded(
 
 def infeasible(cell: Cell, machine: Machine) -> str | None:
     """The reason why the toolchain cannot build or serve a cell on `machine`, or None."""
-    return toolchains.load(cell.toolchain).infeasible(cell, machine.of(cell.gpu))
+    of_type = machine.of(cell.gpu)
+    return toolchains.load(cell.toolchain).infeasible(cell, of_type) or lacks_for_tasks(cell, of_type)
 
 
 def lacks_gpu(cell: Cell, machine: Machine) -> str | None:

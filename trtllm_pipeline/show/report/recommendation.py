@@ -27,7 +27,7 @@ from trtllm_pipeline.measure import (
 from trtllm_pipeline.orchestrate import report_file
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
-from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, level_delta
+from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, first_of, level_delta
 from trtllm_pipeline.show.report.measured import Measured, Side, selected
 from trtllm_pipeline.show.report.pareto import pareto_front
 from trtllm_pipeline.show.report.same_work import together_at_levels
@@ -238,6 +238,9 @@ def recommend(
     separate workloads. `among` limits the candidates.
     """
     by_id = {cell.id: cell for cell in side.cells}
+    if least is not None and least.metric is not None:
+        scores = list(dict.fromkeys(name for cell in side.cells for name in cell.accuracy))
+        least = replace(least, metric=first_of(least.metric, scores))
     base = {
         cell: by_id[other]
         for cell, other in report_file.references({cell.id: cell.axes for cell in side.cells}).items()

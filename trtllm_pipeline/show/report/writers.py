@@ -33,6 +33,7 @@ from trtllm_pipeline.measure import (
     UNKNOWN,
     Conditions,
     LevelResult,
+    ScoreDrift,
     TritonUse,
     load_words,
     machine_words,
@@ -273,7 +274,10 @@ def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[tex
     """Details of the table: notes, conditions, definitions."""
     return [
         [text_blocks.TextLine(_note(*note), "yellow") for note in notes_of(rows)],
-        [text_blocks.TextLine(f"{name}: {text}", "dim") for name, text in (*conditions_of(rows), *numerics_of(rows))],
+        [
+            text_blocks.TextLine(f"{name}: {text}", "dim")
+            for name, text in (*conditions_of(rows), *numerics_of(rows), *losses_of(rows))
+        ],
         [text_blocks.TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
     ]
 
@@ -459,6 +463,21 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
             if first.setdefault(kind, text) not in {text, text + _SIMILAR}:
                 first[kind] = first[kind].removesuffix(_SIMILAR) + _SIMILAR
     return [*mixed(rows), *((first[kind], number) for kind, number in cells.most_common())]
+
+
+def losses_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+    """The change of each score from the unquantized cell, for each precision that of the cell with the largest loss."""
+    worst: dict[str, dict[str, ScoreDrift]] = {}
+    for row in rows:
+        for name, of in ({} if row.accuracy_drift is None else row.accuracy_drift.scores).items():
+            known = worst.setdefault(name, {})
+            precision = str(row.axes.get("precision"))
+            if precision not in known or of.difference < known[precision].difference:
+                known[precision] = of
+    return [
+        (f"{name} against the unquantized cell", "; ".join(f"{each} {of.verdict}" for each, of in known.items()))
+        for name, known in worst.items()
+    ]
 
 
 def mixed(rows: Sequence[CellResult]) -> list[tuple[str, int]]:

@@ -37,6 +37,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     planned_server,
 )
 from trtllm_pipeline.tensorrt.toolchains.numerics import PLAIN, Numerics, numerics
+from trtllm_pipeline.tensorrt.toolchains.standard_tasks import TASKS
 
 _READ: Final = CONVERTED | {ModelPart.TOKENIZER}
 """A GGUF file includes the vocabulary."""
@@ -187,6 +188,7 @@ TOOLCHAIN: Final = Toolchain(
         PERF,
         ACCURACY,
         SCORE,
+        TASKS,
     ),
     missing=_missing,
     identity=_identity,

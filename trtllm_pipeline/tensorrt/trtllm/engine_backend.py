@@ -33,6 +33,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     planned_world,
 )
 from trtllm_pipeline.tensorrt.toolchains.companions import ADAPTER
+from trtllm_pipeline.tensorrt.toolchains.standard_tasks import TASKS
 from trtllm_pipeline.tensorrt.trtllm import (
     backends,
     case,
@@ -552,6 +553,7 @@ TOOLCHAIN: Final = Toolchain(
         BENCH,
         ACCURACY,
         SCORE,
+        TASKS,
     ),
     missing=_missing,
     identity=backends.identity,

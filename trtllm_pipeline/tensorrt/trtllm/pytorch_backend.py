@@ -28,6 +28,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     listening,
     planned_server,
 )
+from trtllm_pipeline.tensorrt.toolchains.standard_tasks import TASKS
 from trtllm_pipeline.tensorrt.trtllm import backends, case, durations, engine_bench, llmapi, needs, rules
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, HuggingFaceCheckpoint, WeightsRepository
@@ -201,6 +202,7 @@ TOOLCHAIN: Final = Toolchain(
         BENCH,
         ACCURACY,
         SCORE,
+        TASKS,
     ),
     missing=_missing,
     identity=backends.identity,
