@@ -15,7 +15,7 @@ from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
-from trtllm_pipeline.tensorrt.trtllm import llmapi
+from trtllm_pipeline.tensorrt.trtllm import llm_args, llmapi
 from trtllm_pipeline.tensorrt.trtllm.params import WeightsRepository
 
 RELEASES: Final = (
@@ -105,6 +105,22 @@ def test_the_facts_refuse_what_those_releases_refuse() -> None:
         llm_api.check_names({"kv_cache_config": {"onboard_blocks": True}}, llm_api.of("1.3.0rc13"))
 
 
+def test_upstream_s_schema_and_the_history_of_names_agree() -> None:
+    """Two records that were read apart: every name that the package may write is in the schema, and no former one is."""
+    schema = llm_args.of_release("1.4.0rc0")
+    assert schema is not None
+    known, classes = llm_api.of("1.4.0rc0"), schema.classes
+    former: dict[str, Any] = llm_api.recorded()
+    for mapping, kind in (("arguments", "file"), ("kv_cache_config", "KvCacheConfig"), ("lora_config", "LoraConfig")):
+        assert {*known[mapping]} <= classes[kind].keys()
+        assert not ({*former[mapping]} - {*known[mapping]}) & classes[kind].keys()
+    by_word = {kind["decoding_type"]["enum"][0]: kind.keys() for kind in classes.values() if "decoding_type" in kind}
+    assert known["decoding_types"].keys() <= by_word.keys()
+    assert not (former["decoding_types"].keys() - known["decoding_types"].keys()) & by_word.keys()
+    for word, own in known["decoding_types"].items():
+        assert {*known["speculative_config"], *own["names"], *own["required"]} <= by_word[word], word
+
+
 @pytest.mark.parametrize("value", [True, False])
 def test_a_switch_that_is_gone_is_refused_with_what_holds_now(value: bool, tmp_path: Path) -> None:
     asked = replace(ASKED, kv_cache_onboard_blocks=value)
@@ -124,7 +140,7 @@ def test_a_switch_that_is_gone_is_refused_with_what_holds_now(value: bool, tmp_p
 
 def test_a_plan_says_that_sinks_have_no_effect() -> None:
     sinks = cell(toolchain=PYTORCH, settings={"repository.sink_token_length": 4})
-    assert toolchains.caveats([cell(toolchain=PYTORCH), sinks]) == [
+    assert toolchains.caveats([cell(toolchain=PYTORCH), sinks], machine("1.2.0")) == [
         "model: settings.repository.sink_token_length has no effect: the PyTorch backend ignores it"
     ]
 

@@ -348,7 +348,7 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
         if missing is not None:
             where = f"on nodes with {gpu}" if gpu and machine.types else "on this machine"
             raise PlanError(f"toolchain {name} cannot run {where}: {missing}", hint="`pipeline plan` works without it")
-    for warning in (*exposed(plan), *toolchains.caveats(plan.feasible)):
+    for warning in (*exposed(plan), *toolchains.caveats(plan.feasible, machine)):
         logger.warning("%s", warning)
     return plan
 

@@ -54,8 +54,8 @@ class Toolchain:
     does, or if no other does either."""
     numerics: Callable[[Cell], Numerics] = unknown
     """What a cell's precision means."""
-    caveat: Callable[[Cell], str | None] = lambda _cell: None
-    """The features of a cell's model or settings that its server ignores, and an alternative, or None."""
+    caveat: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
+    """The features of a cell's model or settings that its server ignores or may refuse, and an alternative, or None."""
 
     def stage(self, name: str) -> Stage:
         """The stage called `name`. Raises UsageError if this toolchain has none."""
@@ -123,10 +123,10 @@ def lacks_tensorrt_llm(machine: Machine) -> str | None:
     return None
 
 
-def caveats(cells: Iterable[Cell]) -> list[str]:
-    """The caveats of the servers of `cells`, each once, after the models' names."""
+def caveats(cells: Iterable[Cell], machine: Machine) -> list[str]:
+    """The caveats of the servers of `cells` on a machine, each once, after the models' names."""
     models: dict[str, dict[str, None]] = {}
     for cell in cells:
-        if (caveat := load(cell.toolchain).caveat(cell)) is not None:
+        if (caveat := load(cell.toolchain).caveat(cell, machine.of(cell.gpu))) is not None:
             models.setdefault(caveat, {})[cell.model] = None
     return [f"{', '.join(names)}: {caveat}" for caveat, names in models.items()]

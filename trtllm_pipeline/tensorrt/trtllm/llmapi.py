@@ -24,6 +24,8 @@ from trtllm_pipeline.tensorrt.trtllm.speculation import LOOKAHEAD
 
 TEMPLATE_SET: Final = "llmapi"
 MODEL: Final = "tensorrt_llm"
+OF_TRITON: Final = "triton_config"
+"""The key of model.yaml that the LLM API does not get."""
 ADAPTER_INPUT: Final = "lora_path"
 _CACHED_RANK: Final = 64
 """`maxAdapterSize` of the runtime's cache of adapters. Source: PeftCacheConfig."""
@@ -88,8 +90,8 @@ def fill(
             )
         settings = {**lora(adapters, model, release), **settings}
     # The code says both again when Triton completes the configuration, which a launch may have turned off.
-    config.max_batch_size = settings["triton_config"]["max_batch_size"]
-    config.model_transaction_policy.decoupled = settings["triton_config"]["decoupled"]
+    config.max_batch_size = settings[OF_TRITON]["max_batch_size"]
+    config.model_transaction_policy.decoupled = settings[OF_TRITON]["decoupled"]
     shutil.copytree(source, out / MODEL, ignore=shutil.ignore_patterns("__pycache__"))
     (out / MODEL / model_config.FILE_NAME).write_text(model_config.to_text(config), encoding="utf-8")
     (out / MODEL / "1" / "model.yaml").write_text(to_yaml(settings), encoding="utf-8")
@@ -108,7 +110,7 @@ def yaml_settings(model: Path, params: WeightsRepository, release: str, draft: P
         "tensor_parallel_size": params.tensor_parallel_size,
         "pipeline_parallel_size": params.pipeline_parallel_size,
         **({"moe_expert_parallel_size": experts} if (experts := params.moe_expert_parallel_size) else {}),
-        "triton_config": {"max_batch_size": 0, "decoupled": params.decoupled},
+        OF_TRITON: {"max_batch_size": 0, "decoupled": params.decoupled},
     }
     limits = {
         "max_batch_size": params.max_batch_size,
