@@ -17,6 +17,7 @@ from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.trtllm import llm_args, llmapi
 from trtllm_pipeline.tensorrt.trtllm.params import WeightsRepository
+from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
 RELEASES: Final = (
     *("1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc0", "1.3.0rc3", "1.3.0rc5", "1.3.0rc6", "1.3.0rc7", "1.3.0rc11"),
@@ -33,6 +34,8 @@ EVERYTHING: Final[dict[str, Any]] = {
     "kv_cache_onboard_blocks": True,
     "decoupled": True,
 }
+NEW: Final = ("sa", "pard", "dflash")
+"""Ways to draft that came late."""
 ASKED: Final = WeightsRepository(
     max_batch_size=4, max_seq_len=128, max_num_tokens=512, tensor_parallel_size=2, moe_expert_parallel_size=2
 )
@@ -58,7 +61,7 @@ def test_every_name_is_one_of_the_release(release: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("method", ["draft", "eagle3", "mtp", "ngram"])
+@pytest.mark.parametrize("method", ["draft", "eagle3", "mtp", "ngram", *NEW])
 @pytest.mark.parametrize("length", [None, 4])
 def test_every_way_to_draft_is_told_in_the_release_s_words(
     release: str, method: Any, length: int | None, tmp_path: Path
@@ -66,6 +69,10 @@ def test_every_way_to_draft_is_told_in_the_release_s_words(
     (tmp_path / "config.json").write_text("{}")
     asked = replace(ASKED, speculative=method, max_draft_len=length)
     written = llmapi.speculation(asked, release, tmp_path if method in WITH_DRAFT_MODEL else None)
+    if method in NEW and not at_least(release, llmapi.NEW_DRAFTERS):
+        with pytest.raises(ProgramError, match="Invalid decoding type"):
+            llm_api.check_speculation(written["speculative_config"], {}, llm_api.of(release))
+        return
     model = {"num_nextn_predict_layers": 1}
     drafted = llm_api.check_speculation(written["speculative_config"], model, llm_api.of(release))
     assert drafted == (length or {"mtp": 1}.get(method, 3))
@@ -77,6 +84,9 @@ def test_every_way_to_draft_is_told_in_the_release_s_words(
         ("ngram", "1.2.0", "max_matching_ngram_size", 2),
         ("ngram", "1.4.0rc1", "max_matching_ngram_size", 2),
         ("ngram", "1.2.0", "max_draft_len", 3),
+        ("sa", "1.4.0rc1", "decoding_type", "SA"),
+        ("pard", "1.4.0rc1", "speculative_model_dir", ""),
+        ("dflash", "1.4.0rc1", "decoding_type", "DFlash"),
         ("draft", "1.2.1", "decoding_type", "DraftTarget"),
         ("draft", "1.3.0rc5", "decoding_type", "DraftTarget"),
         ("draft", "1.3.0rc6", "decoding_type", "Draft_Target"),
@@ -86,7 +96,7 @@ def test_every_way_to_draft_is_told_in_the_release_s_words(
 )
 def test_words_that_changed(method: Any, release: str, key: str, value: object, tmp_path: Path) -> None:
     written = llmapi.speculation(replace(ASKED, speculative=method), release, tmp_path)["speculative_config"]
-    assert written[key] == value
+    assert written[key] == (value or str(tmp_path))
     assert not {"num_nextn_predict_layers", "max_draft_len"} <= written.keys()
 
 

@@ -556,7 +556,9 @@ def test_ten_models_at_the_releases_of_today(planner: Planner, release: str, fro
 
 def check_settings_file(params: dict[str, Any], release: str) -> None:
     """The YAML file of these parameters has only names that the release has, by upstream's schema where there is one."""
-    for changes in ({}, {"speculative": "ngram", "max_draft_len": 4}, {"speculative": "mtp"}):
+    for changes in ({}, {"speculative": "ngram", "max_draft_len": 4}, {"speculative": "mtp"}, {"speculative": "sa"}):
+        if changes == {"speculative": "sa"} and release == "1.2.1":
+            continue
         asked = load(WeightsRepository, params | changes)
         served = llmapi.serve_settings(asked, release)
         in_triton = llmapi.yaml_settings(Path("model"), asked, release)

@@ -52,6 +52,17 @@ WITHOUT_ONBOARDING: Final = "1.3.0rc13"
 """First release known to refuse `onboard_blocks`: pull request 12449, of 16 April 2026."""
 GRAPHS_WITH_ADAPTERS: Final = "1.3"
 """First release with CUDA graphs together with LoRA adapters: cuda_graph_lora_manager.py, pull request 8279."""
+_DECODING_TYPES: Final = {
+    "eagle3": "Eagle",
+    "mtp": "MTP",
+    "ngram": "NGram",
+    "sa": "SA",
+    "pard": "PARD",
+    "dflash": "DFlash",
+}
+NEW_DRAFTERS: Final = "1.3.0rc20"
+"""First release known to have `sa`, `pard` and `dflash`: its page of the LLM API's classes. Merged by pull requests 11434 and 11438 of
+February and 12794 of April 2026."""
 NGRAM_SIZE: Final = 2
 """Default for `ngram`. Source: the default since 1.3.0rc6. Before, it is 0, which TorchLlmArgs refuses."""
 
@@ -135,7 +146,7 @@ def speculation(params: WeightsRepository, release: str, draft: Path | None) -> 
     value[_length_key(method, release)] = length
     if method in WITH_DRAFT_MODEL:
         value["speculative_model_dir"] = str(draft)
-    if method == "ngram":
+    if method == "ngram" or params.max_ngram_size is not None:
         value["max_matching_ngram_size"] = params.max_ngram_size or NGRAM_SIZE
     return {"speculative_config": value}
 
@@ -200,7 +211,7 @@ def decoding_type(method: str, release: str) -> str:
     """TensorRT-LLM's word for a method."""
     if method == "draft":
         return "Draft_Target" if at_least(release, DRAFT_TARGET_RENAMED) else "DraftTarget"
-    return {"eagle3": "Eagle", "mtp": "MTP", "ngram": "NGram"}[method]
+    return _DECODING_TYPES[method]
 
 
 def serve_settings(

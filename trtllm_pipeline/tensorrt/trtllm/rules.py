@@ -1069,7 +1069,8 @@ def check_lengths(case: Case) -> str | None:
 
 @rule(
     "TLM701",
-    f"the toolchain {ENGINES} has {', '.join(MODES)}; the toolchain {PYTORCH} has draft, eagle3, mtp and ngram, from 1.0 on",
+    f"the toolchain {ENGINES} has {', '.join(MODES)}; the toolchain {PYTORCH} has draft, eagle3, mtp and ngram from 1.0 on, and sa, pard and "
+    f"dflash from {llmapi.NEW_DRAFTERS} on",
     toolchains=_BOTH,
 )
 def speculation(case: Case) -> str | None:
@@ -1183,6 +1184,18 @@ def speculation_family(case: Case) -> str | None:
     if speculation is None or speculation["method"] != "mtp" or case.family not in WITHOUT_OWN_LAYERS:
         return None
     return f"settings.speculative.method mtp: models of the family {case.family} have no layers of their own that draft"
+
+
+@rule("TLM707", "take another method, or a newer release", toolchains=(PYTORCH,), before=llmapi.NEW_DRAFTERS)
+def speculation_later(case: Case) -> str | None:
+    """`sa`, `pard` and `dflash` before 1.3.0rc20. Source: that release's page of the LLM API's classes; pull requests 11434, 11438 and
+    12794, whose first releases were not read.
+    """
+    speculation = companions.speculation(case.cell)
+    if speculation is None or speculation["method"] not in {"sa", "pard", "dflash"}:
+        return None
+    method = f"settings.speculative.method {speculation['method']}"
+    return f"{method}: it is known to be there from TensorRT-LLM {llmapi.NEW_DRAFTERS} on, this is {case.release}"
 
 
 @rule(
