@@ -152,8 +152,9 @@ def machine_of(request: Request) -> Machine:
     }:
         from trtllm_pipeline.tensorrt import releases
 
-        if (warning := releases.unknown(release)) is not None:
-            logger.warning("%s", warning)
+        for warning in (releases.unknown(release), releases.hard_to_get(release) if machine.assumed else None):
+            if warning is not None:
+                logger.warning("%s", warning)
     return machine
 
 

@@ -102,7 +102,13 @@ def test_show_for_an_assumed_machine(capsys: pytest.CaptureFixture[str]) -> None
     assert all("SM 75" in cell["reason"] for cell in cells), cells
 
 
-@pytest.mark.parametrize(("release", "words"), [("1.9", "planned like 1.4"), ("0.5", "plans need 0.8 or newer")])
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("1.9", "planned like 1.4"),
+        ("0.5", "plans need 0.8 or newer"),
+    ],
+)
 def test_an_unknown_release_is_a_warning(
     write: Write, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, release: str, words: str
 ) -> None:
@@ -110,3 +116,21 @@ def test_an_unknown_release_is_a_warning(
     assert not caplog.messages
     run(capsys, "matrix", "show", str(write()), "--assume", f"H100,tensorrt_llm=={release}")
     assert caplog.messages == [f"TensorRT-LLM {release}.0 is unknown (known: 0.8 to 1.4); {words}"]
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("1.3.0rc15", None),
+        ("1.3.0rc16", "not on PyPI; nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc16 has it, or build it from source"),
+        ("1.3.0rc20", "not on PyPI; nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc20 has it, or build it from source"),
+        ("1.3.0rc22.post1", None),
+        ("1.3.0", "was never published: 1.3 has candidates alone, up to 1.3.0rc29"),
+        ("1.4.0rc1", None),
+    ],
+)
+def test_a_release_that_pip_cannot_install_is_a_warning(
+    write: Write, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, release: str, words: str | None
+) -> None:
+    run(capsys, "matrix", "show", str(write()), "--assume", f"H100,tensorrt_llm=={release}")
+    assert words in " ".join(caplog.messages) if words else not caplog.messages
