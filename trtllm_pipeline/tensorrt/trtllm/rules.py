@@ -59,6 +59,8 @@ _MARLIN: Final = "1.3.0rc20"
 """First release whose PyTorch backend computes NVFP4 weights on Hopper, by Marlin kernels."""
 _MARLIN_ADA: Final = "1.3.0rc29"
 """First release that is known to have done so on SM 89: a probe on an L40. Upstream's matrix of hardware does not list it."""
+_AWQ_ON_BLACKWELL: Final = "1.2.1"
+"""First release whose PyTorch backend is known to compute AWQ weights on SM 100."""
 _GEMMA2_TOKENS: Final = 4096
 _WEIGHT_ONLY_OPTIONS: Final = ("--weight_only_precision", "--use-weight-only-with-precision")
 _LORA_IN_ENGINES: Final = "0.10"
@@ -421,12 +423,14 @@ def not_in_pytorch(case: Case) -> str | None:
 
 @rule("TLM207", "fp8 and nvfp4 work there", toolchains=(PYTORCH,))
 def awq_on_blackwell(case: Case) -> str | None:
-    """AWQ weights in the PyTorch runtime on SM 100 and newer. Source: the hardware matrix of its page on quantization,
-    which has AWQ for Ampere (int4_awq), Ada and Hopper.
+    """AWQ weights in the PyTorch runtime on SM 100 and newer before 1.2.1, and on SM 110 and newer. Source: the hardware matrix of its
+    page on quantization: that of 1.0 has AWQ for Ampere (int4_awq), Ada and Hopper, those of 1.2.1 and 1.3.0rc29 for SM 100 and 103
+    too, but not for SM 120. Between 1.0 and 1.2.1 none was read.
     """
-    if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < 100:
+    below = 110 if at_least(case.release, _AWQ_ON_BLACKWELL) else 100
+    if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < below:
         return None
-    return f"precision {case.shown}: the PyTorch backend has it up to SM 90, this is SM {case.sm}"
+    return f"precision {case.shown}: the PyTorch backend has it below SM {below}, this is SM {case.sm}"
 
 
 @rule("TLM208", "take another precision or GPU", toolchains=_BOTH)
