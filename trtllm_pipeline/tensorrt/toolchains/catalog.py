@@ -52,6 +52,8 @@ class Toolchain:
     instead: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
     """Another toolchain of a machine, for a model, precision or parallelism that this one does not support. None if this one
     does, or if no other does either."""
+    has_family: Callable[[str], bool] = lambda _family: True
+    """False for a family of models that it serves in no release and on no machine."""
     numerics: Callable[[Cell], Numerics] = unknown
     """What a cell's precision means."""
     caveat: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
@@ -112,6 +114,13 @@ def detect(machine: Machine) -> Toolchain:
         hint="for a machine without a GPU: pip install 'trtllm-pipeline[embedded]' (Python 3.10 to 3.12); "
         "`pipeline doctor` shows the installed programs",
     )
+
+
+def serving(recipe: Mapping[str, Json]) -> list[str]:
+    """The toolchains, of those that are detected on a machine, that serve a recipe's model on some machine."""
+    listed, family = recipe.get("precisions"), str(recipe["family"])
+    precisions = listed if isinstance(listed, Mapping) else {}
+    return [name for name in _TABLE if precisions.get(name, True) and load(name).has_family(family)]
 
 
 def lacks_tensorrt_llm(machine: Machine) -> str | None:

@@ -17,7 +17,7 @@ from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import with_true_samples
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, load, table
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     ACCURACY,
@@ -205,6 +205,7 @@ def _caveat(cell: Cell, machine: Machine) -> str | None:
 TOOLCHAIN: Final = Toolchain(
     name="tensorrt_llm_pytorch",
     summary="TensorRT-LLM's PyTorch runtime, 1.0 and later, served by Triton or trtllm-serve",
+    has_family=lambda family: family not in vision.PYTORCH_WITHOUT,
     stages=(
         DOWNLOAD,
         companions.FETCH_DRAFT,

@@ -84,9 +84,17 @@ def test_schema(capsys: pytest.CaptureFixture[str], kind: str) -> None:
 def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     listed = run_json(capsys, "models", "list")["recipes"]
-    assert {"name": "small", "summary": "a small model", "family": "llama", "license": "MIT"} in listed
-    assert "smollm2-135m-instruct" in [recipe["name"] for recipe in listed]
-    assert re.search(r"^small-2 +a small model$", run(capsys, "models", "list")[1], re.MULTILINE)
+    every = ["tensorrt_llm", "tensorrt_llm_pytorch", "embedded"]
+    small = {"name": "small", "summary": "a small model", "family": "llama", "license": "MIT", "toolchains": every}
+    assert small in listed
+    serving = {recipe["name"]: recipe["toolchains"] for recipe in listed}
+    assert serving["smollm2-135m-instruct"] == every
+    assert serving["gpt-oss-20b"] == every[1:2]
+    assert serving["llava-onevision-qwen2-7b"] == every[:1]
+    assert [name for name, toolchains in serving.items() if not toolchains] == ["internvl3-8b", "llava-1.5-7b"]
+    shown = run(capsys, "models", "list")[1]
+    assert shown.count("(no toolchain serves it here; a plan says why)") == 2
+    assert re.search(r"^small-2 +a small model$", shown, re.MULTILINE)
     assert run_json(capsys, "models", "show", "small")["num_hidden_layers"] == 6
     assert "note: >-" in run(capsys, "models", "show", "smollm2-135m-instruct")[1]
     code, _, err = run(capsys, "models", "show", "smollm2-135m")
