@@ -147,7 +147,10 @@ def _notes(plan: Plan) -> list[str]:
     for cell in plan.cells:
         if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
             forms.setdefault(shown(AS_IS, str(form)), {})[cell.model] = None
-    return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *toolchains.caveats(plan.feasible)]
+    return [
+        *(f"{form}: {', '.join(models)}" for form, models in forms.items()),
+        *toolchains.caveats(plan.feasible, plan.machine),
+    ]
 
 
 def _loads(plan: Plan) -> list[str]:

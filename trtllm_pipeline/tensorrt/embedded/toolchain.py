@@ -169,6 +169,7 @@ REPOSITORY = Stage(
 TOOLCHAIN: Final = Toolchain(
     name="embedded",
     summary="Triton from a PyPI wheel and llama.cpp; any machine, no GPU",
+    has_family=lambda family: family in ARCHITECTURES.values(),
     stages=(
         DOWNLOAD,
         CONVERT,

@@ -231,14 +231,20 @@ LoraNames = Annotated[
     tuple[str, ...],
     Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
 ]
-Speculation = Literal["draft", "eagle3", "mtp", "ngram", "medusa", "lookahead", "eagle"]
+Speculation = Literal["draft", "eagle3", "mtp", "ngram", "sa", "pard", "dflash", "medusa", "lookahead", "eagle"]
 """The source of drafts: another model; an EAGLE-3 head on the model's own states; the model's own extra layers; the text so
-far; heads on the last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
+far, by a table (ngram) or a suffix automaton (sa); a model that drafts all tokens in one pass (pard), or one that also reads the
+model's states (dflash); heads on the last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
 HeadMethod = Literal["eagle3", "medusa", "eagle"]
 """Methods that draft with heads trained for the model."""
-WITH_DRAFT_MODEL: Final[frozenset[str]] = frozenset(("draft", "eagle3", "medusa", "eagle"))
+WITH_DRAFT_MODEL: Final[frozenset[str]] = frozenset(("draft", "eagle3", "pard", "dflash", "medusa", "eagle"))
 """Methods that need a separate model."""
-DRAFT_LENGTHS: Final[Mapping[str, int]] = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "eagle": 63}
+DRAFT_LENGTHS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("draft", "eagle3", "ngram", "sa", "pard", "dflash"), 3),
+    "mtp": 1,
+    "medusa": 63,
+    "eagle": 63,
+}
 """Default number of tokens drafted at a time. For lookahead it follows from its sizes."""
 
 
