@@ -46,7 +46,9 @@ def test_a_page_of_an_allowed_origin_may_send_keys_and_read_errors(allowed: tupl
         assert "access-control-allow-credentials" not in response.headers
 
 
-@pytest.mark.parametrize("origin", ["http://localhost:3001", "https://localhost:3000", "http://localhost:3000.evil.example", "null"])
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:3001", "https://localhost:3000", "http://localhost:3000.evil.example", "null"]
+)
 def test_pages_of_other_origins_get_no_permission(origin: str) -> None:
     preflight = ask("OPTIONS", origin, PREFLIGHT, allowed=(PAGE,))
     assert (preflight.status_code, FIELD in preflight.headers) == (400, False)
