@@ -102,4 +102,8 @@ class GatewayParams:
             runtime=True,
         ),
     ] = ()
+    cors_origin: Annotated[
+        tuple[str, ...],
+        Param("web origins whose pages may use the gateway: SCHEME://HOST[:PORT], or * for all", runtime=True),
+    ] = ()
     renderers: Annotated[int, Param("processes per model that render chat templates", ge=1, le=64, runtime=True)] = 2

@@ -157,7 +157,7 @@ BUILD = Stage(
 
 REPOSITORY = Stage(
     name="repository",
-    version=2,
+    version=3,
     summary="write the five-model Triton repository for an engine",
     program="trtllm_pipeline.tensorrt.embedded.repository:run",
     inputs={"engine": "build", "model": "download"},
