@@ -753,6 +753,8 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
 def _rows_left_out(run: LoadRun) -> Found:
     if reason := run.records.header["settings"].get("rows_left_out"):
         yield "warning", str(reason)
+    if unsent := run.records.header["settings"].get("unsent_of_trace"):
+        yield "info", f"{unsent} were not sent: requests, measurement_interval_ms or level_budget_s limit the replay"
 
 
 @_gate("prompts that warmup and measurement share", "-; a warning", "cached prompts are faster")
