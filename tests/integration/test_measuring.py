@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from tests.helpers import metrics_pages
 from tests.helpers.scripted_server import Script, config, running
 from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.measure.load import counters
+from trtllm_pipeline.measure.load import counters, dcgm
 from trtllm_pipeline.measure.load.engine_report import write_dataset
 from trtllm_pipeline.measure.load.load import Load
 from trtllm_pipeline.measure.load.load_run import record
@@ -488,6 +490,49 @@ def test_tokens_per_joule_of_a_gpu_whose_power_is_known(tmp_path: Path, monkeypa
         assert repeat.tokens_per_joule == pytest.approx(rate / 100, rel=0.001), "tokens/s over watts"
     again = LoadResult.read(json.loads(json.dumps(result.to_json()))).levels[0]
     assert (again.tokens_per_joule, again.gpu_use) == (level.tokens_per_joule, level.gpu_use)
+
+
+@pytest.mark.seam
+@pytest.mark.parametrize(("often", "resolved"), [(True, True), (False, False)])
+def test_gpus_of_another_machine_are_those_of_its_exporter(
+    often: bool, resolved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that collects at each look, or never again."""
+    monkeypatch.setattr(dcgm, "SAMPLE_S", 0.01)
+    events, steps = tmp_path / "events.jsonl", count(1)
+    answered = threading.Event()
+
+    def respond(_model: str, _values: Mapping[str, Any]) -> Script:
+        answered.wait(10 if often else 0)  # until the exporter has been read often enough
+        return Script.of("four words of text")
+
+    def page() -> str:
+        step = next(steps)
+        if step > 8:
+            answered.set()
+        return metrics_pages.dcgm(step if often else 1)
+
+    with running(respond) as (_, raw), metrics_pages.served({"/metrics": page}) as url:
+        where = ("-u", raw["grpc"], "--model", "ensemble", "--dcgm-url", f"http://{url}/metrics,127.0.0.1:1")
+        main(["bench", "load", *where, "--requests", "4", "--format", "json", "--event-file", str(events)])
+    result = json.loads(capsys.readouterr().out)
+    (level,) = result["levels"]
+    use = level["gpu_use"]
+    assert (use["devices"], use["power_w"], use["memory_bytes"]) == (1, 350.5, 71_680 * 1024**2)
+    assert (use["sm_clock_mhz"], use["busy_percent"], use["temperature_c"]) == (1755.0, 97.0, 58.0)
+    messages = [each["message"] for each in result["findings"] if each["check"] == "exported_gpus"]
+    assert "GPUs: 127.0.0.1:1: cannot be read" in messages[0]
+    assert len(messages) == (1 if resolved else 2)
+    (again,) = analyze(events, None).levels
+    tokens_per_joule = again.tokens_per_joule
+    assert (use["energy_j"] is not None, tokens_per_joule is not None) == (resolved, resolved)
+    if resolved:
+        whole = again.repeats[0].windows["whole"]
+        assert whole is not None
+        assert tokens_per_joule == pytest.approx(whole.output_tokens / use["energy_j"], rel=1e-2)
+    else:
+        assert "0 new readings of the DCGM exporter in a repeat, too few for its energy" in messages[1]
+    assert not [each for each in result["findings"] if each["severity"] == "invalid"]
 
 
 def test_the_first_text_is_the_first_in_any_known_field_and_others_are_noted(tmp_path: Path) -> None:

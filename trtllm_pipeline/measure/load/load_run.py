@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from trtllm_pipeline.base import FailureClass, Json, StageError, UsageError, allow_open_files
 from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.measure.load import conditions, counters, server_checks, workers
+from trtllm_pipeline.measure.load.dcgm import Exporters
 from trtllm_pipeline.measure.load.load import EventFile, Load, run_level
 from trtllm_pipeline.measure.load.objectives import NONE, Objectives
 from trtllm_pipeline.measure.load.prompts import (
@@ -57,12 +58,14 @@ def record(
     objectives: Objectives = NONE,
     repeats: str | None = None,
     openings: Openings | None = None,
+    exporters: Exporters | None = None,
 ) -> None:
     """Measure the levels of all rounds and write all that is observed into the new file `path`.
 
     `progress` gets the requests done and the requests planned so far. `processes` None: as many as each level
     needs. `synthetic` has the target lengths of synthetic prompts, `repeats` decides how often levels repeat. A
-    search for the highest rate needs `objectives`. `openings` varies the first words of synthetic prompts. Raises ServerError
+    search for the highest rate needs `objectives`. `openings` varies the first words of synthetic prompts. GPUs are those of
+    `exporters`, or else of this machine. Raises ServerError
     if the server or the model is missing, or cannot serve a prompt's options, and StageError if `claim` cannot be read, or
     `objectives` limit a metric that the model lacks.
     """
@@ -131,7 +134,9 @@ def record(
                 before = await counters.triton(metrics)
                 if drafting:
                     await counters.speculation(target.service.http)  # discard what precedes this level
-                with counters.gpus(target.service.pid) as gpus, counters.watching(metrics) as gauges:
+                problems: list[str] = []
+                sampled = exporters.sampled(problems) if exporters else counters.gpus(target.service.pid)
+                with sampled as gpus, counters.watching(metrics) as gauges:
                     if workers_count == 1:
                         await run_level(client, level, load.generation, events, count)
                     else:
@@ -144,8 +149,9 @@ def record(
                 drafts = await counters.speculation(target.service.http) if drafting else None
                 if drafts is not None:
                     events.write("speculation", **level.key, drafted_tokens=drafts[0], accepted_tokens=drafts[1])
-                if gpus:
-                    events.write("gpu", **level.key, devices=gpus)
+                if gpus or problems:
+                    lacking = {"problems": problems} if problems else {}
+                    events.write("gpu", **level.key, devices=gpus, **lacking)
             if claim.without_reuse:
                 await server_checks.probe(client, target, claim, prompts, tokenizer, events)
             await server_checks.look(client, target, claim, events, "end")
@@ -187,6 +193,8 @@ class LoadPlan:
     """tokenizer.json, or a model's directory."""
     processes: int | None = None
     """Load processes. None: as many as each level needs."""
+    exporters: Exporters | None = None
+    """DCGM exporters of the server's GPUs. None: the GPUs of this machine."""
     settings: Mapping[str, Json] = field(default_factory=dict)
     """Recorded in the event file's header."""
 
@@ -237,6 +245,7 @@ def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> Loa
         objectives=plan.objectives,
         repeats=plan.stop.words(),
         openings=openings,
+        exporters=plan.exporters,
     )
     return analyze(path, tokenizer, plan.objectives)
 

@@ -682,6 +682,20 @@ class PerfParams(Parameters):
         Param("runs of the whole list of levels, on one server; they determine the intervals", ge=1, le=MOST_REPEATS),
     ] = 1
     declared: Annotated[dict[str, Any], Param("required settings of the server")] = field(default_factory=dict)
+    dcgm_url: Annotated[
+        tuple[str, ...],
+        Param(
+            "DCGM exporters of the server's GPUs, such as http://HOST:9400/metrics, for power, energy, memory and load of GPUs "
+            "on other machines",
+            key_with=ITSELF,
+        ),
+    ] = ()
+    dcgm_gpus: Annotated[
+        tuple[int, ...],
+        Param(
+            "GPUs of each machine to read from dcgm_url, by index; empty means all", ge=0, le=1_000, key_with="dcgm_url"
+        ),
+    ] = ()
     exclusive: Beside = None
     request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
 

@@ -87,7 +87,7 @@ def load_plan(
 
     `target` has the server, and further inputs of every request. Raises UsageError or StageError if a length is missing.
     """
-    from trtllm_pipeline.measure import Load, LoadPlan, StopRule
+    from trtllm_pipeline.measure import Exporters, Load, LoadPlan, StopRule
 
     plan = LoadPlan(target=target, load=Load(), expected=expected)
     engine = plan.engine
@@ -147,6 +147,7 @@ def load_plan(
         images=params.images,
         tokenizer=tokenizer,
         processes=processes,
+        exporters=Exporters(params.dcgm_url, params.dcgm_gpus) if params.dcgm_url else None,
         settings=settings,
     )
 
