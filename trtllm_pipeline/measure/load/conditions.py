@@ -112,6 +112,7 @@ LEVEL_FIELDS: Final = (
     Field("arrivals_digest", "arrival times' digest", "workload", axes=("request_distribution",)),
     Field("max_in_flight", "requests in flight at most", "workload"),
     Field("turn_delay_s", "seconds between turns", "workload"),
+    Field("trace_speed", "trace speed", "workload"),
 )
 """Conditions of one concurrency or request rate."""
 QUESTION_FIELDS: Final = (
@@ -178,6 +179,7 @@ def workload(
             "arrivals_digest": _digest(list(level.at_s)) if level.at_s else None,
             "max_in_flight": level.max_in_flight,
             "turn_delay_s": level.turn_delay_s or None,
+            "trace_speed": level.trace_speed,
         }
         for level in plan
         if level.repeat == 0

@@ -550,7 +550,7 @@ class Perf(Section):
     """Latency objectives. Goodput is the share of requests that meet all of them. At a request rate, times count from the
     scheduled start of a request."""
     input_data: DataSet | None = None
-    """Prompts as JSONL, or ShareGPT or CNN/DailyMail data: a path relative to the matrix file, builtin:NAME, or
+    """Prompts as JSONL, a Mooncake trace, or ShareGPT or CNN/DailyMail data: a path relative to the matrix file, builtin:NAME, or
     hub:ORGANIZATION/NAME[/PATH][@REVISION] on the Hugging Face Hub. Default: synthetic prompts, or builtin:prompts with
     `workload: prompts`."""
     lengths_data: DataFile | None = None
