@@ -65,6 +65,7 @@ _MIN_NAME: Final = 16
 _NAME: Final = 24
 """Minimum width of cell names next to the most important columns."""
 _SHORT_NOTES: Final = 3
+_SHORT_DROPPED: Final = 6
 _WHICH: Final = {LOWEST: "the lowest load of each cell", HIGHEST: "the highest load of each cell"}
 _MAX_FAILURES: Final = 20
 _MAX_ROWS: Final = 200
@@ -245,7 +246,8 @@ def to_table(
 
     parts = shared_parts([row.id for row in rows])
     listed = rows if len(rows) <= _MAX_ROWS else [row for row in rows if row.status not in _NOTHING][:_MAX_ROWS]
-    shown, by_model, name_width = _fit(listed, columns(listed, level), parts, width)
+    every = columns(listed, level)
+    shown, by_model, name_width = _fit(listed, every, parts, width)
     parts_drawn: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
     if listed:
         parts_drawn += [Text(), *_table(listed, shown, parts, name_width, by_model=by_model)]
@@ -261,7 +263,8 @@ def to_table(
     if len(failures) > _MAX_FAILURES:
         parts_drawn.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: see --format json", "dim"))
     checked = [] if forecast is None else [text_blocks.TextLine(forecast.line(), "dim")]
-    below = [_in_short(rows, shown, width, checked)]
+    dropped = [column.head for column in every if column not in shown]
+    below = [_in_short(rows, shown, dropped, width, checked)]
     if verbose:
         below = [*_below(rows, shown), [*checked, *_checked(forecast)]]
     for lines in below:
@@ -284,7 +287,11 @@ def _checked(forecast: ForecastCheck | None) -> list[text_blocks.TextLine]:
 
 
 def _in_short(
-    rows: Sequence[CellResult], shown: Sequence[Column], width: int, checked: Sequence[text_blocks.TextLine]
+    rows: Sequence[CellResult],
+    shown: Sequence[Column],
+    dropped: Sequence[str],
+    width: int,
+    checked: Sequence[text_blocks.TextLine],
 ) -> list[text_blocks.TextLine]:
     """A few lines: notes, legend and system, then `checked`. Only the last is cut to `width`."""
     notes = notes_of(rows)
@@ -300,6 +307,11 @@ def _in_short(
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(text_blocks.TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
     lines += [text_blocks.TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
+    if dropped:
+        more = f" and {len(dropped) - _SHORT_DROPPED} more" if len(dropped) > _SHORT_DROPPED else ""
+        lines.append(
+            text_blocks.TextLine(f"A wider terminal also shows {', '.join(dropped[:_SHORT_DROPPED])}{more}", "dim")
+        )
     if loads := loads_of(rows):
         more = f", and {count(len(loads) - 1, 'other load')}" if len(loads) > 1 else ""
         lines.append(text_blocks.TextLine(f"Load: {loads[0]}{more}", "dim"))
