@@ -312,9 +312,8 @@ def _in_short(
         lines.append(
             text_blocks.TextLine(f"A wider terminal also shows {', '.join(dropped[:_SHORT_DROPPED])}{more}", "dim")
         )
-    if loads := loads_of(rows):
-        more = f", and {count(len(loads) - 1, 'other load')}" if len(loads) > 1 else ""
-        lines.append(text_blocks.TextLine(f"Load: {loads[0]}{more}", "dim"))
+    if load := main_load(rows):
+        lines.append(text_blocks.TextLine(f"Load: {load}", "dim"))
     lines += [text_blocks.TextLine(line, "dim") for line in interference(rows)]
     more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
     full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
@@ -528,6 +527,13 @@ def loads_of(rows: Sequence[CellResult]) -> list[str]:
     """The measured loads in words, most frequent first, each with its number of cells if there are several."""
     counted = Counter(load_of(row) for row in rows if row.levels).most_common()
     return [text if len(counted) == 1 else f"{text} ({count(cells, 'cell')})" for text, cells in counted]
+
+
+def main_load(rows: Sequence[CellResult]) -> str:
+    """The most frequent load, and the number of others. Empty without measurements."""
+    loads = loads_of(rows)
+    more = f", and {count(len(loads) - 1, 'other load')}" if len(loads) > 1 else ""
+    return f"{loads[0]}{more}" if loads else ""
 
 
 def load_of(row: CellResult) -> str:
