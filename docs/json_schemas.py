@@ -81,7 +81,10 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     "doctor": ("doctor --format json", "doctor --assume tensorrt_llm==1.2.0,sm=90,gpus=2 --format json"),
     "doctor-deep": ("doctor --deep --toolchain embedded --precision fp16,fp8 --format json",),
     "store-list": ("store list --format json",),
-    "store-verify": ("store verify --format json", "store verify --require-signed --trusted-keys trusted --format json"),
+    "store-verify": (
+        "store verify --format json",
+        "store verify --require-signed --trusted-keys trusted --format json",
+    ),
     "provenance": (
         "store provenance --require-signed --trusted-keys trusted --format json",
         "store provenance --sign signing.pem --format json",
