@@ -31,6 +31,7 @@ from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells
 from tests.helpers.waiting import eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
+from trtllm_pipeline.measure.load.events import read_records
 from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
 from trtllm_pipeline.tensorrt.embedded import random_model
@@ -867,14 +868,11 @@ def turned(model: Path, prompt: str, rank: int, count: int = 3) -> str:
 
 def ranks_asked_for(perf: Path, model: Path) -> Counter[int]:
     """How many requests of a measurement were answered by an adapter of each rank, 0 for none."""
-    records = [json.loads(line) for line in (perf / "events.jsonl").read_text().splitlines()]
-    prompts = {record["id"]: record["text"] for record in records if record["type"] == "prompt"}
+    records = read_records(perf / "events.jsonl")
     ranks: Counter[int] = Counter()
-    for record in records:
-        if record["type"] == "request":
-            answer = "".join(event[1] for event in record["events"])
-            prompt = prompts[record["prompt"]]
-            ranks[next(rank for rank in (0, 4, 2) if answer.startswith(turned(model, prompt, rank)))] += 1
+    for request in records.requests:
+        answer, prompt = "".join(event[1] for event in request["events"]), records.text(request)
+        ranks[next(rank for rank in (0, 4, 2) if answer.startswith(turned(model, prompt, rank)))] += 1
     return ranks
 
 
