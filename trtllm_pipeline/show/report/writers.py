@@ -524,9 +524,18 @@ def conditions_of(
 
 
 def loads_of(rows: Sequence[CellResult]) -> list[str]:
-    """The measured loads in words, most frequent first, each with its number of cells if there are several."""
-    counted = Counter(load_of(row) for row in rows if row.levels).most_common()
-    return [text if len(counted) == 1 else f"{text} ({count(cells, 'cell')})" for text, cells in counted]
+    """The measured loads in words, most frequent first, each with its number of cells if there are several. Cells whose levels
+    differ only in the number of requests have one load.
+    """
+    alike: dict[_Load, list[CellResult]] = {}
+    for row in rows:
+        if row.levels:
+            alike.setdefault(_load(row), []).append(row)
+    loads = sorted(alike, key=lambda load: -len(alike[load]))
+    return [
+        _load_words(load, alike[load]) + ("" if len(loads) == 1 else f" ({count(len(alike[load]), 'cell')})")
+        for load in loads
+    ]
 
 
 def main_load(rows: Sequence[CellResult]) -> str:
@@ -540,6 +549,14 @@ def load_of(row: CellResult) -> str:
     """The load that a cell was measured with: `64 in, 16 out, 1/4 in flight, 6 to 15 requests`. Lengths are those of its
     prompts and outputs, on average if they differ.
     """
+    return _load_words(_load(row), [row])
+
+
+_Load = tuple[str, tuple[int, ...], tuple[float, ...]]
+"""Lengths in words, concurrencies and request rates."""
+
+
+def _load(row: CellResult) -> _Load:
     workload = row.conditions.workload or {}
     sampling, limits = workload.get("sampling"), workload.get("max_tokens")
     exact = isinstance(sampling, dict) and bool(sampling.get("exact_length"))
@@ -549,9 +566,14 @@ def load_of(row: CellResult) -> str:
         lengths += " on average"
     if lengths and workload.get("synthetic") and not exact and isinstance(limits, list) and limits:
         lengths += f" (output up to {limits[-1]})"
-    concurrency = [level.concurrency for level in row.levels if level.concurrency is not None]
-    rates = [level.request_rate for level in row.levels if level.request_rate is not None]
-    requests = [level.requests for level in row.levels if level.requests is not None]
+    concurrency = (level.concurrency for level in row.levels if level.concurrency is not None)
+    rates = (level.request_rate for level in row.levels if level.request_rate is not None)
+    return lengths, tuple(concurrency), tuple(rates)
+
+
+def _load_words(load: _Load, rows: Sequence[CellResult]) -> str:
+    lengths, concurrency, rates = load
+    requests = [level.requests for row in rows for level in row.levels if level.requests is not None]
     return ", ".join(filter(None, (lengths, levels_words(concurrency, rates, requests))))
 
 

@@ -493,3 +493,7 @@ def test_a_row_states_the_load_that_was_measured() -> None:
     assert load_of(row("fp16")) == "1/4 in flight, 40 requests", "lengths that nobody recorded are left out"
     assert loads_of([own, exact, own, row("fp8", levels=())])[0] == f"{load_of(own)} (2 cells)"
     assert loads_of([exact]) == [load_of(exact)]
+    fewer = dataclasses.replace(
+        exact, levels=tuple(dataclasses.replace(level, requests=30 + place) for place, level in enumerate(exact.levels))
+    )
+    assert loads_of([exact, fewer]) == ["2048 in, 512 out, 1/4 in flight, 30 to 128 requests"]
