@@ -105,6 +105,8 @@ class Answer:
     end_ns: int = 0
     log_probs: list[float] = field(default_factory=list)
     """Log probabilities of the latest chunk's tokens, if `return_log_probs` was requested."""
+    top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
+    """The most likely tokens at each position of the latest chunk, if `return_top_log_probs` was requested: id, log probability."""
     late_ns: int = 0
     """Longest delay between arrival and reading of this response's bytes, caused by load on the client. A single event keeps
     its arrival time. Several events in one read get that of the last."""
