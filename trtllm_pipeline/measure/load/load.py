@@ -412,8 +412,7 @@ async def run_level(
         with suppress(asyncio.CancelledError):
             await probe
         gc.unfreeze()
-        for session in loop.sessions:
-            await session.close()
+        await asyncio.gather(*(session.close() for session in loop.sessions))
         events.write("client", **level.key, worker=share.worker, wall_ns=wall_ns, cpu_ns=cpu_ns, lag_ns=lag_ns)
 
 

@@ -5,6 +5,7 @@ A length is exact by the tokenizer, special tokens included. The analysis compar
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -84,7 +85,8 @@ class Workload:
             if name not in {"prompts", "lengths", "longest"} and value != getattr(plain, name)
         }
         if self.lengths:
-            changed |= {"lengths": f"{len(self.lengths)} pairs"}
+            digest = hashlib.sha256(json.dumps(self.lengths).encode()).hexdigest()[:12]
+            changed |= {"lengths": f"{len(self.lengths)} pairs, digest {digest}"}
             changed.pop("input_tokens", None)
             changed.pop("output_tokens", None)
         return changed

@@ -65,15 +65,15 @@ Declare = _expected(
     "--declare",
     "NAME=VALUE",
     "A setting by TensorRT-LLM's name, read back where the server reports it; enable_kv_cache_reuse=false is also "
-    "probed, tp=N and weight_bits=N are used for the roofline; can be given several times.",
+    "probed, tp=N and weight_bits=N are used for the roofline. Repeatable.",
 )
 Engine = _expected(
     "--engine",
     "DIR",
-    "The engine, model directory or GGUF file that it serves, on this machine: limits, and the roofline of its weights.",
+    "Served engine, model directory or GGUF file on this machine, for its limits and the roofline of its weights.",
 )
 Repository = _expected(
-    "--repository", "DIR", "Its model repository; each config.pbtxt is compared with what the server runs."
+    "--repository", "DIR", "Model repository of the server; each config.pbtxt is compared with what the server runs."
 )
 Processes = _server(
     "--processes", "N", "Load processes (default: as many as a level needs).", min=1, max=params.MOST_PROCESSES

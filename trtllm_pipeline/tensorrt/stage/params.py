@@ -231,14 +231,20 @@ LoraNames = Annotated[
     tuple[str, ...],
     Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
 ]
-Speculation = Literal["draft", "eagle3", "mtp", "ngram", "medusa", "lookahead", "eagle"]
+Speculation = Literal["draft", "eagle3", "mtp", "ngram", "sa", "pard", "dflash", "medusa", "lookahead", "eagle"]
 """The source of drafts: another model; an EAGLE-3 head on the model's own states; the model's own extra layers; the text so
-far; heads on the last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
+far, by a table (ngram) or a suffix automaton (sa); a model that drafts all tokens in one pass (pard), or one that also reads the
+model's states (dflash); heads on the last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
 HeadMethod = Literal["eagle3", "medusa", "eagle"]
 """Methods that draft with heads trained for the model."""
-WITH_DRAFT_MODEL: Final[frozenset[str]] = frozenset(("draft", "eagle3", "medusa", "eagle"))
+WITH_DRAFT_MODEL: Final[frozenset[str]] = frozenset(("draft", "eagle3", "pard", "dflash", "medusa", "eagle"))
 """Methods that need a separate model."""
-DRAFT_LENGTHS: Final[Mapping[str, int]] = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "eagle": 63}
+DRAFT_LENGTHS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("draft", "eagle3", "ngram", "sa", "pard", "dflash"), 3),
+    "mtp": 1,
+    "medusa": 63,
+    "eagle": 63,
+}
 """Default number of tokens drafted at a time. For lookahead it follows from its sizes."""
 
 
@@ -797,6 +803,53 @@ class AccuracyParams(ScoreParams):
         str | None,
         Param("synthetic image for each question without one, such as 1@384x384", null="none", key_with=ITSELF),
     ] = None
+    concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
+    request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+
+
+TASK_FILE: Final = "task "
+"""Start of the names of a stage's files that are tasks of the user, before their path in the directory of tasks."""
+
+
+def task_conflicts(accuracy: Any) -> Iterator[str]:
+    """The inconsistencies of the settings of accuracy."""
+    given = {"answers": "own", "input_data": "builtin:accuracy", "lora": None}
+    of_tasks = ("num_fewshot", "task_endpoint", "include_path")
+    if not accuracy.tasks:
+        yield from (f"{name} needs tasks" for name in of_tasks if getattr(accuracy, name) is not None)
+        return
+    for name, default in given.items():
+        if getattr(accuracy, name) != default:
+            yield f"tasks bring their own questions: remove {name}"
+    names = [task.partition(":")[0] for task in accuracy.tasks]
+    yield from (f"task {name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskParams(Parameters):
+    """Parameters of the tasks stage."""
+
+    tasks: Annotated[
+        tuple[str, ...],
+        Param("standard tasks of lm-evaluation-harness: names of tasks or groups, or NAME:LIMIT, such as mmlu:200"),
+    ] = ()
+    num_fewshot: Annotated[
+        int | None,
+        Param("(tasks) examples before each question", ge=0, le=1000, null="the task's own", key_with=ITSELF),
+    ] = None
+    task_endpoint: Annotated[
+        Literal["completions", "chat"] | None,
+        Param(
+            "(tasks) endpoint: chat puts each question into the model's chat template",
+            null="completions, or chat for servers that have nothing else",
+            key_with=ITSELF,
+        ),
+    ] = None
+    min_score: Annotated[
+        float | None, Param("minimum of the first task's first score; below it the stage fails", ge=0, le=1)
+    ] = None
+    max_length: Annotated[int, Param("tokens of a prompt and its answer, for likelihoods", ge=1, of_matrix=True)] = 2048
+    version: Annotated[str | None, Param("release of lm-evaluation-harness", null="unknown", of_matrix=True)] = None
     concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
     request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
 

@@ -54,13 +54,13 @@ ENGINE: Final = ("build", "quantize", "download")
 MODEL: Final = "model"
 """The input with the model's own files: tokenizer, chat template. A manual run may omit it if the engine's directory has
 them."""
-_ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
+ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
 """Inputs of every stage that sends requests to a server."""
 _ON_SERVER: Final = "--service service.json --engine engine --model model"
 _BUILT_IN: Final = os.path.join(PACKAGE, "data", "")
 _BUILT_IN_NAME: Final = "builtin:"
 P = TypeVar("P", PerfParams, AccuracyParams, ScoreParams)
-_MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
+MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 
 
 def _contents(cell: Cell) -> dict[str, str] | None:
@@ -286,8 +286,8 @@ SMOKE = Stage(
     summary="check the responses of a running server over every protocol",
     program="trtllm_pipeline.tensorrt.stage.smoke:run",
     shared=True,
-    inputs={"service": "launch", "repository": "repository", **_ASKED},
-    optional=_MAY_LACK,
+    inputs={"service": "launch", "repository": "repository", **ASKED},
+    optional=MAY_LACK,
     scope=Scope.IN_SERVICE,
     params=SmokeParams,
     read=_smoke,
@@ -445,8 +445,8 @@ PERF = Stage(
     summary="measure the latency and throughput of a running server",
     program="trtllm_pipeline.tensorrt.stage.perf:run",
     shared=True,
-    inputs={"service": "launch", "repository": "repository", **_ASKED},
-    optional=_MAY_LACK,
+    inputs={"service": "launch", "repository": "repository", **ASKED},
+    optional=MAY_LACK,
     after=("smoke",),
     scope=Scope.IN_SERVICE,
     params=PerfParams,
@@ -537,17 +537,23 @@ def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
     return files
 
 
+def _asks(cell: Cell, answers: str) -> bool:
+    """True if these answers are scored. Standard tasks replace them."""
+    own = cell.settings["accuracy"]
+    return not own["tasks"] and own["answers"] == answers
+
+
 ACCURACY = Stage(
     name="accuracy",
     version=2,
     summary="score the greedy answers of a running server against references",
     program="trtllm_pipeline.tensorrt.stage.accuracy:run",
     shared=True,
-    inputs=_ASKED,
-    optional=_MAY_LACK,
+    inputs=ASKED,
+    optional=MAY_LACK,
     after=("smoke",),
     scope=Scope.IN_SERVICE,
-    applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "own",
+    applies=lambda cell, _machine: _asks(cell, "own"),
     params=AccuracyParams,
     read=_accuracy,
     file_names=("input_data", "metric_module"),
@@ -570,7 +576,7 @@ SCORE = Stage(
     inputs={"perf": "perf", "engine": ENGINE, MODEL: "download"},
     optional=frozenset({MODEL}),
     section="accuracy",
-    applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "perf",
+    applies=lambda cell, _machine: _asks(cell, "perf"),
     params=ScoreParams,
     read=lambda cell: load(ScoreParams, cell.settings["accuracy"]),
     file_names=("input_data", "metric_module"),
