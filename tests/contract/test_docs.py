@@ -88,7 +88,10 @@ _OTHER_FLAGS = {
             "--max-concurrency",
             "--max-num-batched-tokens",
             "--enforce-eager",
+            "--dataset-name",
+            "--dataset-path",
         ),
+        *("--input-file", "--custom-dataset-type", "--fixed-schedule"),
         "--no-",
     ),
     "commands.md": ("--config", "--web", "--homepath"),  # Prometheus, Grafana
@@ -99,7 +102,7 @@ _OTHER_FLAGS = {
     "failures.md": ("--shm-size", "--pids-limit", "--gpus", "--ipc", "--ulimit", "--extra-index-url", "--mpi"),
     "gpu-machine.md": ("--build-arg", "--format", "--gpus", "--init", "--rm", "--runtime", "--shm-size", "--ulimit"),
     "images.md": ("--build-arg", "--format", "--require-hashes"),
-    "performance.md": ("--backend", "--dataset", "--engine_dir", "--report_json"),  # trtllm-bench
+    "performance.md": ("--backend", "--dataset", "--engine_dir", "--report_json", "--collect-interval"),  # trtllm-bench, dcgm-exporter
     "provenance.md": (  # cosign, sha256sum
         *("--bundle", "--key", "--type", "--digest", "--new-bundle-format", "--insecure-ignore-tlog", "--quiet"),
         "--strict",
