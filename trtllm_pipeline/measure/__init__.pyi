@@ -53,6 +53,7 @@ from .load.conditions import of_questions as of_questions
 from .load.conditions import system_words as system_words
 from .load.conditions import version_words as version_words
 from .load.conditions import workload_words as workload_words
+from .load.dcgm import Exporters as Exporters
 from .load.engine_report import ENGINE_REPORT_FILE as ENGINE_REPORT_FILE
 from .load.engine_report import BenchComparison as BenchComparison
 from .load.engine_report import EngineReport as EngineReport

@@ -18,9 +18,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import Json, Machine, assume, gpus, memory, probe, version_of
+from trtllm_pipeline.base import Json, Machine, TensorRTLLM, assume, gpus, memory, probe, version_of
 from trtllm_pipeline.measure import lm_eval
 from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import releases
 
 SCHEMA: Final = 1
 _GIB: Final = 2**30
@@ -374,6 +375,7 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Mac
         yield _check(
             "tensorrt_llm.release", installation.release, f"{installation.release}, under {installation.python}"
         )
+        yield from _transformers(installation)
         yield _or_missing(
             "tensorrt_llm.build",
             installation.build,
@@ -403,6 +405,24 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Mac
     else:
         version = "" if machine.assumed else _first_line(machine.mpirun, "--version")
         yield _check("tensorrt_llm.mpirun", machine.mpirun, f"{machine.mpirun} {version}".rstrip())
+
+
+def _transformers(installation: TensorRTLLM) -> Iterator[MachineCheck]:
+    """Compare the installed transformers with the version that the release requires, if both are known."""
+    try:
+        required = releases.transformers_of(installation.release)
+    except ImportError:  # host.packages names what is missing
+        return
+    found = installation.transformers
+    if required is None or found is None:
+        return
+    differs = found != required
+    yield _check(
+        "tensorrt_llm.transformers",
+        found,
+        f"{found}, and release {installation.release} requires {required}" if differs else found,
+        f"{installation.python} -m pip install transformers=={required}" if differs else None,
+    )
 
 
 def _triton(machine: Machine) -> Iterator[MachineCheck]:

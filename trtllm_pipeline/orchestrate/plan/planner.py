@@ -50,7 +50,6 @@ LOCAL: Final = "local"
 """The executor on this machine."""
 RAY: Final = "ray"
 SLURM: Final = "slurm"
-DEFAULT_WORKSPACE: Final = ".pipeline"
 
 SECTIONS: Final[Mapping[str, str]] = {
     "max_num_tokens": "build",
@@ -152,8 +151,9 @@ def machine_of(request: Request) -> Machine:
     }:
         from trtllm_pipeline.tensorrt import releases
 
-        if (warning := releases.unknown(release)) is not None:
-            logger.warning("%s", warning)
+        for warning in (releases.unknown(release), releases.hard_to_get(release) if machine.assumed else None):
+            if warning is not None:
+                logger.warning("%s", warning)
     return machine
 
 
@@ -349,7 +349,7 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
         if missing is not None:
             where = f"on nodes with {gpu}" if gpu and machine.types else "on this machine"
             raise PlanError(f"toolchain {name} cannot run {where}: {missing}", hint="`pipeline plan` works without it")
-    for warning in (*exposed(plan), *toolchains.caveats(plan.feasible)):
+    for warning in (*exposed(plan), *toolchains.caveats(plan.feasible, machine)):
         logger.warning("%s", warning)
     return plan
 

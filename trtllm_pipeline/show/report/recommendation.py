@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 Goal = Literal["throughput", "latency", "size"]
 OBJECTIVES: Final = {
-    "throughput": "highest output throughput per GPU (or host) at a load that meets the objectives: the lowest "
-    "cost per token",
-    "latency": "lowest median end-to-end latency at a load that meets the objectives",
+    "throughput": "highest output throughput per GPU (or host), thus the lowest cost per token",
+    "latency": "lowest median end-to-end latency",
     "size": "smallest engine",
 }
 _LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\s*(%|pts?)|(\d+(?:\.\d+)?))\s*")
@@ -518,6 +517,6 @@ def _why(each: Candidate, parts: Sequence[str]) -> text_blocks.Value:
     if each.reason is not None:
         return each.reason, "red"
     if each.same_work_as is not None:
-        return f"the same work as {without(each.same_work_as, parts)}", "dim"
+        return f"the same work as {without(each.same_work_as, parts)}, figures from both", "dim"
     words = "meets all objectives" + (", tied" if each.tied else "") + (", on the Pareto front" if each.front else "")
     return words, "green"

@@ -157,7 +157,7 @@ BUILD = Stage(
 
 REPOSITORY = Stage(
     name="repository",
-    version=2,
+    version=3,
     summary="write the five-model Triton repository for an engine",
     program="trtllm_pipeline.tensorrt.embedded.repository:run",
     inputs={"engine": "build", "model": "download"},
@@ -169,6 +169,7 @@ REPOSITORY = Stage(
 TOOLCHAIN: Final = Toolchain(
     name="embedded",
     summary="Triton from a PyPI wheel and llama.cpp; any machine, no GPU",
+    has_family=lambda family: family in ARCHITECTURES.values(),
     stages=(
         DOWNLOAD,
         CONVERT,

@@ -311,7 +311,7 @@ def _asking(stage: Stage, **changed: Any) -> Stage:
     return replace(stage, inputs=inputs, **changed)
 
 
-def _caveat(cell: Cell) -> str | None:
+def _caveat(cell: Cell, _machine: Machine) -> str | None:
     url = command.settings(cell)["url"]
     return f"at {url}: a running server, not started by us" if url else None
 

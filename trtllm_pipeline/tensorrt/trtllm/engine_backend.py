@@ -525,6 +525,7 @@ def _instead(cell: Cell, machine: Machine) -> str | None:
 TOOLCHAIN: Final = Toolchain(
     name="tensorrt_llm",
     summary="TensorRT engines built by TensorRT-LLM 0.8 to 1.2, served by Triton or trtllm-serve",
+    has_family=lambda family: family in releases.FAMILIES and family not in vision.ENGINES_WITHOUT,
     stages=(
         DOWNLOAD,
         companions.FETCH_DRAFT,
