@@ -235,6 +235,7 @@ def test_other_programs_are_known() -> None:
         "docker",
         "kubectl",
         "sha256sum",
+        "export",
         "start",
         "tar",
         "sh",
