@@ -34,7 +34,7 @@ exclude:
   - { precision: fp8, parallel: tp1 }
 settings:
   quantize: { calibration: { samples: 8 } }
-  perf: { exclusive: none, workload: prompts } # a token is a byte to some stand-ins; servers side by side, on GPUs of their own
+  perf: { exclusive: none } # servers side by side, on GPUs of their own
 """
 """Three cells: FP16 on one GPU, and two batch sizes of one FP8 checkpoint on two."""
 PLAIN = "tiny/fp16/tp1pp1/bs2/isl256-osl32"

@@ -73,4 +73,7 @@ class GatewayParams:
             "API keys"
         ),
     ] = ()
+    cors_origin: Annotated[
+        tuple[str, ...], _Setting("web origins whose pages may use the gateway: SCHEME://HOST[:PORT], or * for all")
+    ] = ()
     renderers: Annotated[int, _Setting("processes per model that render chat templates", ge=1, le=64)] = 2
