@@ -3,6 +3,7 @@ from . import terminal as terminal
 from . import text_blocks as text_blocks
 from . import text_tables as text_tables
 from .domain import ALONE as ALONE
+from .domain import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from .domain import USUAL_KV_SHARE as USUAL_KV_SHARE
 from .domain import USUAL_NUM_TOKENS as USUAL_NUM_TOKENS
 from .domain import Cell as Cell

@@ -467,7 +467,7 @@ class _GrpcUnary(Session):
         answer.arrived(now_ns, self._call.late_ns)
         self._take(now_ns, response, answer)
 
-    def shut(self) -> None:
+    async def close(self) -> None:
         """End the call and its connection: Triton does not shut down while a stream is open."""
         self._call.close()
 
@@ -531,6 +531,14 @@ class _GrpcStream(_GrpcUnary):
         answer.error = await done
         if self._model.accumulates:
             answer.events = list(deltas(answer.events))
+
+    async def close(self) -> None:
+        """End the stream in order if no request is in progress, else cancel it.
+
+        Triton 2.51 can crash if a stream is cancelled while it still completes a response. Source: issue 7368 of
+        triton-inference-server/server.
+        """
+        await (self._call.finish() if self._over else super().close())
 
     async def cancel(self) -> None:
         """Stop the running request and wait until the server has ended it. Then the stream is
