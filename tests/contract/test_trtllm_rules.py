@@ -236,6 +236,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         _WITHOUT_SCRIPTS,
     ),
     "TLM607": Example(cell(check__max_tokens=192), cell(check__max_tokens=191), on()),
+    "TLM608": Example(
+        some_cell(tp=4, ep=4, dp=4, recipe=MIXTRAL),
+        some_cell(tp=4, ep=4, dp=4, recipe=MIXTRAL, toolchain=PYTORCH),
+        on(),
+    ),
     "TLM701": Example(cell(**NGRAM), cell(lane=PYTORCH, **NGRAM), on()),
     "TLM702": Example(
         cell(lane=PYTORCH, speculative__method="eagle3"),

@@ -24,9 +24,9 @@ def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:
     return all(part in left for part in parts)
 
 
-def layout_name(tp: int, pp: int, ep: int | None = None) -> str:
-    """A layout over GPUs as ids have it, without expert parallelism unless `ep` is given."""
-    return f"tp{tp}pp{pp}" + (f"ep{ep}" if ep else "")
+def layout_name(tp: int, pp: int, ep: int = 1, dp: int = 1) -> str:
+    """A layout over GPUs as ids have it: with expert parallelism if there is any, or if attention is data parallel."""
+    return f"tp{tp}pp{pp}" + (f"ep{ep}" if ep > 1 or dp > 1 else "") + (f"dp{dp}" if dp > 1 else "")
 
 
 class StageStatus(str, Enum):
@@ -186,6 +186,8 @@ class Cell:
     """By which its settings differ from the matrix, after it ran out of memory."""
     ep: int = 1
     """Expert parallel size, a divisor of `tp`; 1 splits each expert over all of its GPUs."""
+    dp: int = 1
+    """Attention data parallel size, a divisor of `tp`: groups of its GPUs, each with its own requests and a copy of attention."""
     gpu: str | None = None
     """Type of GPU that it is for; None: of what there is."""
     companions: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, repr=False)
@@ -193,3 +195,13 @@ class Cell:
 
     A draft model with a recipe also has its `numbers`, or its `recipe` if it becomes an engine.
     """
+
+    @property
+    def attention_tp(self) -> int:
+        """GPUs that share the attention of a layer."""
+        return self.tp // self.dp
+
+    @property
+    def group_batch_size(self) -> int:
+        """Requests that one group of `attention_tp` GPUs takes at a time."""
+        return -(-self.max_batch_size // self.dp)

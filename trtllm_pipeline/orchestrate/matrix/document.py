@@ -36,7 +36,7 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 SETTINGS_PREFIX: Final = "settings."
 """Prefix of an axis that varies a setting: `settings.perf.concurrency`."""
-PARALLEL: Final = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?")
+PARALLEL: Final = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?(?:dp([1-9]\d{0,3}))?")
 _LENGTHS: Final = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
 
 
@@ -370,7 +370,7 @@ def _steps(key: str) -> KeyPath:
 
 
 class Parallelism(NamedTuple):
-    """Tensor, pipeline and expert parallelism."""
+    """Tensor, pipeline and expert parallelism, and data parallelism of attention."""
 
     tp: int
     """GPUs that share each layer."""
@@ -378,21 +378,24 @@ class Parallelism(NamedTuple):
     """Pipeline stages, groups of consecutive layers."""
     ep: int = 1
     """Groups of the `tp` GPUs that hold whole experts. 1 splits each expert over all GPUs."""
+    dp: int = 1
+    """Groups of the `tp` GPUs that compute attention for their own requests. 1 splits each request's attention over all GPUs."""
 
 
 def parse_parallel(text: str) -> Parallelism:
-    """The sizes in `tp4pp2ep4`. `tp4` means `tp4pp1ep1`. Raises ValueError for other text."""
+    """The sizes in `tp4pp2ep4dp4`. `tp4` means `tp4pp1ep1dp1`, and `tp4dp4` means `tp4pp1ep4dp4`. Raises ValueError for other text."""
     match = PARALLEL.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"{text!r} is not a valid parallelism: write tp4, tp4pp2 with pipeline stages, tp4ep4 or tp4pp2ep4 with expert "
-            "parallelism"
+            f"{text!r} is not a valid parallelism: write tp4, tp4pp2 with pipeline stages, tp4ep4 with expert parallelism, "
+            "tp4dp4 with data parallel attention as well"
         )
-    sizes = Parallelism(*(int(size or 1) for size in match.groups()))
-    if sizes.tp % sizes.ep:
-        raise ValueError(
-            f"{text!r}: ep{sizes.ep} must divide tp{sizes.tp}, whose GPUs the experts are distributed over"
-        )
+    tp, pp, ep, dp = (int(size or 0) for size in match.groups())
+    sizes = Parallelism(tp, pp or 1, ep or (tp if dp > 1 else 1), dp or 1)
+    if tp % sizes.ep:
+        raise ValueError(f"{text!r}: ep{sizes.ep} must divide tp{tp}, whose GPUs the experts are distributed over")
+    if tp % sizes.dp:
+        raise ValueError(f"{text!r}: dp{sizes.dp} must divide tp{tp}, whose GPUs the requests are distributed over")
     return sizes
 
 
@@ -406,8 +409,7 @@ def parse_lengths(text: str) -> tuple[int, int]:
 
 def canonical_parallel(text: str) -> str:
     """`tp4pp1` for `tp4`, `tp4pp1ep4` for `tp4ep4`: the spelling in ids and comparisons."""
-    tp, pp, ep = parse_parallel(text)
-    return layout_name(tp, pp, ep if ep > 1 else None)
+    return layout_name(*parse_parallel(text))
 
 
 def canonical_lengths(text: str) -> str:

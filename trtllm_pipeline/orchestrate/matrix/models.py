@@ -153,7 +153,7 @@ Parallel = Annotated[
         {
             "type": "string",
             "pattern": f"^{PARALLEL.pattern.replace('?:', '')}$",
-            "examples": ["tp1", "tp4pp2", "tp4ep4"],
+            "examples": ["tp1", "tp4pp2", "tp4ep4", "tp8dp8"],
         }
     ),
 ]
@@ -697,7 +697,8 @@ class Axes(Strict):
     precision: Axis[AnyPrecision]
     """Precisions of the weights, by their TensorRT-LLM names. as_is keeps weights that are published quantized."""
     parallel: Axis[Parallel] = ("tp1pp1",)
-    """Parallelism: tp4 is tensor parallelism over 4 GPUs, tp4pp2 adds 2 pipeline stages, tp4ep4 distributes whole experts."""
+    """Parallelism: tp4 is tensor parallelism over 4 GPUs, tp4pp2 adds 2 pipeline stages, tp4ep4 distributes whole experts. With tp8dp8,
+    experts are distributed over 8 GPUs, and each of them computes attention for its own requests."""
     max_batch_size: Axis[BatchSize]
     """Maximum number of requests in one batch of the engine."""
     lengths: Axis[Lengths]

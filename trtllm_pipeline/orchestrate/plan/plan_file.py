@@ -105,6 +105,7 @@ def axes(cell: Cell) -> dict[str, Json]:
         "tp": cell.tp,
         "pp": cell.pp,
         **({"ep": cell.ep} if cell.ep > 1 else {}),
+        **({"dp": cell.dp} if cell.dp > 1 else {}),
         "max_batch_size": cell.max_batch_size,
         "isl": cell.isl,
         "osl": cell.osl,

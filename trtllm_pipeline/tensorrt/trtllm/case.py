@@ -156,7 +156,7 @@ def num_tokens(cell: Cell) -> int:
     setting = cell.settings["build"]["max_num_tokens"]
     if isinstance(setting, int):
         return setting
-    tokens = commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
+    tokens = commands.max_num_tokens(cell.group_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
     return max(tokens, least_tokens(cell))
 
 
@@ -174,7 +174,7 @@ def least_tokens(cell: Cell) -> int:
     draft = drafting(cell)
     if draft is None:
         return 0
-    least = draft.least_tokens(cell.max_batch_size)
+    least = draft.least_tokens(cell.group_batch_size)
     return max(least, cell.isl + cell.osl) if draft.method == "draft" and not splits_prompts(cell) else least
 
 

@@ -41,7 +41,7 @@ def params(cell: Cell, params: EngineRepository | WeightsRepository) -> EngineBe
         tp=cell.tp,
         pp=cell.pp,
         ep=backends.expert_parallel(cell),
-        max_batch_size=cell.max_batch_size if weights else None,
+        max_batch_size=cell.group_batch_size if weights else None,
         max_seq_len=cell.isl + cell.osl if weights else None,
         max_num_tokens=case.num_tokens(cell) if weights else None,
         kv_cache_free_gpu_mem_fraction=share,

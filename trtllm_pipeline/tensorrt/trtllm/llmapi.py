@@ -115,7 +115,7 @@ def yaml_settings(model: Path, params: WeightsRepository, release: str, draft: P
         "max_seq_len": params.max_seq_len,
         "max_num_tokens": commands.tokens_of_a_pass(params),
     }
-    return _merged(own, {**limits, **_merged(speculation(params, release, draft), arguments(params, params.llm_args))})
+    return _merged(own, {**limits, **_merged(speculation(params, release, draft), _of_weights(params))})
 
 
 def speculation(params: WeightsRepository, release: str, draft: Path | None) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def serve_settings(
         drafts = speculation(params, release, draft)
         # The server's statistics of iterations have the drafted and the accepted tokens; Triton shows none.
         result = {"enable_iter_perf_stats": True} if drafts else {}
-        entries = _merged({**drafts, **result}, arguments(params, params.llm_args))
+        entries = _merged({**drafts, **result}, _of_weights(params))
     elif commands.takes_config(release):
         entries = arguments(LlmApi(**{name: getattr(params, name) for name in SERVE_SETTINGS}), {})
         if params.decoding_mode == "lookahead":
@@ -244,7 +244,7 @@ def of_settings(params: EngineRepository | WeightsRepository) -> dict[str, Any]:
     not say itself.
     """
     if isinstance(params, WeightsRepository):
-        result = arguments(params, params.llm_args)
+        result = _of_weights(params)
     else:
         result = arguments(LlmApi(**{name: getattr(params, name) for name in SERVE_SETTINGS}), {})
     return {name: value for name, value in result.items() if value != {}}
@@ -268,6 +268,12 @@ def serve_line(
     return commands.serve_engine(
         installation.release, params, engine=engine, tokenizer=model, config=config, program=program
     )
+
+
+def _of_weights(params: WeightsRepository) -> dict[str, Any]:
+    """The LLM API's arguments for settings of Hugging Face weights that no option of trtllm-serve has in all releases."""
+    attention = {"enable_attention_dp": True} if params.enable_attention_dp else {}
+    return {**attention, **arguments(params, params.llm_args)}
 
 
 def arguments(params: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -223,6 +223,7 @@ class WeightsRepository(LlmApi):
     tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
     pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
     moe_expert_parallel_size: ExpertParallel = None
+    enable_attention_dp: Annotated[bool, Param("each GPU computes attention for its own requests", later=True)] = False
     speculative: Annotated[
         Literal["draft", "eagle3", "mtp", "ngram"] | None,
         Param("who drafts tokens", null="nobody", key_with=ITSELF),

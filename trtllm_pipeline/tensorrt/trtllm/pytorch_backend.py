@@ -56,12 +56,13 @@ def _quantize(context: StageContext[HuggingFaceCheckpoint], machine: Machine) ->
 def _repository(cell: Cell) -> WeightsRepository:
     own = {
         **backends.frontend(cell),
-        "max_batch_size": cell.max_batch_size,
+        "max_batch_size": cell.group_batch_size,
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": case.num_tokens(cell),
         "tensor_parallel_size": cell.tp,
         "pipeline_parallel_size": cell.pp,
         "moe_expert_parallel_size": backends.expert_parallel(cell),
+        "enable_attention_dp": cell.dp > 1,
         "unquantized": cell.precision != AS_IS and not _quantized(cell),
         **_speculation(cell),
     }

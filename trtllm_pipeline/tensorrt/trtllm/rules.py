@@ -944,7 +944,7 @@ def layout(case: Case) -> str | None:
     shape, tp, pp, gpus = case.shape, case.cell.tp, case.cell.pp, len(case.machine.gpus)
     if tp * pp > gpus:
         return f"tp{tp}pp{pp} needs {tp * pp} GPUs, this machine has {gpus}"
-    uneven = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, tp)
+    uneven = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, case.cell.attention_tp)
     return uneven or (uneven_stages(shape.num_hidden_layers, pp) if case.cell.toolchain == ENGINES else None)
 
 
@@ -987,7 +987,13 @@ def memory(case: Case) -> str | None:
     cell = case.cell
     smallest = min((gpu.memory_bytes for gpu in case.machine.gpus), default=None)
     weights, cache = least_bytes(
-        case.shape, precision=case.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, tokens=cell.isl + cell.osl
+        case.shape,
+        precision=case.precision,
+        kv=case.kv,
+        tp=cell.tp,
+        pp=cell.pp,
+        dp=cell.dp,
+        tokens=cell.isl + cell.osl,
     )
     if case.in_triton and program_options.exists("trtllm-build", case.release, "--weight_streaming"):
         weights = int(weights * kept_weights(cell))
@@ -1031,10 +1037,10 @@ def groups(case: Case) -> str | None:
         assert isinstance(extra, dict)
         size = extra.get(_BLOCK_SIZE, extra.get(f"--{_BLOCK_SIZE}"))
     widths = _split_widths(case)
-    cut = tiles.cut(tiles.grouped(tile, size), widths, cell.tp, cell.ep, precision=case.shown)
+    cut = tiles.cut(tiles.grouped(tile, size), widths, cell.tp, cell.ep, cell.dp, precision=case.shown)
     if cut is None or form != "int4_awq" or not scripts:
         return cut
-    smaller = tiles.cut(tiles.grouped(tile, _SMALL_BLOCK), widths, cell.tp, cell.ep, precision=case.shown)
+    smaller = tiles.cut(tiles.grouped(tile, _SMALL_BLOCK), widths, cell.tp, cell.ep, cell.dp, precision=case.shown)
     return cut if smaller else f"{cut}, and tp{cell.tp} with settings.quantize.options.{_BLOCK_SIZE}: {_SMALL_BLOCK}"
 
 
@@ -1062,6 +1068,19 @@ def check_lengths(case: Case) -> str | None:
     if not isinstance(setting, int) or setting < longest:
         return None
     return f"settings.check.max_tokens {setting}: engines for {cell.isl},{cell.osl} take {longest} tokens, prompt and answer together"
+
+
+@rule("TLM608", "tp8dp8 runs on the toolchain tensorrt_llm_pytorch", toolchains=_BOTH)
+def attention_groups(case: Case) -> str | None:
+    """Data parallelism of attention in engines, or over other groups than single GPUs. Source: `enable_attention_dp` of
+    TorchLlmArgs, which engines do not have, and `Mapping`, whose groups are the ranks of tp.
+    """
+    tp, dp = case.cell.tp, case.cell.dp
+    if dp == 1:
+        return None
+    if case.cell.toolchain == ENGINES:
+        return f"dp{dp}: engines split the attention of each request over all GPUs of tp"
+    return None if dp == tp else f"dp{dp}: TensorRT-LLM computes attention on single GPUs, which is dp{tp} for tp{tp}"
 
 
 # ------------------------------------------------------------------------------------------ TLM7: speculative decoding
