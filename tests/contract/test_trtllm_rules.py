@@ -300,6 +300,12 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         cell(lane=PYTORCH, **TRTLLM_SERVE, perf__ignore_eos=True),
         on(),
     ),
+    "TLM732": Example(
+        cell(lane=PYTORCH, serve__frontend="disaggregated"),
+        cell(lane=PYTORCH, serve__frontend="disaggregated"),
+        on("1.0.0"),
+        on("1.1.0"),
+    ),
 }
 
 

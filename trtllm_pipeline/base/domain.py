@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NewType, Union
+from typing import Final, NamedTuple, NewType, Union
 
 # A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
 Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
@@ -22,6 +23,39 @@ def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:
     """Whether `parts` are among the segments of a cell's id, in their order: how tables call cells."""
     left = iter(segments)
     return all(part in left for part in parts)
+
+
+PARALLEL: Final = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?(?:dp([1-9]\d{0,3}))?")
+
+
+class Parallelism(NamedTuple):
+    """Tensor, pipeline and expert parallelism, and data parallelism of attention."""
+
+    tp: int
+    """GPUs that share each layer."""
+    pp: int = 1
+    """Pipeline stages, groups of consecutive layers."""
+    ep: int = 1
+    """Groups of the `tp` GPUs that hold whole experts. 1 splits each expert over all GPUs."""
+    dp: int = 1
+    """Groups of the `tp` GPUs that compute attention for their own requests. 1 splits each request's attention over all GPUs."""
+
+
+def parse_parallel(text: str) -> Parallelism:
+    """The sizes in `tp4pp2ep4dp4`. `tp4` means `tp4pp1ep1dp1`, and `tp4dp4` means `tp4pp1ep4dp4`. Raises ValueError for other text."""
+    match = PARALLEL.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a valid parallelism: write tp4, tp4pp2 with pipeline stages, tp4ep4 with expert parallelism, "
+            "tp4dp4 with data parallel attention as well"
+        )
+    tp, pp, ep, dp = (int(size or 0) for size in match.groups())
+    sizes = Parallelism(tp, pp or 1, ep or (tp if dp > 1 else 1), dp or 1)
+    if tp % sizes.ep:
+        raise ValueError(f"{text!r}: ep{sizes.ep} must divide tp{tp}, whose GPUs the experts are distributed over")
+    if tp % sizes.dp:
+        raise ValueError(f"{text!r}: dp{sizes.dp} must divide tp{tp}, whose GPUs the requests are distributed over")
+    return sizes
 
 
 def layout_name(tp: int, pp: int, ep: int = 1, dp: int = 1) -> str:

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin
 
-from trtllm_pipeline.base import Fault, Json, UsageError, layout_name, user_files
+from trtllm_pipeline.base import Fault, Json, UsageError, layout_name, parse_parallel, user_files
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -36,7 +36,6 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 SETTINGS_PREFIX: Final = "settings."
 """Prefix of an axis that varies a setting: `settings.perf.concurrency`."""
-PARALLEL: Final = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?(?:dp([1-9]\d{0,3}))?")
 _LENGTHS: Final = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
 
 
@@ -367,36 +366,6 @@ def _split(argument: str) -> tuple[str, Document]:
 
 def _steps(key: str) -> KeyPath:
     return tuple(int(step) if re.fullmatch(r"[0-9]{1,6}", step) else step for step in key.split("."))
-
-
-class Parallelism(NamedTuple):
-    """Tensor, pipeline and expert parallelism, and data parallelism of attention."""
-
-    tp: int
-    """GPUs that share each layer."""
-    pp: int = 1
-    """Pipeline stages, groups of consecutive layers."""
-    ep: int = 1
-    """Groups of the `tp` GPUs that hold whole experts. 1 splits each expert over all GPUs."""
-    dp: int = 1
-    """Groups of the `tp` GPUs that compute attention for their own requests. 1 splits each request's attention over all GPUs."""
-
-
-def parse_parallel(text: str) -> Parallelism:
-    """The sizes in `tp4pp2ep4dp4`. `tp4` means `tp4pp1ep1dp1`, and `tp4dp4` means `tp4pp1ep4dp4`. Raises ValueError for other text."""
-    match = PARALLEL.fullmatch(text)
-    if match is None:
-        raise ValueError(
-            f"{text!r} is not a valid parallelism: write tp4, tp4pp2 with pipeline stages, tp4ep4 with expert parallelism, "
-            "tp4dp4 with data parallel attention as well"
-        )
-    tp, pp, ep, dp = (int(size or 0) for size in match.groups())
-    sizes = Parallelism(tp, pp or 1, ep or (tp if dp > 1 else 1), dp or 1)
-    if tp % sizes.ep:
-        raise ValueError(f"{text!r}: ep{sizes.ep} must divide tp{tp}, whose GPUs the experts are distributed over")
-    if tp % sizes.dp:
-        raise ValueError(f"{text!r}: dp{sizes.dp} must divide tp{tp}, whose GPUs the requests are distributed over")
-    return sizes
 
 
 def parse_lengths(text: str) -> tuple[int, int]:

@@ -22,18 +22,28 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
-from trtllm_pipeline.base import ALONE, Cell, CellId, Exclusive, Fault, Json, MatrixError, UsageError, in_order
+from trtllm_pipeline.base import (
+    ALONE,
+    Cell,
+    CellId,
+    Exclusive,
+    Fault,
+    Json,
+    MatrixError,
+    Parallelism,
+    UsageError,
+    in_order,
+    parse_parallel,
+)
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate.matrix.document import (
     SETTINGS_PREFIX,
     KeyPath,
-    Parallelism,
     canonical_lengths,
     canonical_parallel,
     nearest,
     nested,
     parse_lengths,
-    parse_parallel,
 )
 
 if TYPE_CHECKING:

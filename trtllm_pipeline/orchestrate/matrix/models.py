@@ -36,10 +36,11 @@ from pydantic import (
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
+from trtllm_pipeline.base import PARALLEL
 from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked
 from trtllm_pipeline.models import Form, dataset_file
 from trtllm_pipeline.orchestrate.matrix.derive import STRICT, UNIQUE, derived, with_sections
-from trtllm_pipeline.orchestrate.matrix.document import PARALLEL, canonical_lengths, canonical_parallel, nearest
+from trtllm_pipeline.orchestrate.matrix.document import canonical_lengths, canonical_parallel, nearest
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
 from trtllm_pipeline.tensorrt import DEFAULT_DATA, NO_ADAPTER, RepositorySettings, params
 
@@ -496,6 +497,19 @@ class Speculative(Strict):
     """(eagle) Maximum number of nodes with children in a level of the tree. Default: 10."""
 
 
+class Disaggregated(Strict):
+    """Servers of the frontend `disaggregated`: some read prompts, others generate, and a router is in front of them."""
+
+    context_servers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Servers that read prompts."""
+    generation_servers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Servers that generate tokens. Each has the layout of the axis `parallel`."""
+    context_parallel: Parallel | None = None
+    """Layout of each server that reads prompts, such as `tp2`. Default: that of the axis `parallel`."""
+    context_llm_args: dict[str, JsonValue] = {}
+    """Arguments of the LLM API for the servers that read prompts, over those of `settings.repository.llm_args`."""
+
+
 @derived(params.LaunchFrontend, leave=("restarts", "exclusive"))
 class Serve(Strict):
     """Settings of the server process."""
@@ -652,6 +666,7 @@ class Settings(Strict):
     lora: Lora = Lora()
     speculative: Speculative = Speculative()
     serve: Serve = Serve()
+    disaggregated: Disaggregated = Disaggregated()
     openai: OpenAi = OpenAi()
     smoke: Smoke = Smoke()
     perf: Perf = Perf()

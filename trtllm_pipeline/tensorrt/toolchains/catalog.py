@@ -52,6 +52,8 @@ class Toolchain:
     instead: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
     """Another toolchain of a machine, for a model, precision or parallelism that this one does not support. None if this one
     does, or if no other does either."""
+    gpus: Callable[[Cell], int] = lambda cell: cell.tp * cell.pp
+    """GPUs of a cell's servers."""
     numerics: Callable[[Cell], Numerics] = unknown
     """What a cell's precision means."""
     caveat: Callable[[Cell], str | None] = lambda _cell: None

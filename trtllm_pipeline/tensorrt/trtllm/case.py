@@ -12,6 +12,7 @@ from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options, speculation
+from trtllm_pipeline.tensorrt.trtllm.params import IN_TRITON
 from trtllm_pipeline.tensorrt.trtllm.speculation import CONVERTED, Drafting, drafting
 
 _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
@@ -99,7 +100,7 @@ class Case:
     @property
     def in_triton(self) -> bool:
         """Whether Triton serves it, and not trtllm-serve."""
-        return bool(self.cell.settings["serve"]["frontend"] != "trtllm_serve")
+        return self.cell.settings["serve"]["frontend"] in IN_TRITON
 
     def switch(self, name: str) -> bool | None:
         """A matrix's value of a switch of trtllm-build. None if it has none."""

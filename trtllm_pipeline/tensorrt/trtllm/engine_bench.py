@@ -56,6 +56,8 @@ def unfit(cell: Cell, machine: Machine) -> str | None:
         return None
     if not at_least(installation.release, FIRST_BENCH):
         return f"{_ASKED}: trtllm-bench is known to write reports from {FIRST_BENCH} on, this is {installation.release}"
+    if backends.disaggregated(cell) is not None:
+        return f"{_ASKED}: it runs one server, not disaggregated ones"
     if installation.bench is None:
         return f"{_ASKED}: TensorRT-LLM {installation.release} here has no trtllm-bench"
     if not load_levels(cell):

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import FailureClass, StageError, TensorRTLLM, user_files
 from trtllm_pipeline.models import model_config
+from trtllm_pipeline.tensorrt.servers.disaggregated import Servers
 from trtllm_pipeline.tensorrt.stage.lora import check_weights
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
 from trtllm_pipeline.tensorrt.toolchains.companions import ADAPTER, DRAFT, read_adapter
 from trtllm_pipeline.tensorrt.trtllm import commands
-from trtllm_pipeline.tensorrt.trtllm.params import SETTINGS_FILE, EngineRepository, WeightsRepository
+from trtllm_pipeline.tensorrt.trtllm.params import (
+    CONTEXT_SETTINGS_FILE,
+    SETTINGS_FILE,
+    EngineRepository,
+    WeightsRepository,
+)
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 from trtllm_pipeline.tensorrt.trtllm.speculation import LOOKAHEAD
 
@@ -224,6 +231,28 @@ def serve_settings(
     return {name: value for name, value in entries.items() if value != {}}
 
 
+def disaggregated_settings(
+    params: WeightsRepository, release: str, draft: Path | None = None, *, context: bool
+) -> dict[str, Any]:
+    """The settings file of a disaggregated server, one that reads prompts (`context`) or one that generates.
+
+    The buffer of the KV cache's transfer holds the longest request. Source: examples/disaggregated/README.md, which also
+    turns off the overlap scheduler of servers that read prompts.
+    """
+    transfer = {"cache_transceiver_config": {"backend": "DEFAULT", "max_tokens_in_buffer": params.max_seq_len}}
+    scheduler = {"disable_overlap_scheduler": True} if context else {}
+    return _merged({**transfer, **scheduler}, serve_settings(params, release, draft))
+
+
+def context_params(params: WeightsRepository) -> WeightsRepository:
+    """Parameters of the disaggregated servers that read prompts. Raises StageError for an unknown name."""
+    own: dict[str, Any] = dict(params.context)
+    own["llm_args"] = _merged(params.llm_args, own.pop("llm_args", {}))
+    if unknown := own.keys() - {each.name for each in fields(WeightsRepository)}:
+        raise StageError(f"context: unknown setting {min(unknown)}", failure=FailureClass.USER)
+    return replace(params, **own, context={})
+
+
 def without_onboarding(params: bool | None, release: str) -> str | None:
     """Why the PyTorch backend of a release does not take `kv_cache_onboard_blocks`, or None."""
     if params is None or not at_least(release, WITHOUT_ONBOARDING):
@@ -248,6 +277,30 @@ def of_settings(params: EngineRepository | WeightsRepository) -> dict[str, Any]:
     else:
         result = arguments(LlmApi(**{name: getattr(params, name) for name in SERVE_SETTINGS}), {})
     return {name: value for name, value in result.items() if value != {}}
+
+
+def disaggregated_lines(
+    params: WeightsRepository, inputs: Mapping[str, Path], installation: TensorRTLLM, folder: Path | None = None
+) -> Servers:
+    """The command lines of disaggregated servers without their addresses. `folder` has the settings files."""
+    program = installation.serve or "trtllm-serve"
+
+    def line(own: WeightsRepository, file: str) -> list[str]:
+        config = file if folder is None else str(folder / file)
+        return commands.serve_pytorch(
+            installation.release, own, model=str(inputs["model"]), config=config, program=program
+        )
+
+    context = context_params(params)
+    return Servers(
+        context=line(context, CONTEXT_SETTINGS_FILE),
+        generation=line(params, SETTINGS_FILE),
+        contexts=params.context_servers,
+        generations=params.generation_servers,
+        context_gpus=context.tensor_parallel_size * context.pipeline_parallel_size,
+        generation_gpus=params.tensor_parallel_size * params.pipeline_parallel_size,
+        router=[program, "disaggregated"],
+    )
 
 
 def serve_line(

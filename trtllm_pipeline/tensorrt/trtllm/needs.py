@@ -7,7 +7,7 @@ the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.base import Cell, Json, Machine, Needs
@@ -258,6 +258,21 @@ def drafting_bytes(cell: Cell) -> tuple[int, int]:
 
 
 def serving(cell: Cell, machine: Machine) -> Needs:
+    """All servers of one cell: of disaggregated ones the sum on the host, and on each GPU what the larger kind takes."""
+    servers = backends.disaggregated(cell)
+    if servers is None:
+        return serving_alone(cell, machine)
+    context, generation = (serving_alone(each, machine) for each in (backends.context_cell(cell), cell))
+    counts = servers["context_servers"], servers["generation_servers"]
+    larger = max(context, generation, key=lambda each: each.gpu)
+    return replace(
+        larger,
+        host=counts[0] * context.host + counts[1] * generation.host,
+        shared=counts[0] * context.shared + counts[1] * generation.shared,
+    )
+
+
+def serving_alone(cell: Cell, machine: Machine) -> Needs:
     """A server of one cell: with the KV cache of as many requests as it takes at a time, or at least of one.
 
     The cache is the fraction of what is left, so that much more than it must be left. Beams share their prompt there.
@@ -306,7 +321,7 @@ def _adapter_cache(cell: Cell) -> int:
 
 def checking(cell: Cell, machine: Machine) -> Needs:
     """An engine that answers once: a server's, without Triton, and for one request."""
-    served = serving(cell, machine)
+    served = serving_alone(cell, machine)
     triton, shared = (_TRITON, _TRITON_SHARED) if backends.in_triton(cell) else (0, 0)
     return Needs(
         host=served.host - triton,

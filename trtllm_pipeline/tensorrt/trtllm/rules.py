@@ -33,10 +33,16 @@ from trtllm_pipeline.tensorrt.toolchains.model_shape import least_bytes
 from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.tensorrt.trtllm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
-from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
+from trtllm_pipeline.tensorrt.trtllm.params import (
+    FRONTEND_DISAGGREGATED,
+    FRONTEND_TRITON,
+    FRONTEND_TRITON_OPENAI,
+    PYTORCH_PRECISIONS,
+)
 from trtllm_pipeline.tensorrt.trtllm.releases import (
     FAMILIES,
     FIRST,
+    FIRST_DISAGGREGATED,
     FIRST_PYTORCH,
     at_least,
     convert_tool,
@@ -942,8 +948,9 @@ def layout(case: Case) -> str | None:
     assertions; `Mapping.pp_layers`, by which the PyTorch backend gives the first stages one layer more.
     """
     shape, tp, pp, gpus = case.shape, case.cell.tp, case.cell.pp, len(case.machine.gpus)
-    if tp * pp > gpus:
-        return f"tp{tp}pp{pp} needs {tp * pp} GPUs, this machine has {gpus}"
+    if (needed := backends.served_gpus(case.cell)) > gpus:
+        what = f"tp{tp}pp{pp} needs" if needed == tp * pp else "disaggregated servers need"
+        return f"{what} {needed} GPUs, this machine has {gpus}"
     uneven = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, case.cell.attention_tp)
     return uneven or (uneven_stages(shape.num_hidden_layers, pp) if case.cell.toolchain == ENGINES else None)
 
@@ -1440,6 +1447,21 @@ def exact_lengths(case: Case) -> str | None:
     frontend = case.cell.settings["serve"]["frontend"]
     server = frontend if frontend == FRONTEND_TRITON_OPENAI else "Triton's LLM API model"
     return f"settings.perf.ignore_eos: {server} cannot generate outputs of an exact length"
+
+
+@rule("TLM732", "settings.serve.frontend: trtllm_serve is one server for both", toolchains=_BOTH)
+def disaggregated(case: Case) -> str | None:
+    """Disaggregated servers of an engine, of a release whose settings for them have other names, or with what the router is not
+    known to pass on. Source: examples/disaggregated and `CacheTransceiverConfig`, which had other names before 1.1.
+    """
+    if backends.disaggregated(case.cell) is None:
+        return None
+    frontend = f"settings.serve.frontend {FRONTEND_DISAGGREGATED}"
+    if case.cell.toolchain == ENGINES:
+        return f"{frontend}: it serves Hugging Face weights, on the toolchain {PYTORCH}"
+    if not at_least(case.release, FIRST_DISAGGREGATED):
+        return f"{frontend}: known for TensorRT-LLM {FIRST_DISAGGREGATED} and later, this is {case.release}"
+    return f"settings.lora.adapter: not known to work with {frontend}" if companions.adapters(case.cell) else None
 
 
 def _without_pages(case: Case, setting: str) -> str | None:
