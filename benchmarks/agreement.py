@@ -1,12 +1,14 @@
 """Compare `pipeline bench load` with an independent client that shares no code with it.
 
     python benchmarks/agreement.py [--cells PATTERN] [--levels 1,2,4,8] [--rounds 5] [--requests 24] [--aiperf PATH] [--format json]
-    python benchmarks/agreement.py --scripted [--levels 16,64] [--rounds 3] [--requests 192] [--format json]
+    python benchmarks/agreement.py --scripted [--levels 16,64] [--rounds 3] [--requests 192] [--aiperf PATH] [--format json]
 
 With --scripted, both clients load a server with known throughput. Each request gets its first token after PREFILL_S and
 another every GAP_S(requests in flight), so a concurrency of C gets C n / (PREFILL_S + (n - 1) GAP_S(C)) tokens per second for
 a mean output of n tokens. Output lengths range from a fifth of the mean to nearly twice the mean. The column `right`
-has the known values.
+has the known values. With --aiperf, aiperf and our client also take turns at the server's OpenAI endpoint, with outputs of
+the mean length. That throughput includes ramp-up and drain for both. `--requests default` sends as many requests at each
+level as `bench load` does by default.
 
 Without --scripted, the server has a real model. The benchmark builds one cell of the quickstart and serves it with `pipeline
 stage launch`. Both clients send the same prompts with greedy sampling and equal output lengths, level by level. They take
@@ -50,6 +52,7 @@ from trtllm_pipeline.measure.load.workloads import Workload, made
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROMPT_TOKENS: Final = 64
 PREFILL_S: Final = 0.2
+PROMPTS: Final = 192
 PIPELINE: Final = (sys.executable, "-m", "trtllm_pipeline")
 CPUS: Final = sorted(os.sched_getaffinity(0))
 OF_SERVER: Final = CPUS[: max(1, len(CPUS) // 2)]
@@ -91,7 +94,8 @@ class Load:
     """The load of both clients."""
 
     prompts: Path
-    requests: int
+    requests: int | None
+    """Of each level. None: the default of `bench load`."""
     max_tokens: int
     tokenizer: Path | None
     """None: each message is a token."""
@@ -109,11 +113,11 @@ class Load:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", default="*/int8_wo/*/bs8", help="one cell of the quickstart")
+    parser.add_argument("--cells", default="*/int8_wo", help="one cell of the quickstart, with a batch size of 8")
     parser.add_argument("--scripted", action="store_true", help="use a server with known throughput")
     parser.add_argument("--levels", help="requests in flight (default: 1,2,4,8; scripted: 16,64)")
     parser.add_argument("--rounds", type=int, help="(default: 5; scripted: 3)")
-    parser.add_argument("--requests", type=int, help="of each level (default: 24; scripted: 192)")
+    parser.add_argument("--requests", help="of each level, or `default` (default: 24; scripted: 192)")
     parser.add_argument("--max-tokens", type=int, help="(default: 16; scripted, the mean: 64)")
     parser.add_argument("--aiperf", metavar="PATH", help="the program, in a separate environment")
     parser.add_argument("--workspace", metavar="DIR", help="workspace for the cell (default: a temporary directory)")
@@ -124,16 +128,15 @@ def main() -> None:
         asyncio.run(serve_scripted())
         return
     levels = args.levels or ("16,64" if args.scripted else "1,2,4,8")
-    requests: int = args.requests or (192 if args.scripted else 24)
+    requests = None if args.requests == "default" else int(args.requests or (192 if args.scripted else 24))
     max_tokens: int = args.max_tokens or (64 if args.scripted else 16)
     rounds: int = args.rounds or (3 if args.scripted else 5)
     turns = tuple(map(int, levels.split(","))), rounds
     with tempfile.TemporaryDirectory(prefix="agreement-") as scratch:
         folder = Path(scratch)
         if args.scripted:
-            rows = scripted(
-                Load(scripted_prompts(requests, max_tokens, folder), requests, max_tokens, None), folder, *turns
-            )
+            load = Load(scripted_prompts(requests or PROMPTS, max_tokens, folder), requests, max_tokens, None)
+            rows = scripted(load, folder, *turns, args.aiperf)
         else:
             model, engine, repository = build(args.cells, Path(args.workspace or folder / "workspace"))
             load = Load(prompts(model, folder), requests, max_tokens, model)
@@ -143,7 +146,7 @@ def main() -> None:
         if args.aiperf and not args.scripted:
             with llama(engine, folder) as url:
                 where = ("-u", url, "--protocol", "openai", "--endpoint-type", "completions", "--model", "engine")
-                other = aiperf(load, folder, url, args.aiperf)
+                other = aiperf(load, folder, url, args.aiperf, "engine")
                 rows += compare("llama.cpp", ours(load, folder, *where, whole=True), other, *turns)
     if args.format == "json":
         print(json.dumps([asdict(row) for row in rows], indent=2))
@@ -197,13 +200,18 @@ def gap_s(in_flight: int) -> float:
     return 0.02 + 0.0006 * in_flight
 
 
-def scripted(load: Load, folder: Path, levels: Sequence[int], rounds: int) -> list[Row]:
-    """Both clients at the scripted server, and the known values."""
+def scripted(load: Load, folder: Path, levels: Sequence[int], rounds: int, program: str | None) -> list[Row]:
+    """Ours and the other clients at the scripted server, and the known values. `program` is aiperf's."""
     with serving([sys.executable, __file__, "--serve"], folder / "scripted.log") as server:
         assert server.stdout is not None
-        url = json.loads(server.stdout.readline())["grpc"]
-        mine = ours(load, folder, "-u", url, "--model", "ensemble")
-        rows = list(compare("scripted", mine, independent(load, url), levels, rounds))
+        at = json.loads(server.stdout.readline())
+        mine = ours(load, folder, "-u", at["grpc"], "--model", "ensemble")
+        rows = list(compare("scripted", mine, independent(load, at["grpc"]), levels, rounds))
+        if program is not None:
+            equal, url = replace(load, prompts=equal_prompts(load.prompts, folder)), f"http://{at['http']}"
+            where = ("-u", url, "--protocol", "openai", "--endpoint-type", "completions", "--model", "ensemble")
+            other = aiperf(replace(equal, tokenizer=words_only(folder)), folder, url, program, "ensemble")
+            rows += compare("aiperf", ours(equal, folder, *where, whole=True), other, levels, rounds)
     return [replace(row, right=known(row.figure, row.concurrency, load.max_tokens)) for row in rows]
 
 
@@ -223,6 +231,25 @@ def scripted_prompts(count: int, max_tokens: int, folder: Path) -> Path:
     path = folder / "prompts.jsonl"
     rows = [{"id": f"{n}", "input": f"Number {n} of many.", "max_tokens": each} for n, each in enumerate(lengths)]
     path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def equal_prompts(prompts: Path, folder: Path) -> Path:
+    """The same prompts without lengths of their own."""
+    rows = [json.loads(line) for line in prompts.read_text().splitlines()]
+    path = folder / "equal.jsonl"
+    path.write_text("\n".join(json.dumps({"id": row["id"], "input": row["input"]}) for row in rows))
+    return path
+
+
+def words_only(folder: Path) -> Path:
+    """The directory of a tokenizer, which aiperf needs to start, for the server's one word."""
+    from tokenizers import Tokenizer, models
+
+    path = folder / "tokenizer"
+    path.mkdir()
+    Tokenizer(models.WordLevel({"word": 0}, unk_token="word")).save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return path
 
 
@@ -256,11 +283,13 @@ async def serve_scripted() -> None:
 def build(cells: str, workspace: Path) -> tuple[Path, Path, Path]:
     """Model, engine and model repository of one cell."""
     matrix = str(ROOT / "matrices" / "quickstart.yaml")
-    words = ("--cells", cells, "--until", "repository", "--workspace", str(workspace), "--progress", "quiet")
-    done = subprocess.run([*PIPELINE, "run", "--matrix", matrix, *words], stdout=sys.stderr, check=False)
+    chosen = ("--matrix", matrix, "--set", "axes.max_batch_size=[8]", "--cells", cells, "--workspace", str(workspace))
+    done = subprocess.run(
+        [*PIPELINE, "run", *chosen, "--until", "repository", "--progress", "quiet"], stdout=sys.stderr, check=False
+    )
     if done.returncode:
         raise SystemExit(f"pipeline run failed with {done.returncode}")
-    plan = [*PIPELINE, "plan", "--matrix", matrix, "--cells", cells, "--workspace", str(workspace), "--format", "json"]
+    plan = [*PIPELINE, "plan", *chosen, "--format", "json"]
     runs = json.loads(subprocess.run(plan, capture_output=True, text=True, check=True).stdout)["stage_runs"]
     made = {run["stage"]: workspace / "store" / run["stage"] / run["fingerprint"] / "out" for run in runs}
     return made["download"], made["build"], made["repository"]
@@ -327,14 +356,8 @@ def ours(load: Load, folder: Path, *where: str, whole: bool = False) -> Measure:
     """The command. `whole`: throughput from first to last, with ramp-up and drain."""
 
     def measure(concurrency: int) -> Figures:
-        words = (
-            "--input-data",
-            str(load.prompts),
-            "--requests",
-            str(load.requests),
-            "--concurrency",
-            str(concurrency),
-        )
+        count = () if load.requests is None else ("--requests", str(load.requests))
+        words = ("--input-data", str(load.prompts), *count, "--concurrency", str(concurrency))
         counter = () if load.tokenizer is None else ("--tokenizer", str(load.tokenizer))
         length = ("--max-tokens", str(load.max_tokens), *counter, "--format", "json")
         events = folder / f"events-{time.monotonic_ns()}.jsonl"
@@ -431,7 +454,7 @@ async def stopwatch(url: str, requests: Sequence[Asked], concurrency: int) -> li
     return [answers[number] for number in range(len(requests))]
 
 
-def aiperf(load: Load, folder: Path, url: str, program: str) -> Measure:
+def aiperf(load: Load, folder: Path, url: str, program: str, model: str) -> Measure:
     """The medians that aiperf reports. Its inter-token latency is our TPOT, (e2e - TTFT) / (n - 1)."""
 
     def measure(concurrency: int) -> Figures:
@@ -440,7 +463,7 @@ def aiperf(load: Load, folder: Path, url: str, program: str) -> Measure:
         to.mkdir()
         (to / "inputs.jsonl").write_text("\n".join(json.dumps({"text": text}) for text, _ in [*warm, *measured]))
         command = [
-            *(program, "profile", "--model", "engine", "--url", url, "--endpoint-type", "completions", "--streaming"),
+            *(program, "profile", "--model", model, "--url", url, "--endpoint-type", "completions", "--streaming"),
             *("--concurrency", str(concurrency), "--request-count", str(len(measured))),
             *("--warmup-request-count", str(len(warm)), "--input-file", str(to / "inputs.jsonl")),
             *("--custom-dataset-type", "single-turn", "--dataset-sampling-strategy", "sequential"),

@@ -37,7 +37,7 @@ from trtllm_pipeline.tensorrt.diagnosis.signatures import Weight, signatures
 from trtllm_pipeline.tensorrt.stage.params import MOST_TOKENS
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains import model_shape
-from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
+from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES, REQUIREMENTS
 from trtllm_pipeline.tensorrt.trtllm.rules import RULES as REFUSALS
 from trtllm_pipeline.tensorrt.trtllm.templates import FIXED, PLACEHOLDERS
 
@@ -50,7 +50,15 @@ _OF_NO_STAGE: Final = frozenset(("quantize.calibration", "gateway", "openai", "c
 """Settings sections whose own words say who reads them."""
 _NOWHERE: Final = "—"
 _BACKENDS: Final = {"tensorrt_llm": "engines", "tensorrt_llm_pytorch": "PyTorch"}
-_RELEASES: Final = (*(f"0.{minor}.0" for minor in range(8, 22)), "1.0.0", "1.1.0", "1.2.0", "1.3.0rc20", "1.3.0rc21")
+_RELEASES: Final = (
+    *(f"0.{minor}.0" for minor in range(8, 22)),
+    "1.0.0",
+    "1.1.0",
+    "1.2.0",
+    "1.3.0rc20",
+    "1.3.0rc29",
+    "1.4.0rc1",
+)
 _COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 120)
 _GPUS: Final = {
     75: "T4",
@@ -276,6 +284,15 @@ def precisions(_name: str) -> Iterator[str]:
         yield f"| {head} | " + " | ".join(cells[number] for _, cells in columns) + " |"
 
 
+def requirements(_name: str) -> Iterator[str]:
+    """What releases need, as far as it was read."""
+    yield "| releases | transformers | torch | CUDA | source |"
+    yield "|---|---|---|---|---|"
+    for row in REQUIREMENTS:
+        last = f"before {row.before.removesuffix('.dev0')}"
+        yield f"| {row.since} on, {last} | {row.transformers} | {row.torch} | {row.cuda} | {row.source} |"
+
+
 def gpus(_name: str) -> Iterator[str]:
     """The precisions of each GPU generation with a release that has both backends, from the toolchains' own checks.
 
@@ -483,6 +500,7 @@ _KINDS: Final = {
     "gates": gates,
     "rules": rules,
     "precisions": precisions,
+    "requirements": requirements,
     "gpus": gpus,
     "memory": weights,
     "placeholders": placeholders,

@@ -3,8 +3,8 @@
     python docs/json_schemas.py
 
 A little matrix is run for real: a cell that works in two precisions, one that fails, one that can never work, and two that are
-measured otherwise: without objectives, by conversations of given lengths, and by request rates. What the commands
-then print is merged into one schema each. `tests/integration/test_json_schemas.py` validates another run by the schemas that
+measured otherwise: without objectives, by conversations of given lengths, and by built-in prompts at request rates. What the
+commands then print is merged into one schema each. `tests/integration/test_json_schemas.py` validates another run by the schemas that
 are written here, and `docs/generate.py` makes the tables of `docs/json.md` from them.
 """
 
@@ -38,9 +38,9 @@ override:
   - where: { lengths: "160,16" }
     settings: { perf: { slo: { ttft_ms: 100000 } } }
   - where: { lengths: "160,15" }
-    settings: { perf: { workload: isl_osl, turns: 2, turn_delay_s: 0.01 } }
+    settings: { perf: { turns: 2, turn_delay_s: 0.01 } }
   - where: { max_batch_size: 5 }
-    settings: { perf: { concurrency: [1], request_rate: [20], max_in_flight: 2, find_rate: 0.5, find_concurrency: 0.5, measurement_interval_ms: 300, budget_s: 5 } }
+    settings: { perf: { workload: prompts, concurrency: [1], request_rate: [20], max_in_flight: 2, find_rate: 0.5, find_concurrency: 0.5, measurement_interval_ms: 300, budget_s: 5 } }
 settings:
   perf: { concurrency: [1, 2], requests: 4, warmup_requests: 1, max_tokens: 12 }
   accuracy: { max_tokens: 8 }
@@ -81,8 +81,14 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
     "doctor": ("doctor --format json", "doctor --assume tensorrt_llm==1.2.0,sm=90,gpus=2 --format json"),
     "doctor-deep": ("doctor --deep --toolchain embedded --precision fp16,fp8 --format json",),
     "store-list": ("store list --format json",),
-    "store-verify": ("store verify --format json",),
-    "provenance": ("store provenance --sign signing.pem --format json",),
+    "store-verify": (
+        "store verify --format json",
+        "store verify --require-signed --trusted-keys trusted --format json",
+    ),
+    "provenance": (
+        "store provenance --require-signed --trusted-keys trusted --format json",
+        "store provenance --sign signing.pem --format json",
+    ),
     "servers": ("serve ps --format json", "serve status schemas --format json"),
     "export": (
         "export tiny/fp16 --to bundle,hub --repository me/tiny --output-dir for-the-hub --format json",
@@ -215,13 +221,16 @@ def _written(folder: Path, name: str) -> list[Any]:
 
 
 def _write_key(path: Path) -> None:
-    """A key that statements can be signed with."""
+    """A key that statements can be signed with, and its public part in the directory `trusted` next to it."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-    key = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    key = Ed25519PrivateKey.generate()
     path.touch(mode=0o600)
-    path.write_bytes(key)
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (path.parent / "trusted").mkdir()
+    (path.parent / "trusted" / "signing.pem").write_bytes(public)
 
 
 def schema_of(values: Sequence[Any], path: str = "") -> dict[str, Any]:

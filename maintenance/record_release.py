@@ -2,6 +2,7 @@
 
     python maintenance/record_release.py 1.3.0 --source ~/TensorRT-LLM
     python maintenance/record_release.py 1.3.0 --installed
+    python maintenance/record_release.py 1.4.0rc1 --schema trtllm-serve-config.schema.json
 
 Shows how the release differs from the package's tables (`data/tensorrt_llm/options.json` and
 `tensorrt/stage/repository_settings.py`), an option that came with the form to add. With --write it also writes the release into
@@ -9,6 +10,9 @@ Shows how the release differs from the package's tables (`data/tensorrt_llm/opti
 
 Of a source nothing is run but definitions of options, see `definitions.py`. An installed program's `--help` lists no
 default unless it prints one, so --source says more. Nothing is fetched.
+
+--schema takes upstream's JSON schema of the LLM API's YAML files, which sources and installations have as well. Its names,
+types and choices are recorded in `data/tensorrt_llm/llm_args.json`, against which plans are checked.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,13 +34,14 @@ from maintenance.definitions import DefinitionsError, Options  # noqa: E402
 from trtllm_pipeline.base.errors import UsageError  # noqa: E402
 from trtllm_pipeline.base.machine import probe  # noqa: E402
 from trtllm_pipeline.models.triton_repository import model_config  # noqa: E402
-from trtllm_pipeline.tensorrt.trtllm import installed, program_options, releases, templates  # noqa: E402
+from trtllm_pipeline.tensorrt.trtllm import installed, llm_args, program_options, releases, templates  # noqa: E402
 
 RECORDED: Final = ROOT / "tests/data/tensorrt_llm/recorded.json"
 SERVE: Final = "trtllm-serve"
 TEMPLATES: Final = "templates"
 """Key of the record."""
 _FOLDERS: Final = ("triton_backend/all_models", "all_models")
+_DIFFERENCES: Final = ("gone", "new", "changed")
 _BLOCK: Final = re.compile(r"^ {1,8}(?=-)", re.MULTILINE)
 _DEFAULT: Final = re.compile(r"[(\[]default:\s*([^)\]]*)[)\]]")
 
@@ -293,6 +299,53 @@ def _listed(table: Options, indent: str) -> str:
     return f"{{\n{lines}\n{indent}}}" if table else "{}"
 
 
+# ------------------------------------------------------------------------------------------------------ JSON schema
+
+
+def record_schema(path: Path, release: str, label: str, record: Path, *, write: bool) -> bool:
+    """Show how a schema differs from the record, and write it there if asked. True if it differs. Raises SystemExit for a
+    file that is none.
+    """
+    try:
+        found = llm_args.Schema(release, label, llm_args.compact(json.loads(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {path}: {error}") from error
+    shown = json.loads(record.read_text(encoding="utf-8"))["schemas"]
+    rows = {row["release"]: llm_args.Schema(**row) for row in shown}
+    before = max(
+        (each for each in rows if releases.parse(each) <= releases.parse(release)), key=releases.parse, default=""
+    )
+    known = rows.get(before, llm_args.Schema("nothing", "", {}))
+    wrong = [
+        f"{word}: {each}" for word, names in zip(_DIFFERENCES, known.compared(found), strict=True) for each in names
+    ]
+    print(f"schema: {len(found.names())} names")
+    print(f"\n{len(wrong)} differences from the record of {known.release}{':' if wrong else ''}")
+    for line in wrong:
+        print(f"  {line}")
+    if write:
+        rows[release] = found
+        write_schemas(record, [asdict(rows[each]) for each in sorted(rows, key=releases.parse)])
+        print(f"\nwritten to {record}")
+    return bool(wrong)
+
+
+def write_schemas(record: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Put these schemas into a record, in place of its own."""
+    about = json.loads(record.read_text(encoding="utf-8"))["about"]
+    words, schemas = ",\n  ".join(map(_compact, about)), ",\n  ".join(map(_schema, rows))
+    record.write_text(f'{{\n "about": [\n  {words}\n ],\n "schemas": [\n  {schemas}\n ]\n}}\n', encoding="utf-8")
+
+
+def _schema(row: Mapping[str, Any]) -> str:
+    """A schema as JSON, a name a line."""
+    classes = ",\n    ".join(
+        f"{_compact(name)}: {_listed(dict(entries), '    ')}" for name, entries in row["classes"].items()
+    )
+    head = f'"release": {_compact(row["release"])}, "source": {_compact(row["source"])}'
+    return f'{{{head}, "classes": {{\n    {classes}\n  }}}}'
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command line."""
     assert __doc__ is not None
@@ -301,16 +354,22 @@ def main(words: Sequence[str] | None = None) -> int:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--source", type=Path, metavar="DIR", help="a checkout of TensorRT-LLM at that release")
     where.add_argument("--installed", action="store_true", help="what is installed on this machine")
+    where.add_argument("--schema", type=Path, metavar="FILE", help=f"upstream's {Path(llm_args.INSTALLED).name}")
     parser.add_argument("--write", action="store_true", help="write the release into the record")
-    parser.add_argument("--record", type=Path, default=RECORDED, metavar="FILE", help="another record than the tests'")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="another record than this repository's")
     parser.add_argument("--label", default="", help="where it was read, such as a commit; part of the record")
     asked = parser.parse_args(words)
     try:
         releases.parse(asked.release)
     except UsageError as error:
         parser.error(f"{error.message}; {error.hint}")
-    if asked.write and not asked.record.is_file():
-        parser.error(f"argument --record: {asked.record} is not there; copy {RECORDED} first")
+    ours = llm_args.RECORDED if asked.schema else RECORDED
+    record = asked.record or ours
+    if not record.is_file():
+        parser.error(f"argument --record: {record} is not there; copy {ours} first")
+    if asked.schema:
+        label = asked.label or asked.schema.name
+        return int(record_schema(asked.schema, asked.release, label, record, write=asked.write))
     found = of_installation() if asked.installed else of_source(asked.source.resolve(), asked.release)
     label = asked.label or f"{asked.release} ({'--help of an installation' if asked.installed else 'source checkout'})"
     if not found.programs and not found.models:
@@ -325,8 +384,8 @@ def main(words: Sequence[str] | None = None) -> int:
     for line in wrong:
         print(f"  {line}")
     if asked.write:
-        write(asked.record, found, asked.release, label)
-        print(f"\nwritten to {asked.record}")
+        write(record, found, asked.release, label)
+        print(f"\nwritten to {record}")
     return 1 if wrong else 0
 
 

@@ -15,8 +15,9 @@ from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
-from trtllm_pipeline.tensorrt.trtllm import llmapi
+from trtllm_pipeline.tensorrt.trtllm import llm_args, llmapi
 from trtllm_pipeline.tensorrt.trtllm.params import WeightsRepository
+from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
 RELEASES: Final = (
     *("1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc0", "1.3.0rc3", "1.3.0rc5", "1.3.0rc6", "1.3.0rc7", "1.3.0rc11"),
@@ -33,6 +34,8 @@ EVERYTHING: Final[dict[str, Any]] = {
     "kv_cache_onboard_blocks": True,
     "decoupled": True,
 }
+NEW: Final = ("sa", "pard", "dflash")
+"""Ways to draft that came late."""
 ASKED: Final = WeightsRepository(
     max_batch_size=4, max_seq_len=128, max_num_tokens=512, tensor_parallel_size=2, moe_expert_parallel_size=2
 )
@@ -58,7 +61,7 @@ def test_every_name_is_one_of_the_release(release: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("method", ["draft", "eagle3", "mtp", "ngram"])
+@pytest.mark.parametrize("method", ["draft", "eagle3", "mtp", "ngram", *NEW])
 @pytest.mark.parametrize("length", [None, 4])
 def test_every_way_to_draft_is_told_in_the_release_s_words(
     release: str, method: Any, length: int | None, tmp_path: Path
@@ -66,6 +69,10 @@ def test_every_way_to_draft_is_told_in_the_release_s_words(
     (tmp_path / "config.json").write_text("{}")
     asked = replace(ASKED, speculative=method, max_draft_len=length)
     written = llmapi.speculation(asked, release, tmp_path if method in WITH_DRAFT_MODEL else None)
+    if method in NEW and not at_least(release, llmapi.NEW_DRAFTERS):
+        with pytest.raises(ProgramError, match="Invalid decoding type"):
+            llm_api.check_speculation(written["speculative_config"], {}, llm_api.of(release))
+        return
     model = {"num_nextn_predict_layers": 1}
     drafted = llm_api.check_speculation(written["speculative_config"], model, llm_api.of(release))
     assert drafted == (length or {"mtp": 1}.get(method, 3))
@@ -77,6 +84,9 @@ def test_every_way_to_draft_is_told_in_the_release_s_words(
         ("ngram", "1.2.0", "max_matching_ngram_size", 2),
         ("ngram", "1.4.0rc1", "max_matching_ngram_size", 2),
         ("ngram", "1.2.0", "max_draft_len", 3),
+        ("sa", "1.4.0rc1", "decoding_type", "SA"),
+        ("pard", "1.4.0rc1", "speculative_model_dir", ""),
+        ("dflash", "1.4.0rc1", "decoding_type", "DFlash"),
         ("draft", "1.2.1", "decoding_type", "DraftTarget"),
         ("draft", "1.3.0rc5", "decoding_type", "DraftTarget"),
         ("draft", "1.3.0rc6", "decoding_type", "Draft_Target"),
@@ -86,7 +96,7 @@ def test_every_way_to_draft_is_told_in_the_release_s_words(
 )
 def test_words_that_changed(method: Any, release: str, key: str, value: object, tmp_path: Path) -> None:
     written = llmapi.speculation(replace(ASKED, speculative=method), release, tmp_path)["speculative_config"]
-    assert written[key] == value
+    assert written[key] == (value or str(tmp_path))
     assert not {"num_nextn_predict_layers", "max_draft_len"} <= written.keys()
 
 
@@ -103,6 +113,22 @@ def test_the_facts_refuse_what_those_releases_refuse() -> None:
             llm_api.check_speculation(asked, model, llm_api.of(release))
     with pytest.raises(ProgramError, match="onboard_blocks"):
         llm_api.check_names({"kv_cache_config": {"onboard_blocks": True}}, llm_api.of("1.3.0rc13"))
+
+
+def test_upstream_s_schema_and_the_history_of_names_agree() -> None:
+    """Two records that were read apart: every name that the package may write is in the schema, and no former one is."""
+    schema = llm_args.of_release("1.4.0rc0")
+    assert schema is not None
+    known, classes = llm_api.of("1.4.0rc0"), schema.classes
+    former: dict[str, Any] = llm_api.recorded()
+    for mapping, kind in (("arguments", "file"), ("kv_cache_config", "KvCacheConfig"), ("lora_config", "LoraConfig")):
+        assert {*known[mapping]} <= classes[kind].keys()
+        assert not ({*former[mapping]} - {*known[mapping]}) & classes[kind].keys()
+    by_word = {kind["decoding_type"]["enum"][0]: kind.keys() for kind in classes.values() if "decoding_type" in kind}
+    assert known["decoding_types"].keys() <= by_word.keys()
+    assert not (former["decoding_types"].keys() - known["decoding_types"].keys()) & by_word.keys()
+    for word, own in known["decoding_types"].items():
+        assert {*known["speculative_config"], *own["names"], *own["required"]} <= by_word[word], word
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -124,7 +150,7 @@ def test_a_switch_that_is_gone_is_refused_with_what_holds_now(value: bool, tmp_p
 
 def test_a_plan_says_that_sinks_have_no_effect() -> None:
     sinks = cell(toolchain=PYTORCH, settings={"repository.sink_token_length": 4})
-    assert toolchains.caveats([cell(toolchain=PYTORCH), sinks]) == [
+    assert toolchains.caveats([cell(toolchain=PYTORCH), sinks], machine("1.2.0")) == [
         "model: settings.repository.sink_token_length has no effect: the PyTorch backend ignores it"
     ]
 

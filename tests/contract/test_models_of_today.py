@@ -64,11 +64,23 @@ HAVE: Final = [
     First("llava-onevision-qwen2-7b", ENGINES, "fp16", "0.16.0", "0.15.0"),
     First("llava-v1.6-mistral-7b", PYTORCH, "bf16", "1.0.0", "0.21.0"),
     First("glm-4.5-air", PYTORCH, "bf16", "1.2.0", "1.1.0"),
+    First("deepseek-v3.2", PYTORCH, "as_is", "1.3.0rc29", "1.3.0rc20"),
+    First("glm-5-fp8", PYTORCH, "as_is", "1.3.0rc29", "1.3.0rc20", 100),
+    First("kimi-k2-instruct", PYTORCH, "as_is", "1.3.0rc29", "1.3.0rc20", 100),
+    First("qwen3.5-397b-a17b", PYTORCH, "bf16", "1.3.0rc29", "1.3.0rc20"),
     First("glm-4-9b-chat", ENGINES, "bf16", "0.12.0", "0.11.0", 80),
     First("internlm2.5-7b-chat", ENGINES, "bf16", "0.11.0", "0.10.0", 80),
 ]
+LARGE: Final = frozenset(
+    (
+        *("deepseek-v3", "deepseek-v3.2", "glm-4.5-air", "glm-5-fp8", "kimi-k2-instruct"),
+        *("llama-4-scout-17b-16e-instruct", "qwen3.5-397b-a17b"),
+    )
+)
 BRING_CODE: Final = ("glm-4-9b-chat", "internlm2.5-7b-chat")
 _OF = {lane: {each.recipe for each in HAVE if each.lane == lane} for lane in (ENGINES, PYTORCH)}
+LATER: Final = {each.recipe for each in HAVE if each.release == "1.3.0rc29"}
+"""Models of releases without engines."""
 ONLY_PYTORCH: Final = sorted(_OF[PYTORCH] - _OF[ENGINES])
 
 
@@ -81,9 +93,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(tmp_path: Path, models: list[str], precision: str, release: str, sm: int, lane: str | None = None) -> Plan:
     axes: dict[str, Any] = {"model": models, "precision": [precision], "max_batch_size": [4], "lengths": ["2048,512"]}
     # Of a mixture that one GPU does not hold, eight have a share.
-    axes["parallel"] = [
-        "tp8" if {"deepseek-v3", "glm-4.5-air", "llama-4-scout-17b-16e-instruct"} & {*models} else "tp1"
-    ]
+    axes["parallel"] = ["tp8" if LARGE & {*models} else "tp1"]
     if lane is not None:
         axes["toolchain"] = [lane]
     matrix = {"name": "matrix", "axes": axes}
@@ -123,11 +133,12 @@ def test_engines_say_why_they_do_not_have_it(tmp_path: Path, recipe: str) -> Non
 @pytest.mark.parametrize("recipe", ONLY_PYTORCH)
 def test_auto_takes_pytorch_where_engines_lack_the_family(tmp_path: Path, recipe: str) -> None:
     precision = "as_is" if load_recipe(recipes_folder() / f"{recipe}.yaml").quantization else "bf16"
-    planned = plan(tmp_path, [recipe], precision, "1.2.0", 100)
+    release = "1.3.0rc29" if recipe in LATER else "1.2.0"
+    planned = plan(tmp_path, [recipe], precision, release, 100)
     (only,) = planned.cells
     assert (only.toolchain, only.reason) == (PYTORCH, None)
-    assert PYTORCH not in only.id
-    (named,) = plan(tmp_path, [recipe], precision, "1.2.0", 100, "auto").cells
+    assert PYTORCH not in only.id or recipe in LATER
+    (named,) = plan(tmp_path, [recipe], precision, release, 100, "auto").cells
     assert (named.toolchain, named.reason) == (PYTORCH, None)
     assert named.id == f"{only.id}/{PYTORCH}", "an axis is in the id"
     assert {run.toolchain for run in planned.stage_runs.values()} == {PYTORCH}

@@ -413,6 +413,53 @@ def test_an_installation_is_read_by_its_help(
     assert "0 differences" in said
 
 
+def schema(**changed: Any) -> dict[str, Any]:
+    """A JSON schema of three names, with others."""
+    cache = {"properties": {"dtype": {"enum": ["auto", "fp8"]}}, "additionalProperties": False}
+    names = {"model": {"type": "string"}, "cache": {"$ref": "#/$defs/Cache"}, **changed}
+    return {"$defs": {"Cache": cache}, "properties": names}
+
+
+def test_a_schema_is_recorded_and_compared_with_the_release_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record, file = tmp_path / "llm_args.json", tmp_path / "schema.json"
+    record.write_text('{"about": ["one", "two"], "schemas": []}', encoding="utf-8")
+
+    def recorded(release: str, document: Any, *more: str) -> tuple[int, list[str]]:
+        file.write_text(json.dumps(document), encoding="utf-8")
+        code = record_release.main([release, "--schema", str(file), "--record", str(record), *more])
+        return code, [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+
+    names = ["new: Cache.dtype", "new: cache", "new: model"]
+    assert recorded("1.4.0rc2", schema(), "--label", "a commit", "--write") == (1, names)
+    assert recorded("1.4.0rc3", schema()) == (0, [])
+    changed = schema(model={"type": ["string", "null"]}, size={"type": "integer"})
+    assert recorded("1.4.0rc3", changed, "--write") == (
+        1,
+        ["new: size", "changed: model is of type string or null, was of type string"],
+    )
+    assert recorded("1.4.0rc1", schema(), "--write") == (1, names)
+    document = json.loads(record.read_text(encoding="utf-8"))
+    assert document["about"] == ["one", "two"]
+    assert [row["release"] for row in document["schemas"]] == ["1.4.0rc1", "1.4.0rc2", "1.4.0rc3"]
+    assert document["schemas"][1]["source"] == "a commit"
+    assert document["schemas"][1]["classes"] == {
+        "file": {"cache": "Cache", "model": "string"},
+        "Cache": {"dtype": {"enum": ["auto", "fp8"]}},
+    }
+    with pytest.raises(SystemExit, match="is not a JSON schema of a YAML file"):
+        recorded("1.4.0rc4", [])
+
+
+def test_the_shipped_record_of_schemas_is_as_the_recorder_writes_it(tmp_path: Path) -> None:
+    shipped = record_release.llm_args.RECORDED
+    record = tmp_path / "llm_args.json"
+    record.write_bytes(shipped.read_bytes())
+    record_release.write_schemas(record, json.loads(shipped.read_text(encoding="utf-8"))["schemas"])
+    assert record.read_bytes() == shipped.read_bytes()
+
+
 def test_help_with_defaults() -> None:
     found = record_release.of_help(
         "usage: x [-h]\n\noptions:\n  -h, --help  show this\n  --level {a,b}, -l {a,b}\n                        How loud\n"

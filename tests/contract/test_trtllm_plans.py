@@ -17,14 +17,16 @@ import pytest
 from packaging.version import Version
 
 from tests.standins import releases
-from tests.standins.programs import arguments
+from tests.standins.programs import arguments, llm_api
 from tests.standins.programs.checkpoint import safetensors
 from tests.standins.triton import openai_frontend
 from trtllm_pipeline.base.domain import Scope
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 from trtllm_pipeline.show.cli.app import main
-from trtllm_pipeline.tensorrt.stage.params import table
+from trtllm_pipeline.tensorrt.stage.params import load, table
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
+from trtllm_pipeline.tensorrt.trtllm import llm_args, llmapi
+from trtllm_pipeline.tensorrt.trtllm.params import WeightsRepository
 
 RELEASES: Final = (
     *("0.10.0", "0.11.0", "0.12.0", "0.13.0", "0.14.0", "0.15.0", "0.16.0", "0.17.0", "0.18.2", "0.19.0"),
@@ -112,19 +114,22 @@ def check_programs(planned: dict[str, Any], release: str) -> Counter[str]:
     for run, found in commands(planned):
         table = releases.table(found.tool, release)
         assert table is not None, f"{found.tool} is not in {release}"
-        options = table[found.tool]
+        options = table["serve" if found.tool == releases.SERVE else found.tool]
         spellings = {spelling for name, row in options.items() for spelling in (name, *row.get("aliases", ()))}
+        spellings |= {row["negative_flag"] for row in options.values() if "negative_flag" in row}
         given = {word for word in found.arguments if word.startswith("--")}
         # The programs themselves would also take the beginning of an option that has only one end.
         assert given <= spellings, f"{release} {found.tool} has no {sorted(given - spellings)}"
         assert not {name for name in given if options.get(name, {}).get("deprecated")}
+        counted[found.tool] += 1
+        if found.tool == releases.SERVE:
+            continue  # its port is chosen at launch
         with redirect_stderr(StringIO()) as said:
             try:
                 values = arguments.parse(found.tool, options, found.arguments)
             except SystemExit:
                 pytest.fail(f"{release}: {' '.join(found.arguments)}\n{said.getvalue()}")
         check_values(found, values, cells[run["cells"][0]], release)
-        counted[found.tool] += 1
     return counted
 
 
@@ -489,3 +494,81 @@ def test_engines_draft_by_what_the_release_has(planner: Planner, release: str) -
     assert modes == {MODES.get(name, name) for name in within} | ({None} if "draft" in within else set())
     lengths = {"draft": 5, "medusa": 63, "eagle": 63, "lookahead": 15}
     assert drafted == {(name, lengths[name]) for name in within} | ({(None, 0)} if "draft" in within else set())
+
+
+TODAY: Final = ("1.2.1", "1.3.0rc20", "1.3.0rc29", "1.4.0rc1")
+MODELS: Final = {
+    "llama-3.1-8b-instruct": ("bf16", "fp8"),
+    "llama-3.1-8b-instruct-fp8": ("as_is",),
+    "qwen2.5-7b-instruct": ("bf16", "fp8"),
+    "qwen3-8b": ("bf16", "fp8"),
+    "qwen3-30b-a3b": ("bf16",),
+    "mixtral-8x7b-instruct-v0.1": ("bf16",),
+    "mistral-7b-instruct-v0.3": ("bf16", "fp8"),
+    "phi-4": ("bf16",),
+    "gpt-oss-20b": ("as_is",),
+    "gemma-3-1b-it": ("bf16",),
+}
+CACHE: Final = {
+    "kv_cache_free_gpu_mem_fraction": 0.5,
+    "enable_kv_cache_reuse": True,
+    "max_tokens_in_paged_kv_cache": 4096,
+    "kv_cache_host_memory_bytes": 1 << 30,
+}
+
+
+@pytest.mark.parametrize("release", TODAY)
+@pytest.mark.parametrize("frontend", ["triton", "trtllm_serve"])
+def test_ten_models_at_the_releases_of_today(planner: Planner, release: str, frontend: str) -> None:
+    """Every option and every key of a YAML file is one that the release has."""
+    precisions = sorted({each for of_model in MODELS.values() for each in of_model})
+    exclude = [
+        {"model": model, "precision": other}
+        for model, own in MODELS.items()
+        for other in precisions
+        if other not in own
+    ]
+    axes = {
+        "model": list(MODELS),
+        "precision": precisions,
+        "parallel": ["tp1", "tp2"],
+        "max_batch_size": [8],
+        "lengths": ["1024,256"],
+        "toolchain": [ENGINES, PYTORCH],
+    }
+    settings = {"serve": {"frontend": frontend}}
+    override = [{"where": {"toolchain": PYTORCH}, "settings": {"repository": CACHE}}]
+    matrix = planner.workspace.parent / "today.yaml"
+    written = {"name": "today", "axes": axes, "exclude": exclude, "settings": settings, "override": override}
+    matrix.write_text(json.dumps(written), encoding="utf-8")
+    planned = planner.plan(str(matrix), release)
+    check_programs(planned, release)
+    works = Counter(cell["axes"]["toolchain"] for cell in feasible(planned))
+    assert {cell["axes"]["model"] for cell in feasible(planned) if cell["axes"]["toolchain"] == PYTORCH} == {*MODELS}
+    assert (works[ENGINES] > 0) is (release in {"1.2.1", "1.3.0rc20"})
+    files = 0
+    for run in planned["stage_runs"]:
+        if (run["toolchain"], run["stage"]) == (PYTORCH, "repository"):
+            check_settings_file(run["params"], release)
+            files += 1
+    assert files == works[PYTORCH]
+
+
+def check_settings_file(params: dict[str, Any], release: str) -> None:
+    """The YAML file of these parameters has only names that the release has, by upstream's schema where there is one."""
+    for changes in ({}, {"speculative": "ngram", "max_draft_len": 4}, {"speculative": "mtp"}, {"speculative": "sa"}):
+        if changes == {"speculative": "sa"} and release == "1.2.1":
+            continue
+        asked = load(WeightsRepository, params | changes)
+        served = llmapi.serve_settings(asked, release)
+        in_triton = llmapi.yaml_settings(Path("model"), asked, release)
+        del in_triton[llmapi.OF_TRITON]
+        schema = llm_args.of_release(release)
+        assert (schema is not None) is (release == "1.4.0rc1")
+        for written in (served, in_triton):
+            llm_api.check_names(written, llm_api.of(release))
+            if "speculative_config" in written:
+                llm_api.check_speculation(
+                    written["speculative_config"], {"num_nextn_predict_layers": 1}, llm_api.of(release)
+                )
+            assert schema is None or schema.problems(written) == []

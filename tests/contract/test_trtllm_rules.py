@@ -263,6 +263,12 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         some_cell(toolchain=PYTORCH, recipe={"family": "deepseek_v3"}, settings={"speculative.method": "mtp"}),
         on(),
     ),
+    "TLM707": Example(
+        cell(lane=PYTORCH, speculative__method="sa"),
+        cell(lane=PYTORCH, speculative__method="sa"),
+        on(),
+        on("1.3.0rc20"),
+    ),
     "TLM711": Example(
         cell(**MEDUSA, speculative__num_eagle_layers=4), cell(**EAGLE, speculative__num_eagle_layers=4), on()
     ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,17 @@ def add(kind: str, name: str) -> Callable[[Any], object]:
     return lambda config: getattr(config, kind).add().CopyFrom(tensor(config, kind, name))
 
 
+def versions(model: str, *numbers: int) -> Callable[[Case], object]:
+    """A policy for these versions of a model, that has version 1."""
+    return lambda case: case.config(model, lambda config: config.version_policy.specific.versions.extend(numbers))
+
+
+def newer_engine(case: Case) -> None:
+    """An engine of a release whose backend decodes with grammars, behind a configuration of a release before."""
+    path = case.engine / "config.json"
+    path.write_text(path.read_text().replace(RELEASE, "0.19.0"))
+
+
 def more_than_the_engine(case: Case) -> None:
     for name in ("tensorrt_llm",):
         case.config(name, lambda config: setattr(config, "max_batch_size", 16))
@@ -251,6 +262,8 @@ BROKEN: dict[str, Callable[[Case], object]] = {
     "TRT103": renamed,
     "TRT104": no_version,
     "TRT105": no_code,
+    "TRT106": versions("ensemble", 2),
+    "TRT107": versions("postprocessing", 1, 2),
     "TRT201": lambda case: case.text("ensemble", "input {", "input {{"),
     "TRT202": lambda case: case.text("tensorrt_llm_bls", "instance_group {", "instance_groups {"),
     "TRT203": lambda case: case.text("tensorrt_llm_bls", "TYPE_STRING", "TYPE_TEXT"),
@@ -280,6 +293,10 @@ BROKEN: dict[str, Callable[[Case], object]] = {
     "TRT217": lambda case: case.text(
         "tensorrt_llm", "model_transaction_policy", "response_cache { enable: true }\nmodel_transaction_policy"
     ),
+    "TRT218": lambda case: case.config(
+        "tensorrt_llm_bls", lambda config: tensor(config, "input", "text_input").ClearField("dims")
+    ),
+    "TRT219": lambda case: case.text("tensorrt_llm_bls", "kind: KIND_CPU", "kind: KIND_CPU gpus: 0"),
     "TRT301": lambda case: case.text("ensemble", 'platform: "ensemble"\n', ""),
     "TRT302": lambda case: case.config("ensemble", unknown_step),
     "TRT303": lambda case: case.config("ensemble", renamed_in_map),
@@ -296,6 +313,10 @@ BROKEN: dict[str, Callable[[Case], object]] = {
     "TRT312": lambda case: case.config("ensemble", request_after_engine),
     "TRT313": lambda case: case.config("ensemble", not_decoupled),
     "TRT314": draft_model,
+    "TRT315": lambda case: case.config(
+        "ensemble", lambda config: step(config, "postprocessing").ClearField("model_version")
+    ),
+    "TRT316": lambda case: case.config("ensemble", lambda config: config.instance_group.add(count=1, kind="KIND_CPU")),
     "TRT401": lambda case: shutil.rmtree(case.engine),
     "TRT402": checkpoint,
     "TRT403": lambda case: (case.engine / "rank1.engine").unlink(),
@@ -311,6 +332,8 @@ BROKEN: dict[str, Callable[[Case], object]] = {
     "TRT411": half_logits,
     "TRT412": other_engine,
     "TRT413": brain_floats,
+    "TRT414": lambda case: case.text("tensorrt_llm", "count: 1", "count: 2"),
+    "TRT415": newer_engine,
     "TRT501": lambda case: case.parameter("tensorrt_llm", gpt_model_type="inflight"),
     "TRT502": lambda case: case.parameter("tensorrt_llm", batch_scheduler_policy="max_utilisation"),
     "TRT503": lambda case: case.parameter("tensorrt_llm", kv_cache_free_gpu_mem_fraction="90"),
@@ -325,6 +348,7 @@ BROKEN: dict[str, Callable[[Case], object]] = {
     "TRT510": lambda case: case.parameter("tensorrt_llm", decoding_mode="greedy"),
     "TRT511": lambda case: case.parameter("tensorrt_llm_bls", tensorrt_llm_draft_model_name="draft"),
     "TRT512": lambda case: case.parameter("tensorrt_llm", decoding_mode="lookahead"),
+    "TRT513": lambda case: case.parameter("tensorrt_llm", enable_chunked_prefill="true"),
 }
 BROKEN_LLMAPI: dict[str, Callable[[Case], object]] = {
     "TRT601": lambda case: (case.llmapi / "tensorrt_llm" / "1" / "model.yaml").unlink(),
@@ -332,4 +356,61 @@ BROKEN_LLMAPI: dict[str, Callable[[Case], object]] = {
     "TRT603": lambda case: case.yaml("decoupled: true", "decoupled: 1"),
     "TRT604": lambda case: case.yaml("tensor_parallel_size: 1", "tensor_parallel_size: 0"),
     "TRT605": lambda case: case.yaml("free_gpu_memory_fraction: 0.8", "free_gpu_memory_fraction: 80"),
+    "TRT607": lambda case: case.yaml("free_gpu_memory_fraction:", "free_gpu_mem_fraction:"),
 }
+
+POLICIES: tuple[tuple[str, tuple[str, ...], list[str]], ...] = (
+    ("", ("1", "3"), []),
+    ("", ("0",), []),
+    ("", ("01",), ["TRT104"]),
+    ("", ("v1",), ["TRT104"]),
+    ("version_policy { all {} }", ("1", "2"), []),
+    ("version_policy { latest { num_versions: 2 } }", ("1",), []),
+    ("version_policy { latest {} }", ("1",), ["TRT106"]),
+    ("version_policy { specific { versions: [2] } }", ("1",), ["TRT106"]),
+    ("version_policy { specific {} }", ("1",), ["TRT106"]),
+    ("version_policy { specific { versions: [1, 2] } }", ("1",), ["TRT107"]),
+)
+"""A version policy, version directories, and the rules that apply."""
+STEPS: tuple[tuple[str, str, str | None], ...] = (
+    ("", "", "2"),
+    ("", "model_version: 1", "2"),
+    ("", "model_version: 2", None),
+    ("", "model_version: -1", None),
+    ("version_policy { all {} }", "model_version: 1", None),
+    ("version_policy { all {} }", "model_version: 3", "1, 2"),
+    ("version_policy { specific { versions: [1] } }", "model_version: 2", "1"),
+    ("version_policy { specific { versions: [1] } }", "model_version: -1", None),
+)
+"""A version policy of a model with versions 1 and 2, a step's version, and the versions that are served instead."""
+_TENSORS = 'input { name: "x" data_type: TYPE_FP32 dims: 1 } output { name: "y" data_type: TYPE_FP32 dims: 1 }'
+_CODE = """\
+class TritonPythonModel:
+    def execute(self, requests):
+        raise NotImplementedError
+"""
+
+
+def write_small(
+    repository: Path, name: str, config: str, *versions: str, files: Mapping[str, str] = {"model.py": _CODE}
+) -> Path:
+    """A model with `files` in each version."""
+    for version in versions or ("1",):
+        (repository / name / version).mkdir(parents=True)
+        for file, text in files.items():
+            (repository / name / version / file).write_text(text)
+    (repository / name / "config.pbtxt").write_text(config)
+    return repository
+
+
+def write_policy(repository: Path, name: str, policy: str, versions: tuple[str, ...]) -> Path:
+    config = f'backend: "python" max_batch_size: 0 {_TENSORS} instance_group {{ kind: KIND_CPU }} {policy}'
+    return write_small(repository, name, config, *versions)
+
+
+def write_step(repository: Path, name: str, policy: str, asked: str) -> Path:
+    """An ensemble `name` with one step, and the model of that step."""
+    write_policy(repository, f"{name}_step", policy, ("1", "2"))
+    maps = 'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }'
+    steps = f'step {{ model_name: "{name}_step" {asked} {maps} }}'
+    return write_small(repository, name, f'platform: "ensemble" {_TENSORS} ensemble_scheduling {{ {steps} }}', files={})

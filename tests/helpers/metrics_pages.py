@@ -80,6 +80,27 @@ def trtllm_serve(step: int) -> str:
     return "\n".join([*lines, *(f"trtllm_{name}{{{labels}}} {value}" for name, value in gauges.items()), ""])
 
 
+def dcgm(step: int, *, gpus: int = 1, host: str = "node") -> str:
+    """A page of DCGM exporter, by NVIDIA's documentation, of busy GPUs after `step` collections, each of 350.5 J."""
+    fields = {
+        "SM_CLOCK": ("gauge", "SM clock frequency (in MHz).", 1755),
+        "GPU_TEMP": ("gauge", "GPU temperature (in C).", 58),
+        "POWER_USAGE": ("gauge", "Power draw (in W).", 350.5),
+        "TOTAL_ENERGY_CONSUMPTION": ("counter", "Total energy consumption since boot (in mJ).", 350_500 * step),
+        "GPU_UTIL": ("gauge", "GPU utilization (in %).", 97),
+        "FB_FREE": ("gauge", "Framebuffer memory free (in MiB).", 9_000),
+        "FB_USED": ("gauge", "Framebuffer memory used (in MiB).", 71_680),
+    }
+    lines = []
+    for field, (kind, words, value) in fields.items():
+        name = f"DCGM_FI_DEV_{field}"
+        lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
+        for gpu in range(gpus):
+            labels = f'gpu="{gpu}",UUID="GPU-{host}-{gpu}",pci_bus_id="00000000:0{gpu}:00.0",device="nvidia{gpu}"'
+            lines.append(f'{name}{{{labels},modelName="NVIDIA H100 80GB HBM3",Hostname="{host}"}} {value}')
+    return "\n".join([*lines, ""])
+
+
 class Gateway:
     """A gateway's page, by the real GatewayMetrics. Each step of 0.1 s and more answers 4 requests of 100 + 200 tokens."""
 

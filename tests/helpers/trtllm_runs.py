@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers import needed
+from tests.helpers.launched import still_running
 from tests.helpers.waiting import eventually
 from tests.standins import templates
 from tests.standins.installation import Installation, install
@@ -33,7 +34,7 @@ exclude:
   - { precision: fp8, parallel: tp1 }
 settings:
   quantize: { calibration: { samples: 8 } }
-  perf: { exclusive: none, workload: prompts } # a token is a byte to some stand-ins; servers side by side, on GPUs of their own
+  perf: { exclusive: none } # servers side by side, on GPUs of their own
 """
 """Three cells: FP16 on one GPU, and two batch sizes of one FP8 checkpoint on two."""
 PLAIN = "tiny/fp16/tp1pp1/bs2/isl256-osl32"
@@ -144,20 +145,6 @@ class Lane:
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=30)
         assert eventually(lambda: not self.left()), self.left()
-
-
-def still_running(marker: str) -> list[str]:
-    """Command lines of the living processes that have `marker` in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                living = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-                if living and marker.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-    return found
 
 
 def cells(report: str) -> dict[str, dict[str, Any]]:

@@ -19,11 +19,13 @@ from tests.helpers.scripted_server import Script, config, running
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.load.target import OPENAI
 from trtllm_pipeline.measure.score import drift
+from trtllm_pipeline.measure.score.lm_eval import SHIPPED_TASKS
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage.server_requests import protocol_for
 
 pytestmark = pytest.mark.seam
 
+STANDINS = Path(__file__).parents[1] / "standins"
 ROWS = """{"id": "fr", "input": "The capital of France is", "output": "Paris"}
 {"id": "it", "input": "The capital of Italy is", "output": "B", "metric": "choice", "choices": ["Paris", "Rome"]}
 {"id": "chat", "messages": [{"role": "user", "content": "The capital of France?"}], "output": "Paris"}
@@ -252,50 +254,14 @@ def test_answers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["eval", "drift", str(tmp_path / "a.jsonl"), str(tmp_path / "none")]) == 2
 
 
-STAND_IN = """#!{python}
-import argparse, json, pathlib, sys, urllib.request
-parser = argparse.ArgumentParser(allow_abbrev=False)
-for flag in ("--model", "--model_args", "--tasks", "--output_path"):
-    parser.add_argument(flag, required=True)
-for flag in ("--num_fewshot", "--limit", "--include_path"):
-    parser.add_argument(flag)
-parser.add_argument("--apply_chat_template", action="store_true")
-args = parser.parse_args()
-model = dict(pair.split("=") for pair in args.model_args.split(","))
-assert set(model) <= {{"model", "base_url", "num_concurrent", "tokenized_requests", "tokenizer", "tokenizer_backend"}}
-chat = args.model == "local-chat-completions"
-assert chat == args.apply_chat_template and (chat or args.model == "local-completions")
-asked = {{"messages": [{{"role": "user", "content": "France"}}]}} if chat else {{"prompt": "France"}}
-body = json.dumps({{"model": model["model"], "max_tokens": 4, **asked}}).encode()
-reply = json.load(urllib.request.urlopen(urllib.request.Request(model["base_url"], body)))["choices"][0]
-said = reply["message"]["content"] if chat else reply["text"]
-tasks = args.tasks.split(",")
-if "missing" in tasks:
-    print("Tasks not found: missing", file=sys.stderr)
-    sys.exit(1)
-print("a table for people")
-directory = pathlib.Path(args.output_path) / model["model"]
-directory.mkdir(parents=True)
-score = float(said == " Paris")
-(directory / "results_2026-01-02T03-04-05.678901.json").write_text(json.dumps({{
-    "results": {{task: {{"name": task, "alias": task, "sample_len": 9, "exact_match,none": score,
-                        "exact_match_stderr,none": 0.0, "f1,strict": 0.5, "f1_stderr,strict": 0.1,
-                        "ppl,none": 7.5, "ppl_stderr,none": "N/A"}} for task in tasks}},
-    "versions": {{task: 2.0 for task in tasks}}, "n-shot": {{task: int(args.num_fewshot or 0) for task in tasks}},
-    "higher_is_better": {{task: {{"exact_match": True}} for task in tasks}},
-    "n-samples": {{task: {{"original": 50, "effective": int(args.limit or 50)}} for task in tasks}},
-    "lm_eval_version": "0.4.13",
-}}))
-"""
-
-
 @pytest.fixture
 def lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for lm_eval on PATH: it takes the flags and model arguments of 0.4 that are used here, and no others."""
+    """A stand-in for lm_eval on PATH."""
     program = tmp_path / "bin" / "lm_eval"
     program.parent.mkdir()
-    program.write_text(STAND_IN.format(python=sys.executable))
+    program.write_text(f"#!{sys.executable}\n{(STANDINS / 'lm_eval.py').read_text(encoding='utf-8')}")
     program.chmod(0o755)
+    monkeypatch.delenv("LM_EVAL_PYTHON", raising=False)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
 
@@ -307,51 +273,60 @@ def evaluate(url: str, *words: str) -> int:
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 def test_standard_tasks(openai: Any, endpoint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     url, asked = openai
-    more = ("--num-fewshot", "5", "--limit", "20", "--include-path", "tasks", "--tokenizer", "none")
-    out = tmp_path / "out"
-    assert (
-        evaluate(
-            url, "--tasks", "a,b", "--endpoint-type", endpoint, *more, "--output-dir", str(out), "--format", "json"
-        )
-        == 0
-    )
+    (tmp_path / "tasks").mkdir()
+    more = ("--num-fewshot", "5", "--include-path", str(tmp_path / "tasks"), "--tokenizer", "none")
+    out, given = tmp_path / "out", ("--tasks", "a,b:1", "--endpoint-type", endpoint)
+    assert evaluate(url, *given, *more, "--output-dir", str(out), "--format", "json") == 0
     said = capfd.readouterr()
     found = json.loads(said.out)
     assert "a table for people" in said.err
-    assert asked[0]["path"] == ("/v1/completions" if endpoint == "completions" else "/v1/chat/completions")
+    assert "Requesting API" not in said.err
+    path = "/v1/completions" if endpoint == "completions" else "/v1/chat/completions"
+    assert [request["path"] for request in asked] == [path] * 3
     assert found["scores"] == {
-        f"{task}/{name}": value
-        for task in "ab"
-        for name, value in (("exact_match", 1), ("f1,strict", 0.5), ("ppl", 7.5))
+        f"{task}.{name}": value
+        for task, exact in (("a", 0.5), ("b", 1.0))
+        for name, value in (("exact_match", exact), ("f1.strict_match", 0.5), ("ppl", 7.5))
     }
-    assert found["intervals"]["a/f1,strict"] == pytest.approx([0.304, 0.696], abs=1e-3)
-    assert found["intervals"]["a/exact_match"] == pytest.approx([0.8316, 1], abs=1e-3), (
-        "a standard error of 0 says nothing"
-    )
-    assert found["intervals"]["a/ppl"] is None
-    assert found["tasks"]["b"] == {
-        "version": 2.0,
-        "num_fewshot": 5,
-        "questions": 20,
-        "higher_is_better": {"exact_match": True},
-    }
+    assert found["intervals"]["a.exact_match"] == pytest.approx([0.304, 0.696], abs=1e-3)
+    assert found["intervals"]["b.exact_match"] == pytest.approx([0.025, 1], abs=1e-3), "all questions scored alike"
+    assert found["intervals"]["a.ppl"] is None
+    assert found["questions"]["b.exact_match"] == 1
+    assert found["asked"] == f"{path}, by lm-evaluation-harness 0.4.13"
+    about = found["tasks"]["a"]
+    assert (about["version"], about["num_fewshot"], about["questions"]) == (2.0, 5, 2)
+    assert about["standard_errors"] == {"a.exact_match": 0.1, "a.f1.strict_match": 0.1, "a.ppl": None}
     assert json.loads((out / "accuracy.json").read_text()) == found
+    answers = drift.read(out)
+    assert [(row["id"], row["answer"], row["scores"]) for row in answers] == [
+        ("a/0", " Paris", {"a.exact_match": 1.0}),
+        ("a/1", " Rome", {"a.exact_match": 0.0}),
+        ("b/0", " Paris", {"b.exact_match": 1.0}),
+    ]
 
 
 @pytest.mark.usefixtures("lm_eval")
-def test_standard_tasks_as_a_table(openai: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    assert evaluate(openai[0], "--tasks", "a") == 0
+def test_a_group_has_one_score(openai: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert evaluate(openai[0], "--tasks", "group", "--output-dir", str(tmp_path / "out")) == 0
     lines = capfd.readouterr().out.splitlines()
-    assert lines[1].split() == ["a/exact_match", "1.000", "0.929", "1.000", "50"]
-    assert lines[3].split() == ["a/ppl", "7.500", "50"]
+    assert lines[1].split() == ["group.exact_match", "0.500", "0.304", "0.696", "4"]
+    assert [row["scores"] for row in drift.read(tmp_path / "out")] == [
+        {"group.exact_match": value} for value in (1.0, 0.0, 1.0, 0.0)
+    ]
 
 
 @pytest.mark.usefixtures("lm_eval")
 def test_what_goes_wrong_with_standard_tasks(openai: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    assert evaluate(openai[0], "--tasks", "missing") == 1
-    said = capfd.readouterr().err
-    assert "Tasks not found: missing" in said
-    assert "lm_eval ended with exit code 1" in said
+    def said(*words: str) -> str:
+        assert evaluate(openai[0], *words) in {1, 2}
+        return capfd.readouterr().err
+
+    missing = said("--tasks", "missing")
+    assert "Tasks not found: missing" in missing
+    assert "lm_eval ended with exit code 1 for missing" in missing
+    assert "'a:' is not a task: write NAME, or NAME:LIMIT" in said("--tasks", "a:")
+    assert "task a is given twice" in said("--tasks", "a,a:3")
+    assert "is not a directory with tasks" in said("--tasks", "a", "--include-path", "nowhere")
     assert main(["eval", "lm-eval", "-u", openai[0], "--model", "a,b", "--tasks", "a"]) == 2
     assert "lm_eval takes no comma" in capfd.readouterr().err
 
@@ -360,11 +335,18 @@ def test_lm_eval_that_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("LM_EVAL_PYTHON", raising=False)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     assert evaluate("localhost:1", "--tasks", "a") == 2
     assert "pip install 'trtllm-pipeline[lm-eval]'" in capsys.readouterr().err
-    assert evaluate("localhost:1", "--tasks", "a", "--dry-run", "--tokenizer", "org/name") == 0
-    assert capsys.readouterr().out.strip() == (
+    monkeypatch.setenv("LM_EVAL_PYTHON", "/nowhere/bin/python")
+    assert evaluate("localhost:1", "--tasks", "a") == 2
+    assert "LM_EVAL_PYTHON=/nowhere/bin/python has no lm_eval" in capsys.readouterr().err
+    assert evaluate("localhost:1", "--tasks", "a,pipeline_arithmetic:5", "--dry-run", "--tokenizer", "org/name") == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == (
         "lm_eval --model local-completions --model_args model=m,base_url=http://localhost:1/v1/completions,"
-        "num_concurrent=4,tokenized_requests=False,tokenizer=org/name --tasks a --output_path DIR"
+        "num_concurrent=4,tokenized_requests=False,tokenizer=org/name,tokenizer_backend=huggingface "
+        "--tasks a --output_path DIR/a --log_samples"
     )
+    assert second.endswith(f"--limit 5 --include_path {SHIPPED_TASKS}")

@@ -333,8 +333,7 @@ def test_a_bundle_has_what_drafts_too(tmp_path: Path, release: str, settings: st
     config = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 128, "draft_vocab_size": 32}
     (lane.folder / "head" / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (lane.folder / "head" / "model.safetensors").write_bytes(safetensors(0))
-    # A token is a byte to the stand-in of trtllm-serve.
-    load = ("settings.perf.requests=4", "settings.perf.concurrency=[1]", "settings.perf.workload=prompts")
+    load = ("settings.perf.requests=4", "settings.perf.concurrency=[1]")
     found = lane.run(*(word for each in load for word in ("--set", each)))
     ((cell, measured),) = found.items()
     assert (measured["status"], measured["perf"][0]["failures"]) == ("done", 0), measured

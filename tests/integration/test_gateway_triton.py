@@ -139,14 +139,58 @@ def test_sampling_seed_and_log_probabilities(served: Served) -> None:
     assert [(each["token"], each["bytes"]) for each in content] == [("B", [66]), ("C", [67])]
 
 
+@pytest.mark.seam
+def test_the_most_likely_tokens(served: Served) -> None:
+    """After each letter, the next one is first and "." second."""
+    body = {"model": "ensemble", "messages": [{"role": "user", "content": "A"}], "max_tokens": 2}
+    asked = {**body, "logprobs": True, "top_logprobs": 2}
+    content = HTTP.post(f"{served.url}/chat/completions", json=asked).json()["choices"][0]["logprobs"]["content"]
+    assert [[each["token"] for each in token["top_logprobs"]] for token in content] == [["B", "."], ["C", "."]]
+    assert all(token["top_logprobs"][0]["logprob"] == token["logprob"] for token in content)
+    text = complete(served, "A", model="tensorrt_llm_bls", max_tokens=2, logprobs=1, stream=True).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    found = [
+        top
+        for event in events
+        if event["choices"][0]["logprobs"]
+        for top in event["choices"][0]["logprobs"]["top_logprobs"]
+    ]
+    assert [list(top) for top in found] == [["B"], ["C"]]
+
+
+@pytest.mark.seam
+@pytest.mark.parametrize("model", MODELS)
+def test_json_that_follows_a_schema(served: Served, model: str) -> None:
+    """The model would say letters."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["red", 3]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    choice = complete(served, "A", model=model, max_tokens=50, response_format=form).json()["choices"][0]
+    assert (json.loads(choice["text"])["a"] in {"red", 3}, choice["finish_reason"]) == (True, "stop")
+    any_object = complete(
+        served, "A", model=model, max_tokens=400, response_format={"type": "json_object"}, stream=True
+    )
+    events = [json.loads(line[6:]) for line in any_object.text.splitlines() if line.startswith("data: {")]
+    assert "".join(event["choices"][0]["text"] for event in events).startswith("{")
+
+
 def test_what_does_not_fit_or_is_not_supported(served: Served) -> None:
     for body, code, said in (
         ({"prompt": "x" * 65}, "context_length_exceeded", "at most 64 tokens; this one has 65"),
         ({"prompt": "x", "max_tokens": 8000}, "context_length_exceeded", "context is 8000 tokens"),
         (
-            {"prompt": "x", "response_format": {"type": "json_object"}},
+            {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
             "unsupported_parameter",
-            "follows no response_format: its server has no guided decoding",
+            "does not take response_format",
+        ),
+        (
+            {"prompt": "x", "response_format": {"type": "json_object"}, "min_tokens": 2},
+            "refused_by_server",
+            "min_length",
         ),
         ({"prompt": "x", "min_p": 0.5}, "unsupported_parameter", "does not take min_p"),
         (

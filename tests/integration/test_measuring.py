@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -16,9 +17,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from tests.helpers import metrics_pages
 from tests.helpers.scripted_server import Script, config, running
 from trtllm_pipeline.measure.client.service import Service
-from trtllm_pipeline.measure.load import counters
+from trtllm_pipeline.measure.load import counters, dcgm
 from trtllm_pipeline.measure.load.engine_report import write_dataset
 from trtllm_pipeline.measure.load.load import Load
 from trtllm_pipeline.measure.load.load_run import record
@@ -348,6 +350,82 @@ def test_a_server_by_its_url_gets_the_load_of_a_cell(
 
 
 @pytest.mark.seam
+def test_a_trace_is_replayed_at_its_own_times_and_at_a_concurrency(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [(1000, 530, 2, [7, 8]), (1100, 530, 3, [7, 9]), (1100, 40, 1, [5]), (1400, 530, 2, [7, 8])]
+    names = ("timestamp", "input_length", "output_length", "hash_ids")
+    trace, events = tmp_path / "trace.jsonl", tmp_path / "events.jsonl"
+    trace.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    trained().save(str(tmp_path / "tokenizer.json"))
+    model, server = config("ensemble", counts=True), Slots(4, 0.02)
+    model.input.add(name="min_tokens", data_type="TYPE_INT32", dims=[1])
+    words = ("--input-data", str(trace), "--concurrency", "2", "--trace-speed", "1,2", "--warmup-requests", "2")
+    with running(server, {"ensemble": model}) as (_, raw):
+        where = ("-u", raw["grpc"], "--model", "ensemble", "--tokenizer", str(tmp_path / "tokenizer.json"))
+        main(["bench", "load", *where, *words, "--format", "json", "--event-file", str(events)])
+    result = json.loads(capsys.readouterr().out)
+    closed, *replayed = result["levels"]
+    assert (closed["concurrency"], closed["requests"]) == (2, 32)
+    assert [(level["request_rate"], level["requests"]) for level in replayed] == [(7.5, 4), (15.0, 4)]
+    assert [level["trace_speed"] for level in result["workload"]["levels"]] == [None, 1, 2]
+    for level in replayed:
+        assert level["input_tokens_per_request"]["mean"] == 407.5, "the trace's own lengths"
+    records = [json.loads(line) for line in events.read_text().splitlines()]
+    sent = [each for each in records if each["type"] == "request" and each["phase"] == "measured"]
+    for rate, speed in ((7.5, 1), (15.0, 2)):
+        due = {each["prompt"]: each["scheduled_ns"] for each in sent if each["request_rate"] == rate}
+        offsets_s = [(due[name] - due["1"]) / 1e9 for name in "1234"]
+        assert offsets_s == pytest.approx([at / speed for at in (0, 0.1, 0.1, 0.4)], abs=1e-6)
+    requests = read_run(events, trained()).requests
+    assert {
+        (each.record["prompt"], each.input_tokens, each.record["max_tokens"]) for each in requests if each.measured
+    } == {(str(number), tokens, output) for number, (_, tokens, output, _) in enumerate(rows, 1)}
+    assert {int(values["min_tokens"]) for values in server.asked} == {1, 2, 3}, "exactly the recorded lengths"
+    texts: dict[Any, dict[str, str]] = {}
+    for each in requests:
+        if each.measured:
+            texts.setdefault(each.record.get("request_rate"), {})[each.record["prompt"]] = each.prompt
+    for text in texts.values():
+        block = " ".join(text["1"].split()[:200])
+        assert [text[name].startswith(block) for name in "1234"] == [True, True, False, True]
+        assert text["1"] == text["4"] != text["2"]
+    assert len({text for level in texts.values() for text in level.values()}) == 9, (
+        "no level finds another one's blocks"
+    )
+
+
+@pytest.mark.seam
+def test_a_recorded_conversation_is_sent_turn_by_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    talk = [
+        ("human", "Where is it?"),
+        ("gpt", "Here."),
+        ("human", "And now?"),
+        ("gpt", "A long way behind the other one."),
+    ]
+    entries = [{"from": speaker, "value": words} for speaker, words in talk]
+    data, events = tmp_path / "sharegpt.json", tmp_path / "events.jsonl"
+    data.write_text(json.dumps([{"id": name, "conversations": entries} for name in ("a", "b", "c")]))
+    trained().save(str(tmp_path / "tokenizer.json"))
+    with running(Slots(4, 0.02)) as (_, raw):
+        where = f"-u http://{raw['http']} --protocol openai --model ensemble --input-data {data}".split()
+        words = (
+            f"--tokenizer {tmp_path}/tokenizer.json --turns 4 --max-tokens 9 --requests 6 --warmup-requests 0".split()
+        )
+        main(["bench", "load", *where, *words, "--event-file", str(events), "--format", "json"])
+    (level,) = json.loads(capsys.readouterr().out)["levels"]
+    assert level["failures"] == 0
+    records = [json.loads(line) for line in events.read_text().splitlines()]
+    sent = {each["prompt"]: each for each in records if each["type"] == "request"}
+    assert [*sent] == [f"{name}, turn {turn}" for name in "123" for turn in (1, 2)]
+    tokens = [len(trained().encode(words).ids) for words in ("Here.", "A long way behind the other one.")]
+    for name in "123":
+        first, second = (sent[f"{name}, turn {turn}"] for turn in (1, 2))
+        assert second["sent_ns"] >= first["end_ns"], "a turn follows the answer before it"
+        assert [first["max_tokens"], second["max_tokens"]] == [tokens[0], min(9, tokens[1])]
+
+
+@pytest.mark.seam
 @pytest.mark.parametrize("load", [Load(concurrency=(2,), warmup_requests=2), Load(request_rate=(50.0,))])
 def test_a_level_starts_no_request_after_its_time_limit(load: Load, tmp_path: Path) -> None:
     load = replace(load, requests=400, budget_s=0.2)
@@ -412,6 +490,49 @@ def test_tokens_per_joule_of_a_gpu_whose_power_is_known(tmp_path: Path, monkeypa
         assert repeat.tokens_per_joule == pytest.approx(rate / 100, rel=0.001), "tokens/s over watts"
     again = LoadResult.read(json.loads(json.dumps(result.to_json()))).levels[0]
     assert (again.tokens_per_joule, again.gpu_use) == (level.tokens_per_joule, level.gpu_use)
+
+
+@pytest.mark.seam
+@pytest.mark.parametrize(("often", "resolved"), [(True, True), (False, False)])
+def test_gpus_of_another_machine_are_those_of_its_exporter(
+    often: bool, resolved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that collects at each look, or never again."""
+    monkeypatch.setattr(dcgm, "SAMPLE_S", 0.01)
+    events, steps = tmp_path / "events.jsonl", count(1)
+    answered = threading.Event()
+
+    def respond(_model: str, _values: Mapping[str, Any]) -> Script:
+        answered.wait(10 if often else 0)  # until the exporter has been read often enough
+        return Script.of("four words of text")
+
+    def page() -> str:
+        step = next(steps)
+        if step > 8:
+            answered.set()
+        return metrics_pages.dcgm(step if often else 1)
+
+    with running(respond) as (_, raw), metrics_pages.served({"/metrics": page}) as url:
+        where = ("-u", raw["grpc"], "--model", "ensemble", "--dcgm-url", f"http://{url}/metrics,127.0.0.1:1")
+        main(["bench", "load", *where, "--requests", "4", "--format", "json", "--event-file", str(events)])
+    result = json.loads(capsys.readouterr().out)
+    (level,) = result["levels"]
+    use = level["gpu_use"]
+    assert (use["devices"], use["power_w"], use["memory_bytes"]) == (1, 350.5, 71_680 * 1024**2)
+    assert (use["sm_clock_mhz"], use["busy_percent"], use["temperature_c"]) == (1755.0, 97.0, 58.0)
+    messages = [each["message"] for each in result["findings"] if each["check"] == "exported_gpus"]
+    assert "GPUs: 127.0.0.1:1: cannot be read" in messages[0]
+    assert len(messages) == (1 if resolved else 2)
+    (again,) = analyze(events, None).levels
+    tokens_per_joule = again.tokens_per_joule
+    assert (use["energy_j"] is not None, tokens_per_joule is not None) == (resolved, resolved)
+    if resolved:
+        whole = again.repeats[0].windows["whole"]
+        assert whole is not None
+        assert tokens_per_joule == pytest.approx(whole.output_tokens / use["energy_j"], rel=1e-2)
+    else:
+        assert "0 new readings of the DCGM exporter in a repeat, too few for its energy" in messages[1]
+    assert not [each for each in result["findings"] if each["severity"] == "invalid"]
 
 
 def test_the_first_text_is_the_first_in_any_known_field_and_others_are_noted(tmp_path: Path) -> None:

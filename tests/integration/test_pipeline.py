@@ -23,18 +23,19 @@ import trtllm_pipeline
 from tests.helpers.signed import write_key
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
+from trtllm_pipeline.orchestrate.store.claims import lease_machine
 
 TINY = str(matrices_folder() / "tiny.yaml")
 BUILDS_ONLY = ("--until", "repository")
 
 
-def start(*words: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
+def start(*words: str, cwd: Path, stderr: Any = subprocess.PIPE, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "trtllm_pipeline", *words],
         cwd=cwd,
         env={**os.environ, "XDG_RUNTIME_DIR": str(cwd), "COLUMNS": "140"},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
         **options,
@@ -296,14 +297,30 @@ def test_neither_of_two_servers_survives_a_kill_of_the_pipeline(tmp_path: Path, 
     wait_until_gone(tmp_path)
 
 
-def test_two_runs_at_once_do_everything_once(tmp_path: Path) -> None:
-    runs = [start("run", "--matrix", TINY, "--progress", "json", cwd=tmp_path) for _ in range(2)]
+def test_two_runs_at_once_do_everything_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both come to the first measurement, for which the machine is not free yet: one of them waits behind the other."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    held, _ = lease_machine(()) or ([], ())
+    assert held
+    said = [tmp_path / f"run-{number}.jsonl" for number in range(2)]
+    runs = [start("run", "--matrix", TINY, "--progress", "json", cwd=tmp_path, stderr=path.open("w")) for path in said]
+
+    def waits(path: Path, who: str) -> bool:
+        events = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
+        return any(who in event["why"] for event in events if event["event"] == "waiting")
+
+    def met() -> bool:
+        names = [f"process {process.pid} in workspace {tmp_path}/.pipeline (" for process in runs]
+        return all(waits(path, f"process {os.getpid()} (") for path in said) and any(map(waits, said, reversed(names)))
+
+    try:
+        assert eventually(lambda: met() or any(process.poll() is not None for process in runs), timeout_s=200)
+        assert met(), [path.read_text() for path in said]
+    finally:
+        for claim in held:
+            claim.release()
     outputs = [process.communicate(timeout=300) for process in runs]
-    assert [process.returncode for process in runs] == [0, 0], outputs
-    told = (json.loads(line) for _, err in outputs for line in err.splitlines() if line.startswith("{"))
-    waits = [event["why"] for event in told if event["event"] == "waiting"]
-    holders = [f"process {process.pid} in workspace {tmp_path}/.pipeline (" for process in runs]
-    assert any(why.startswith(each) and why.endswith(") works on it") for each in holders for why in waits), waits
+    assert [process.returncode for process in runs] == [0, 0], [outputs, *(path.read_text() for path in said)]
     made = []
     for path in (tmp_path / ".pipeline" / "store").glob("*/*/manifest.json"):
         manifest = json.loads(path.read_text())

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.helpers import needed
+from tests.helpers.launched import LaunchStage, responds
 from tests.helpers.mpi_worlds import Stage, seen_over
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import FailureClass, ServerError
@@ -83,13 +84,6 @@ def test_a_world_starts_from_a_pasted_command(stage: Stage) -> None:
     finally:
         os.killpg(shell.pid, signal.SIGINT)
         shell.wait(60)
-
-
-def responds(url: str) -> bool:
-    try:
-        return httpx.get(url).is_success
-    except httpx.TransportError:
-        return False
 
 
 def test_the_ranks_are_one_mpi_world(stage: Stage) -> None:
@@ -271,38 +265,12 @@ def make_engine(folder: Path, rank_files: int) -> Path:
     return folder
 
 
-class Launched:
-    """The launch stage in its own process, for an engine of two ranks."""
+class Launched(LaunchStage):
+    """For an engine of two ranks."""
 
     def __init__(self, stage: Stage, *, rank_files: int = 2, **params: object) -> None:
-        self.attempt = stage.folder / "attempt"
-        self.attempt.mkdir()
-        engine = make_engine(stage.folder / "engine", rank_files)
-        with (self.attempt / "log").open("wb") as output:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    PROGRAM,
-                    str(stage.repository),
-                    str(engine),
-                    str(self.attempt),
-                    json.dumps(params),
-                ],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            )
-
-    def log(self) -> str:
-        return (self.attempt / "log").read_text()
-
-    def ready(self) -> dict[str, Any]:
-        path = self.attempt / "service.json"
-        assert eventually(lambda: path.exists() or self.process.poll() is not None, 30)
-        assert path.exists(), self.log()
-        return dict(json.loads(path.read_text()))
+        attempt, engine = stage.folder / "attempt", make_engine(stage.folder / "engine", rank_files)
+        super().__init__(attempt, PROGRAM, str(stage.repository), str(engine), str(attempt), json.dumps(params))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import pytest
 from tests.helpers import needed
 from tests.helpers.browser import Browser
 from tests.helpers.fabricated_run import HOSTILE, START_S, run
+from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.wording import shared_parts
 from trtllm_pipeline.measure.load.result import Goodput, GpuUse, HighestRate, TritonUse
 from trtllm_pipeline.orchestrate.results.report_file import CellStatus, references
@@ -561,6 +562,19 @@ def test_warnings_are_badges_on_cards_and_rows(clean: Browser, tmp_path: Path) -
     clean.evaluate("document.querySelector('#cards .badge').click()")
     clean.wait("document.getElementById('details').open")
     assert "the client was late" in texts(clean, "#details-body")[0]
+
+
+def test_a_card_says_that_its_figures_are_those_of_several_cells(clean: Browser, tmp_path: Path) -> None:
+    rows, record = run(2)
+    small = dataclasses.replace(rows[0], status=CellStatus.DONE)
+    large = dataclasses.replace(
+        small, id=CellId(f"{small.id}/large"), axes={**small.axes, "max_batch_size": 999}, engine_size_bytes=10**12
+    )
+    for name, cells, words in (("both", [small, large], True), ("one", [small], False)):
+        (tmp_path / f"{name}.html").write_text(to_html(cells, record), encoding="utf-8")
+        load(clean, tmp_path / f"{name}.html")
+        (throughput, *_) = texts(clean, "#cards .card")
+        assert ("medians of 2 cells that do the same work" in throughput) is words
 
 
 def test_a_tie_names_the_cheapest_and_lost_accuracy_is_never_the_highest(clean: Browser, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ import httpx
 import pytest
 
 from tests.helpers.embedded_engines import script_engine
-from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane, still_running
+from tests.helpers.launched import still_running
+from tests.helpers.trtllm_runs import LARGER, PLAIN, Lane
 from tests.helpers.waiting import eventually
 from tests.unit.orchestrate.provenance.test_provenance import write_key
 from trtllm_pipeline.base.processes.guardian import process_table, with_descendants

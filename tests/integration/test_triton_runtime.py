@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +90,65 @@ def test_log_probs_are_those_of_the_whole_distribution(runtime: Runtime) -> None
         again, expected, _ = runtime.generate([*PROMPTS[0], *tokens[:position]], 1, forced)
         assert again == [token]
         assert log_prob == pytest.approx(expected[0], abs=1e-4)
+
+
+def test_the_most_likely_tokens_at_each_position(runtime: Runtime) -> None:
+    collected = Collected()
+    runtime.submit(PROMPTS[0], 5, Sampling(temperature=2.0, top_k=3, top_log_probs=4), collected)
+    collected.tokens()
+    for event in collected.events:
+        values = [value for _, value in event.top]
+        assert len(event.top) == 4
+        assert values == sorted(values, reverse=True)
+        assert (event.token, event.log_prob) in event.top, "it was drawn among the first three"
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}, "b": {"enum": ["x", "y"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_json_follows_its_schema_and_ends(runtime: Runtime, seed: int) -> None:
+    drawn = Sampling(temperature=3.0, top_k=200, random_seed=seed, end_id=END_ID, json_schema=json.dumps(SCHEMA))
+    tokens, _, finish = runtime.generate(PROMPTS[0], 100, drawn)
+    found = json.loads(bytes(tokens))
+    assert finish is Finish.END_ID
+    assert list(found) == ["a", "b"]
+    assert isinstance(found["a"], bool)
+    assert found["b"] in {"x", "y"}
+
+
+def test_json_ends_though_another_token_ends_the_answer(runtime: Runtime) -> None:
+    sampling = Sampling(end_id=END_ID + 1, json_schema=json.dumps({"const": 7}))
+    tokens, _, finish = runtime.generate(PROMPTS[0], 100, sampling)
+    assert (bytes(token for token in tokens if token < END_ID), finish) == (b"7", Finish.END_ID)
+
+
+@pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"not": {}}, {"$ref": "http://localhost/x"}])
+def test_a_schema_that_cannot_be_followed_is_not_ignored(runtime: Runtime, schema: dict[str, object]) -> None:
+    for _ in range(2):
+        with pytest.raises(ServerError, match="cannot follow this schema"):
+            runtime.generate(PROMPTS[0], 10, Sampling(end_id=END_ID, json_schema=json.dumps(schema)))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"min_length": 2}, "not supported with min_length"),
+        ({"bad_words": ((65,),)}, "not supported with min_length, bad_words"),
+        ({"end_id": None}, "or end_id -1"),
+        ({"json_schema": "[]"}, "expected a JSON schema"),
+        ({"json_schema": "{"}, "expected a JSON schema"),
+        ({"json_schema": None, "top_log_probs": 21}, "between 0 and 20"),
+    ],
+)
+def test_guides_that_are_refused(runtime: Runtime, change: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        runtime.check(1, 1, replace(Sampling(end_id=END_ID, json_schema="{}"), **change))
 
 
 @pytest.mark.parametrize("reuse", [False, True])

@@ -31,6 +31,7 @@ from tests.helpers.trtllm_runs import ALL_STARTS, LARGER, PLAIN, Lane, cells
 from tests.helpers.waiting import eventually
 from tests.standins.faults import Fault
 from tests.standins.programs.checkpoint import safetensors
+from trtllm_pipeline.measure.load.events import read_records
 from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.orchestrate.matrix.recipe_files import recipes_folder
 from trtllm_pipeline.tensorrt.embedded import random_model
@@ -187,7 +188,7 @@ def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, ba
         assert httpx.get(f"{said['url']}/health").is_success
         body = {"model": said["model"], "prompt": "abc", "max_tokens": 3}
         answer = httpx.post(f"{said['url']}/v1/completions", json=body).json()
-        assert answer["choices"][0]["text"] == "def"
+        assert answer["choices"][0]["text"] == turned(lane.outputs("download")[0], "abc", 0)
     finally:
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
@@ -502,7 +503,7 @@ axes:
   settings.speculative.method: [none, ngram, eagle3, draft]
 settings:
   speculative: { max_draft_len: 4 }
-  perf: { workload: prompts, concurrency: [2], requests: 4, protocol: http, exclusive: none }
+  perf: { concurrency: [2], requests: 4, protocol: http, exclusive: none }
 override:
   - { where: { settings.speculative.method: [eagle3, draft] }, settings: { speculative: { model: ./head } } }
   - { where: { settings.speculative.method: none }, settings: { speculative: { max_draft_len: null } } }
@@ -553,7 +554,7 @@ axes:
   toolchain: [tensorrt_llm_pytorch]
   settings.serve.frontend: [trtllm_serve, triton]
 settings:
-  perf: { workload: prompts, images: 2@56x84, concurrency: [2], requests: 8, max_tokens: 8, exclusive: none }
+  perf: { images: 2@56x84, concurrency: [2], requests: 8, max_tokens: 8, exclusive: none }
   accuracy: { input_data: rows.jsonl }
 """
 
@@ -599,7 +600,7 @@ def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (perf / "events.jsonl").read_text().splitlines()]
     assert {event["images"] for event in events if event["type"] == "prompt"} == {2}
     (level,) = json.loads((perf / "perf.json").read_text())["levels"]
-    # Each image is 2 x 3 tokens of the stand-in, beside a byte of text each.
+    # Each image is 2 x 3 tokens of the stand-in.
     assert level["input_tokens_per_request"]["mean"] > 12
     (accuracy,) = lane.outputs("accuracy")
     assert json.loads((accuracy / "accuracy.json").read_text())["total"] == 1
@@ -712,7 +713,7 @@ axes:
   lengths: ["256,32"]
   settings.lora.adapter: [./sql, ./chat]
 settings:
-  perf: { workload: prompts, concurrency: [1, 2], requests: 4, exclusive: none }
+  perf: { concurrency: [1, 2], requests: 4, exclusive: none }
   build: { max_lora_rank: 8, lora_target_modules: [attn_q, attn_v] }
 """
 TINY = {"q_proj": (128, 128), "v_proj": (128, 64)}
@@ -777,7 +778,7 @@ axes:
   lengths: ["256,32"]
   settings.speculative.method: [medusa, lookahead, eagle, draft]
 settings:
-  perf: { workload: prompts, concurrency: [2], requests: 4, exclusive: none }
+  perf: { concurrency: [2], requests: 4, exclusive: none }
 override:
   - where: { settings.speculative.method: [medusa, eagle] }
     settings: { speculative: { model: ./head, max_draft_len: 8 } }
@@ -928,14 +929,11 @@ def turned(model: Path, prompt: str, rank: int, count: int = 3) -> str:
 
 def ranks_asked_for(perf: Path, model: Path) -> Counter[int]:
     """How many requests of a measurement were answered by an adapter of each rank, 0 for none."""
-    records = [json.loads(line) for line in (perf / "events.jsonl").read_text().splitlines()]
-    prompts = {record["id"]: record["text"] for record in records if record["type"] == "prompt"}
+    records = read_records(perf / "events.jsonl")
     ranks: Counter[int] = Counter()
-    for record in records:
-        if record["type"] == "request":
-            answer = "".join(event[1] for event in record["events"])
-            prompt = prompts[record["prompt"]]
-            ranks[next(rank for rank in (0, 4, 2) if answer.startswith(turned(model, prompt, rank)))] += 1
+    for request in records.requests:
+        answer, prompt = "".join(event[1] for event in request["events"]), records.text(request)
+        ranks[next(rank for rank in (0, 4, 2) if answer.startswith(turned(model, prompt, rank)))] += 1
     return ranks
 
 

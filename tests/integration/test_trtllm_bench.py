@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.trtllm_runs import Lane
 from tests.standins.faults import Fault
+from trtllm_pipeline.measure.load.events import read_records
 
 MATRIX = """\
 name: bench
@@ -20,7 +21,7 @@ axes:
   toolchain: [TOOLCHAIN]
 settings:
   serve: { frontend: trtllm_serve }
-  perf: { workload: prompts, concurrency: [1, 2], requests: 6, trtllm_bench: true, exclusive: none }
+  perf: { concurrency: [1, 2], requests: 6, trtllm_bench: true, exclusive: none }
 """
 
 
@@ -52,16 +53,11 @@ def test_the_engine_is_asked_what_the_server_was_when_that_is_gone(
     (out,) = lane.outputs("trtllm_bench")
     assert Path(benched.argv[benched.argv.index("--dataset") + 1]).name == "dataset.jsonl"
     (events,) = (path / "events.jsonl" for path in lane.outputs("perf"))
-    records = [json.loads(line) for line in events.read_text().splitlines()]
-    prompts = {each["id"]: each["text"] for each in records if each["type"] == "prompt"}
-    asked = [
-        each
-        for each in records
-        if each["type"] == "request" and (each["concurrency"], each["phase"]) == (2, "measured")
-    ]
+    records = read_records(events)
+    asked = [each for each in records.requests if (each["concurrency"], each["phase"]) == (2, "measured")]
     rows = [json.loads(line) for line in (out / "dataset.jsonl").read_text().splitlines()]
     assert [row["prompt"] for row in rows] == [
-        prompts[each["prompt"]] for each in sorted(asked, key=lambda each: each["sent_ns"])
+        records.text(each) for each in sorted(asked, key=lambda each: each["sent_ns"])
     ]
     report = json.loads((out / "report.json").read_text())
     assert (report["engine"]["backend"], report["request_info"]["num_requests"]) == (backend, 6)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +21,7 @@ import pytest
 from packaging.version import Version
 
 from tests.helpers.adapters import random_pairs, write_adapter
-from tests.helpers.broken_repositories import BROKEN, copy, write_good
+from tests.helpers.broken_repositories import BROKEN, POLICIES, STEPS, copy, write_good, write_policy, write_step
 from tests.helpers.gateways import listening
 from tests.helpers.triton_client import Client, started
 from tests.standins import templates as standin
@@ -32,6 +34,7 @@ from trtllm_pipeline.measure.client.session import Answer, GenerationRequest
 from trtllm_pipeline.measure.client.triton import Client as TritonClient
 from trtllm_pipeline.models.triton_repository import lint
 from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
+from trtllm_pipeline.tensorrt.servers import triton_server
 from trtllm_pipeline.tensorrt.stage.lora_tensors import LoraTensors, convert
 from trtllm_pipeline.tensorrt.stage.params import load
 from trtllm_pipeline.tensorrt.stage.server_requests import adapter_options
@@ -199,9 +202,12 @@ REFUSED = {
     # rule -> words of Triton's log
     "TRT103": "directory name must equal model name",
     "TRT104": "at least one version must be available",
+    "TRT106": "at least one version must be available",
     "TRT214": "preferred size must be <= max batch size",
     "TRT215": "'max_batch_size' must be non-negative",
     "TRT217": "Response Cache does not currently support",
+    "TRT218": "must specify 'dims'",
+    "TRT219": "has kind KIND_CPU but specifies one or more GPUs",
     "TRT302": "contains models that are not available",
     "TRT303": "mapping to non-existing input top_k",
     "TRT304": "inconsistent data type: TYPE_FP16 is inferred",
@@ -210,8 +216,10 @@ REFUSED = {
     "TRT308": "is not used",
     "TRT309": "can appear in an output map only once",
     "TRT310": "only allows maximum batch size to be 4",
+    "TRT315": "whose required version 0 is not loaded",
+    "TRT316": "instance group should not be specified for ensemble",
 }
-TAKEN = ("TRT208", "TRT209", "TRT210", "TRT211", "TRT212")
+TAKEN = ("TRT107", "TRT208", "TRT209", "TRT210", "TRT211", "TRT212", "TRT513")
 """Warnings of the linter: Triton makes something of it."""
 
 
@@ -243,6 +251,29 @@ def test_triton_takes_what_the_linter_only_warns_of(good: Path, tmp_path: Path) 
     assert {finding.rule for finding in lint.lint(models)} == set(TAKEN)
     with served(tmp_path, models) as client:
         assert client.text(text_input="abcd", max_tokens=3) == "bcd"
+
+
+def test_triton_serves_the_versions_that_the_linter_expects(tmp_path: Path) -> None:
+    """A server that loads all models and ends, since some fail."""
+    models, good = tmp_path / "models", {}
+    for number, (policy, versions, rules) in enumerate(POLICIES):
+        write_policy(models, f"policy_{number}", policy, versions)
+        good[f"policy_{number}"] = rules in ([], ["TRT107"])
+    for number, (policy, asked, served) in enumerate(STEPS):
+        write_step(models, f"ensemble_{number}", policy, asked)
+        good[f"ensemble_{number}"] = served is None
+    installed = triton_installation.find()
+    repository, backends = triton_server.link(installed, models, tmp_path / "links")
+    closed = [f"--allow-{each}=false" for each in ("http", "grpc", "metrics")]
+    ended = subprocess.run(
+        [installed.binary, f"--model-repository={repository}", f"--backend-directory={backends}", *closed],
+        env=triton_server.environment(installed),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ready = set(re.findall(r"(?m)^\| (\w+) +\| \d+ +\| READY", ended.stdout + ended.stderr))
+    assert {name for name in good if name in ready} == {name for name, loads in good.items() if loads}
 
 
 def test_the_python_backend_takes_the_same_templates(tmp_path: Path) -> None:

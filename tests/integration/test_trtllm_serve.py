@@ -6,16 +6,15 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.helpers.launched import LaunchStage, still_running
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.measure.client.service import Service
@@ -39,45 +38,17 @@ except PipelineError as error:
 """
 
 
-class Launched:
-    """The launch stage in its own process."""
-
+class Launched(LaunchStage):
     def __init__(self, folder: Path, *options: str, **params: object) -> None:
-        self.attempt = folder / "attempt"
-        self.attempt.mkdir()
         self.die = folder / "die"
         self.marker = f"TEST_MARKER_{uuid.uuid4().hex}"
-        command = [*STAND_IN, "--die", str(self.die), *options]
-        with (self.attempt / "log").open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(self.attempt), json.dumps(params), json.dumps(command)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), self.marker: "1"},
-            )
-
-    def log(self) -> str:
-        return (self.attempt / "log").read_text()
-
-    def ready(self) -> dict[str, Any]:
-        path = self.attempt / "service.json"
-        assert eventually(lambda: path.exists() or self.process.poll() is not None, 60)
-        assert path.exists(), self.log()
-        return dict(json.loads(path.read_text()))
+        attempt, command = folder / "attempt", [*STAND_IN, "--die", str(self.die), *options]
+        words = (str(attempt), json.dumps(params), json.dumps(command))
+        super().__init__(attempt, PROGRAM, *words, **{self.marker: "1"})
 
     def left(self) -> list[str]:
         """Processes that were started from here and still run."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    living = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-                    if living and self.marker.encode() in (entry / "environ").read_bytes():
-                        found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-                except OSError:
-                    continue
-        return found
+        return still_running(self.marker)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import tokenizers
 from packaging.version import Version
 
 from tests.standins import faults, refusals, releases
@@ -165,6 +166,7 @@ def install(
         "cuda": "12.4",
         "slow": dict(slow or {}),
         "hub_datasets": list(hub_datasets),
+        "packages": str(Path(str(tokenizers.__file__)).parents[1]),
         **_ways(version),
     }
     (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")

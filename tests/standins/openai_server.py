@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import http.server
-import itertools
 import json
 import os
 import signal
@@ -57,14 +56,9 @@ def parser(name: str) -> argparse.ArgumentParser:
     return made
 
 
-def _tokens(folder: str | None, text: str) -> int:
-    from tokenizers import Tokenizer
-
-    file = Path(folder or "") / "tokenizer.json"
-    return len(Tokenizer.from_file(str(file)).encode(text).ids) if file.is_file() else len(text.split())
-
-
 def main(name: str, words: Sequence[str]) -> None:
+    from tests.standins.tokens import Tokens
+
     given = vars(parser(name).parse_args(words))
     if given.get("version"):
         print("version: 6000 (abcdef01)", file=sys.stderr)
@@ -76,6 +70,7 @@ def main(name: str, words: Sequence[str]) -> None:
         sys.exit(OUT_OF_MEMORY)
     names = given.get("served_model_name") or given.get("alias") or folder
     model = names[0] if isinstance(names, list) else names
+    tokenizer = Tokens(Path(folder or ""))
     limit, refusal = LIMITS.get(name, (None, ""))
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -91,7 +86,7 @@ def main(name: str, words: Sequence[str]) -> None:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             prompt = asked.get("prompt") or asked["messages"][-1]["content"]
-            tokens = _tokens(folder, prompt)
+            tokens = tokenizer.count(prompt)
             if asked["model"] != model:
                 self._whole(404, {"error": {"message": f"The model `{asked['model']}` does not exist.", "code": 404}})
             elif limit is not None and given[limit] is not None and tokens + 1 > given[limit]:
@@ -101,10 +96,11 @@ def main(name: str, words: Sequence[str]) -> None:
                 self._generate(asked, tokens)
 
         def _generate(self, asked: dict[str, Any], tokens: int) -> None:
-            parts = [f" {word}" for word in itertools.islice(itertools.cycle(ANSWER.split()), asked["max_tokens"])]
-            for stop in [asked["stop"]] if isinstance(asked.get("stop"), str) else asked.get("stop") or ():
-                upto = "".join(parts).partition(stop)[0]
-                parts = [f" {word}" for word in upto.split()]
+            stops = [asked["stop"]] if isinstance(asked.get("stop"), str) else asked.get("stop") or ()
+            exact = asked.get("ignore_eos") or asked.get("min_tokens")
+            whole = tokenizer.split(ANSWER) if not exact else tokenizer.next(ANSWER, asked["max_tokens"], 0)
+            parts, stopped = tokenizer.until(whole[: asked["max_tokens"]], stops)
+            reason = "stop" if stopped or len(parts) < asked["max_tokens"] else "length"
             usage = {"prompt_tokens": tokens, "completion_tokens": len(parts), "total_tokens": tokens + len(parts)}
             chat = self.path.endswith("/chat/completions")
 
@@ -113,10 +109,10 @@ def main(name: str, words: Sequence[str]) -> None:
                 return {"id": "1", "model": model, "choices": [{"index": 0, **said, "finish_reason": reason}]}
 
             if not asked.get("stream"):
-                self._whole(200, {**body("".join(parts), "length", "message"), "usage": usage})
+                self._whole(200, {**body("".join(parts), reason, "message"), "usage": usage})
                 return
             events = [body(part, None, "delta") for part in parts]
-            events += [{**body("", "length", "delta"), "usage": usage}]
+            events += [{**body("", reason, "delta"), "usage": usage}]
             data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events) + b"data: [DONE]\n\n"
             self._send(200, "text/event-stream", data)
 
@@ -140,4 +136,5 @@ def main(name: str, words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[2]))
     main(sys.argv[1], sys.argv[2:])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 RECORDED: Final = Path(__file__).resolve().parents[1] / "data" / "tensorrt_llm" / "templates.json"
+_ROOT: Final = Path(__file__).resolve().parents[2]
 CODE: Final = Path(__file__).parent / "models"
 ENGINE_SET: Final = "inflight_batcher_llm"
 LLMAPI_SET: Final = "llmapi"
@@ -113,7 +114,8 @@ def _write(folder: Path, name: str, release: str, template_set: str) -> None:
         path = folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
         own = CODE / template_set / name / Path(file).name
-        path.write_text(own.read_text(encoding="utf-8") if own.is_file() else _stub(path), encoding="utf-8")
+        text = own.read_text(encoding="utf-8").replace("@ROOT@", str(_ROOT)) if own.is_file() else _stub(path)
+        path.write_text(text, encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
     steps = wiring(release, template_set) if "steps" in facts else ()
     text = "\n".join(_config(name, facts, steps)) + "\n"

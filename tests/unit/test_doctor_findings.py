@@ -71,6 +71,23 @@ def test_a_complete_machine() -> None:
     assert said(found["quantize.model_optimizer"]) == (CheckStatus.OK, "0.47.0")
 
 
+@pytest.mark.parametrize(
+    ("release", "transformers", "status"),
+    [
+        ("1.2.1", "4.57.3", CheckStatus.OK),
+        ("1.2.1", "5.5.4", CheckStatus.WARNING),
+        ("1.4.0rc1", "4.57.3", CheckStatus.WARNING),
+    ],
+)
+def test_transformers_other_than_the_release_requires_is_a_warning(
+    release: str, transformers: str, status: CheckStatus
+) -> None:
+    found = checks(survey(H200, tensorrt_llm=replace(COMPLETE, release=release, transformers=transformers)))
+    assert said(found["tensorrt_llm.transformers"]) == (status, transformers)
+    unread = checks(survey(H200, tensorrt_llm=replace(COMPLETE, release="1.1.0", transformers=transformers)))
+    assert "tensorrt_llm.transformers" not in unread
+
+
 def test_a_machine_with_nothing() -> None:
     found = checks(survey(graphics=Graphics()))
     missing = (

@@ -13,6 +13,7 @@ Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
 CellId = NewType("CellId", str)
 StageRunId = NewType("StageRunId", str)
 Fingerprint = NewType("Fingerprint", str)
+DEFAULT_WORKSPACE: Final = ".pipeline"
 USUAL_KV_SHARE: Final = 0.9
 """Share of free memory that TensorRT-LLM uses for the KV cache by default. Source: memory reference."""
 USUAL_NUM_TOKENS: Final = 8192

@@ -30,6 +30,7 @@ from .client.triton import failure_class as failure_class
 from .client.triton import is_on as is_on
 from .client.triton import is_unknown as is_unknown
 from .client.triton import sampling as sampling
+from .client.urls import api_url as api_url
 from .client.urls import server_url as server_url
 from .load import objectives as objectives
 from .load import stats as stats
@@ -52,6 +53,7 @@ from .load.conditions import of_questions as of_questions
 from .load.conditions import system_words as system_words
 from .load.conditions import version_words as version_words
 from .load.conditions import workload_words as workload_words
+from .load.dcgm import Exporters as Exporters
 from .load.engine_report import ENGINE_REPORT_FILE as ENGINE_REPORT_FILE
 from .load.engine_report import BenchComparison as BenchComparison
 from .load.engine_report import EngineReport as EngineReport
@@ -124,6 +126,7 @@ from .score.answers import questions_of as questions_of
 from .score.answers import score_server as score_server
 from .score.answers import score_url as score_url
 from .score.drift import Drift as Drift
+from .score.drift import ScoreDrift as ScoreDrift
 from .score.functions import metrics_of as metrics_of
 from .score.questions import check_first_question as check_first_question
 from .score.questions import read_questions as read_questions

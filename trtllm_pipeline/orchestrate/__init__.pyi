@@ -27,7 +27,6 @@ from .plan.plan import to_run as to_run
 from .plan.plan_file import Outline as Outline
 from .plan.plan_file import OutlineCell as OutlineCell
 from .plan.plan_file import OutlineRun as OutlineRun
-from .plan.planner import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from .plan.planner import REQUEST_FILE as REQUEST_FILE
 from .plan.planner import Request as Request
 from .plan.planner import check_feasible as check_feasible
@@ -40,6 +39,7 @@ from .results import plan_difference as plan_difference
 from .results import report_file as report_file
 from .results.fits import Fits as Fits
 from .results.fits import fits_of as fits_of
+from .results.report_file import SCORING as SCORING
 from .results.report_file import CellResult as CellResult
 from .results.report_file import CellStatus as CellStatus
 from .run import by_hand as by_hand

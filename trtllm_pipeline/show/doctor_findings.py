@@ -18,8 +18,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from trtllm_pipeline.base import Json, Machine, assume, gpus, memory, probe, version_of
+from trtllm_pipeline.base import Json, Machine, TensorRTLLM, assume, gpus, memory, probe, version_of
+from trtllm_pipeline.measure import lm_eval
 from trtllm_pipeline.tensorrt import catalog as toolchains
+from trtllm_pipeline.tensorrt import releases
 
 SCHEMA: Final = 1
 _GIB: Final = 2**30
@@ -87,6 +89,7 @@ _NEEDED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "tensorrt_llm": _GPU_TOOLCHAINS,
     "tensorrt_llm.build": _GPU_TOOLCHAINS[:1],
     "quantize": _GPU_TOOLCHAINS,
+    "accuracy": (),
     "hub": (),
 }
 """Group or id of a check -> the toolchains that need it, if not all do."""
@@ -109,6 +112,7 @@ def examine(survey: probe.Survey, workspace: Path) -> tuple[MachineCheck, ...]:
         *_tensorrt_llm(survey.machine, survey.problems),
         *_triton(survey.machine),
         *_quantize(survey.machine),
+        _lm_eval(),
         *_space(workspace),
         *_limits(survey.machine),
         *_hubs(),
@@ -152,6 +156,7 @@ TITLES: Final = {
     "tensorrt_llm": "TensorRT-LLM",
     "triton": "Triton Inference Server",
     "quantize": "quantization",
+    "accuracy": "standard tasks",
     "space": "disk and shared memory",
     "limits": "limits",
     "hub": "model hubs",
@@ -370,6 +375,7 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Mac
         yield _check(
             "tensorrt_llm.release", installation.release, f"{installation.release}, under {installation.python}"
         )
+        yield from _transformers(installation)
         yield _or_missing(
             "tensorrt_llm.build",
             installation.build,
@@ -399,6 +405,24 @@ def _tensorrt_llm(machine: Machine, problems: Mapping[str, str]) -> Iterator[Mac
     else:
         version = "" if machine.assumed else _first_line(machine.mpirun, "--version")
         yield _check("tensorrt_llm.mpirun", machine.mpirun, f"{machine.mpirun} {version}".rstrip())
+
+
+def _transformers(installation: TensorRTLLM) -> Iterator[MachineCheck]:
+    """Compare the installed transformers with the version that the release requires, if both are known."""
+    try:
+        required = releases.transformers_of(installation.release)
+    except ImportError:  # host.packages names what is missing
+        return
+    found = installation.transformers
+    if required is None or found is None:
+        return
+    differs = found != required
+    yield _check(
+        "tensorrt_llm.transformers",
+        found,
+        f"{found}, and release {installation.release} requires {required}" if differs else found,
+        f"{installation.python} -m pip install transformers=={required}" if differs else None,
+    )
 
 
 def _triton(machine: Machine) -> Iterator[MachineCheck]:
@@ -447,6 +471,14 @@ def _quantize(machine: Machine) -> Iterator[MachineCheck]:
         "transformers is not installed; quantization needs it to load models",
         "python3 -m pip install transformers",
     )
+
+
+def _lm_eval() -> MachineCheck:
+    found = lm_eval.installed()
+    if found is None:
+        detail = f"{lm_eval.missing()}; settings.accuracy.tasks needs it: {lm_eval.INSTALL}"
+        return _missing("accuracy.lm_eval", detail, lm_eval.INSTALL)
+    return _check("accuracy.lm_eval", found.version, f"{found.version or 'of unknown version'}: {found.argv[0]}")
 
 
 def _space(workspace: Path) -> Iterator[MachineCheck]:

@@ -40,6 +40,7 @@ from .toolchains import vision as vision
 from .toolchains.common_stages import load_levels as load_levels
 from .toolchains.load_words import levels_words as levels_words
 from .toolchains.load_words import load_words as load_words
+from .toolchains.standard_tasks import lacks_for_tasks as lacks_for_tasks
 from .trtllm import installed as installed
 from .trtllm import releases as releases
 from .trtllm.backends import BACKEND as BACKEND

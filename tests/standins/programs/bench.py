@@ -1,12 +1,13 @@
 """`trtllm-bench throughput`: answers a data set in its own process, and writes the report.
 
-A token is a byte of UTF-8, each takes as long as it was told to ("token", of `slow`), and so many requests are in flight as
-`--concurrency` says. Source of the report's form: `bench/dataclasses/reporting.py`.
+Each token takes as long as it was told to ("token", of `slow`), and so many requests are in flight as `--concurrency` says.
+Source of the report's form: `bench/dataclasses/reporting.py`.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Final
 from tests.standins.programs import ProgramError, Work, arguments, refusal
 from tests.standins.programs.engine import check_tokenizer, is_engine, read_engine
 from tests.standins.programs.llm_api import check_architecture, read_settings
+from tests.standins.tokens import Tokens
 
 _TTFT_MS: Final = 10.0
 _TOKEN_MS: Final = 2.0
@@ -36,7 +38,8 @@ def run(work: Work, argv: Sequence[str]) -> int:
     work.begin()
     time.sleep(work.seconds("trtllm-bench"))
     if options.get("report_json"):
-        report = _report(work, group["model"], backend, rows, options)
+        sys.path.append(work.facts["packages"])
+        report = _report(work, group["model"], Tokens(model), backend, rows, options)
         Path(options["report_json"]).write_text(json.dumps(report), encoding="utf-8")
     return 0
 
@@ -71,10 +74,15 @@ def _rows(dataset: str | None) -> list[dict[str, Any]]:
 
 
 def _report(
-    work: Work, model: str, backend: str, rows: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    work: Work,
+    model: str,
+    tokens: Tokens,
+    backend: str,
+    rows: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
 ) -> dict[str, Any]:
     at_once = min(len(rows), options["concurrency"] if options["concurrency"] > 0 else len(rows))
-    lengths = [len(row["prompt"].encode()) for row in rows]
+    lengths = [tokens.count(row["prompt"]) for row in rows]
     wanted = [int(row["output_tokens"]) for row in rows]
     latency_ms = _TTFT_MS + _TOKEN_MS * (sum(wanted) / len(wanted) - 1)
     total_s = latency_ms / 1e3 * len(rows) / at_once

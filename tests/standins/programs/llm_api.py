@@ -103,6 +103,8 @@ def check_speculation(asked: Mapping[str, Any], model: Mapping[str, Any], known:
         raise ProgramError("ValueError: Draft model must be provided for EAGLE")
     if kind in {"DraftTarget", "Draft_Target"} and drafter is None:
         raise ProgramError("ValueError: speculative_model must be specified for DraftTarget")
+    if kind in {"PARD", "DFlash"} and drafter is None:
+        raise refusal(f"{kind} needs a draft model")
     if drafter is not None and not (Path(drafter) / "config.json").is_file():
         raise ProgramError(f"OSError: {drafter} does not appear to have a file named config.json.")
     if kind == "MTP" and not model.get("num_nextn_predict_layers"):

@@ -1,8 +1,7 @@
 """`trtllm-serve`: an HTTP server with TensorRT-LLM's routes and OpenAI's completions.
 
-A token is a byte of UTF-8. The answer goes on through the alphabet, from the letter that the number of prompt tokens
-points at, so it is known in advance and every output token is one letter. TRTLLM_STANDIN_ANSWERS names a JSON object from
-prompts to answers that are given instead, whole, as tokens are bytes here and those of a model are not; or from model types to such.
+The answer goes on through the prompt, from its second token on, so it is known in advance. TRTLLM_STANDIN_ANSWERS names a JSON
+object from prompts to answers that are given instead, whole; or from model types to such.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from tests.standins.programs.llm_api import (
     given_answers,
     read_settings,
 )
+from tests.standins.tokens import Tokens
 
-_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz"
 _LIMITS: Final = ("max_batch_size", "max_beam_width")
 """Of an engine, that a server may be told to stay below."""
 _WORKER_S: Final = 300
@@ -82,7 +81,9 @@ def run(work: Work, argv: Sequence[str]) -> int:
     try:
         name = str(options.get("served_model_name") or model.name)
         answers = given_answers(json.loads((model / "config.json").read_text(encoding="utf-8")))
-        return _serve(work, options, name, limit, iterations, settings, answers, images=_takes_images(model))
+        sys.path.append(work.facts["packages"])
+        tokens = Tokens(Path(options.get("tokenizer") or model))
+        return _serve(work, options, name, limit, tokens, iterations, settings, answers, images=_takes_images(model))
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGTERM)
@@ -174,14 +175,16 @@ def _takes_images(model: Path) -> bool:
     return config.is_file() and "vision_config" in json.loads(config.read_text(encoding="utf-8"))
 
 
-def _tokens_of(content: Any, *, images: bool) -> int:
-    """Bytes of the text and a token for each 28 x 28 pixels, as Qwen2-VL. Raises ValueError for what cannot be looked at."""
+def _parts_of(content: Any, *, images: bool) -> tuple[str, int]:
+    """The text of a message, and the tokens of its images: one for each 28 x 28 pixels, as Qwen2-VL. Raises ValueError for what
+    cannot be looked at.
+    """
     if isinstance(content, str):
-        return len(content.encode())
-    tokens = 0
+        return content, 0
+    text, tokens = "", 0
     for part in content:
         if part["type"] == "text":
-            tokens += len(part["text"].encode())
+            text += part["text"]
         elif part["type"] != "image_url":
             raise ValueError(f"Unknown part type: {part['type']}")
         elif not images:
@@ -189,7 +192,7 @@ def _tokens_of(content: Any, *, images: bool) -> int:
         else:
             width, height = _size_of(part["image_url"]["url"])
             tokens += max(1, width // 28) * max(1, height // 28)
-    return tokens
+    return text, tokens
 
 
 def _size_of(url: str) -> tuple[int, int]:
@@ -248,6 +251,7 @@ def _serve(
     options: Mapping[str, Any],
     name: str,
     limit: int,
+    tokens: Tokens,
     iterations: Iterations | None,
     settings: Mapping[str, Any],
     answers: Mapping[str, str],
@@ -255,7 +259,7 @@ def _serve(
     images: bool,
 ) -> int:
     try:
-        server = _Server((options["host"], options["port"]), work, name, limit, iterations, images=images)
+        server = _Server((options["host"], options["port"]), work, name, limit, tokens, iterations, images=images)
         server.settings, server.answers = settings, answers
     except OSError as error:
         print(
@@ -291,6 +295,7 @@ class _Server(ThreadingHTTPServer):
         work: Work,
         name: str,
         limit: int,
+        tokens: Tokens,
         iterations: Iterations | None,
         *,
         images: bool,
@@ -301,6 +306,7 @@ class _Server(ThreadingHTTPServer):
         self.work = work
         self.name = name
         self.limit = limit
+        self.tokens = tokens
         self.iterations = iterations
         self.images = images
         self.settings: Mapping[str, Any] = {}
@@ -362,12 +368,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(f"{type(error).__name__}: {error}")
 
     def _answer(self, asked: Mapping[str, Any], *, chat: bool) -> None:
+        tokens = self.server.tokens
         if chat:
-            images = self.server.images
-            prompt_tokens = sum(_tokens_of(message["content"], images=images) for message in asked["messages"])
+            parts = [_parts_of(message["content"], images=self.server.images) for message in asked["messages"]]
+            prompt = "".join(text for text, _ in parts)
+            prompt_tokens = tokens.count(prompt) + sum(seen for _, seen in parts)
         else:
             prompt = asked["prompt"]
-            prompt_tokens = len(prompt.encode()) if isinstance(prompt, str) else len(prompt)
+            prompt_tokens = tokens.count(prompt)
         wanted = asked.get("max_completion_tokens") or asked.get("max_tokens") or 16
         if prompt_tokens + wanted > self.server.limit:
             self._refuse(
@@ -375,19 +383,18 @@ class _Handler(BaseHTTPRequestHandler):
                 f"({self.server.limit})"
             )
             return
-        text = "" if chat else self.server.answers.get(str(asked["prompt"]), "")
-        text = text or "".join(_ALPHABET[(prompt_tokens + i) % len(_ALPHABET)] for i in range(wanted))
+        known = "" if chat else self.server.answers.get(prompt, "")
+        made = tokens.split(known) or tokens.next(prompt, wanted)
         stops = asked.get("stop") or []
-        found = [text.index(stop) for stop in ([stops] if isinstance(stops, str) else stops) if stop in text]
-        text = text[: min(found)] if found else text
+        made, found = tokens.until(made, [stops] if isinstance(stops, str) else stops)
         reason = "stop" if found else "length"
         usage = {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": len(text),
-            "total_tokens": prompt_tokens + len(text),
+            "completion_tokens": len(made),
+            "total_tokens": prompt_tokens + len(made),
         }
         if self.server.iterations is not None:
-            self.server.iterations.answer(len(text))
+            self.server.iterations.answer(len(made))
         about = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{self.server.requests}",
             "created": int(time.time()),
@@ -396,16 +403,17 @@ class _Handler(BaseHTTPRequestHandler):
         if asked.get("stream"):
             about["object"] = "chat.completion.chunk" if chat else "text_completion"
             usage_wanted = (asked.get("stream_options") or {}).get("include_usage")
-            self._stream(about, text, reason, usage if usage_wanted else None, chat=chat)
+            self._stream(about, made, reason, usage if usage_wanted else None, chat=chat)
             return
-        time.sleep(self.server.work.seconds("token") * len(text))
+        time.sleep(self.server.work.seconds("token") * len(made))
+        text = "".join(made)
         about["object"] = "chat.completion" if chat else "text_completion"
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         choice = {"index": 0, **said, "finish_reason": reason}
         self._send_json(200, {**about, "choices": [choice], "usage": usage})
 
     def _stream(
-        self, about: Mapping[str, Any], text: str, reason: str, usage: Mapping[str, Any] | None, *, chat: bool
+        self, about: Mapping[str, Any], made: Sequence[str], reason: str, usage: Mapping[str, Any] | None, *, chat: bool
     ) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
@@ -413,12 +421,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if chat:
             self._event({**about, "choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
-        for index, letter in enumerate(text):
+        for index, text in enumerate(made):
             time.sleep(self.server.work.seconds("token"))
-            said: dict[str, Any] = {"delta": {"content": letter}} if chat else {"text": letter}
-            last = reason if index + 1 == len(text) else None
+            said: dict[str, Any] = {"delta": {"content": text}} if chat else {"text": text}
+            last = reason if index + 1 == len(made) else None
             self._event({**about, "choices": [{"index": 0, **said, "finish_reason": last}]})
-        if not text:
+        if not made:
             said = {"delta": {}} if chat else {"text": ""}
             self._event({**about, "choices": [{"index": 0, **said, "finish_reason": reason}]})
         if usage is not None:

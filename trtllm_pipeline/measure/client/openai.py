@@ -83,6 +83,21 @@ class OpenAiClient(BaseClient):
             raise other
         return None
 
+    async def longest(self) -> int | None:
+        """`max_model_len` of the model, as vLLM and SGLang list it. None if the server does not."""
+        try:
+            status, body = await self._get(self.url, "/models", self.headers)
+            listed = fields.items(fields.parse(body).get("data"), "data") if status == 200 else ()
+            models = [fields.mapping(entry, "data") for entry in listed]
+            lengths = [
+                fields.count(each.get("max_model_len"), "max_model_len")
+                for each in models
+                if each.get("id") == self.name
+            ]
+        except (ServerError, ProtocolError):
+            return None
+        return next(iter(lengths), None)
+
     async def _other(self) -> ServerError | None:
         """The error for another kind of server."""
         return await recognise.wrong_protocol(self.url.removesuffix("/v1"), "openai", self.timeout_s)

@@ -105,6 +105,8 @@ class Answer:
     end_ns: int = 0
     log_probs: list[float] = field(default_factory=list)
     """Log probabilities of the latest chunk's tokens, if `return_log_probs` was requested."""
+    top_log_probs: list[list[tuple[int, float]]] = field(default_factory=list)
+    """The most likely tokens at each position of the latest chunk, if `return_top_log_probs` was requested: id, log probability."""
     late_ns: int = 0
     """Longest delay between arrival and reading of this response's bytes, caused by load on the client. A single event keeps
     its arrival time. Several events in one read get that of the last."""
@@ -152,10 +154,10 @@ class BaseClient(ABC):
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._sessions: list[Session] = []
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def __aexit__(self, *_error: object) -> None:
-        for session in self._sessions:
-            await session.close()
+        await asyncio.gather(*(session.close() for session in self._sessions))
 
     def session(self) -> Session:
         """A new session, closed with the client."""
@@ -163,9 +165,11 @@ class BaseClient(ABC):
         return self._sessions[-1]
 
     def drop(self, session: Session) -> None:
-        """Drop an idle session and close its connection."""
+        """Drop an idle session. Its connection is closed soon."""
         self._sessions.remove(session)
-        session.shut()
+        closing = asyncio.get_running_loop().create_task(session.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     @abstractmethod
     def _new_session(self) -> Session: ...
@@ -249,13 +253,9 @@ class Session(ABC):
         """End the request whose `generate` was cancelled, also on the server if the protocol supports it."""
         await self.close()
 
+    @abstractmethod
     async def close(self) -> None:
         """Release resources kept between requests."""
-        self.shut()
-
-    @abstractmethod
-    def shut(self) -> None:
-        """The same, at once."""
 
 
 async def _within(timeout_s: float, work: Awaitable[None]) -> None:
@@ -346,7 +346,7 @@ class HttpSession(Session):
     def _take(self, now_ns: int, body: Mapping[str, Any], answer: Answer) -> None:
         """Record one response. Raises ProtocolError if it is invalid."""
 
-    def shut(self) -> None:
+    async def close(self) -> None:
         """Close the connection: after an incomplete response it cannot be used again."""
         self._connection.close()
 

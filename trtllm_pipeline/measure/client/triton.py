@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from urllib.parse import quote
 
 from trtllm_pipeline.base import FailureClass, ServerError
@@ -421,6 +421,7 @@ class _GrpcUnary(Session):
         # Requests are ended by their id, so two sessions never have the same. Engines want a number.
         self._count = int.from_bytes(os.urandom(4), "big") >> 32 - _SESSION_BITS << _COUNT_BITS
         self._log_probs = self._input_tokens = self._drafts = False
+        self._top = 0
 
     def _encode(self, request: GenerationRequest) -> bytes:
         message: bytes = self._request(request, stream=False).SerializeToString()
@@ -429,6 +430,7 @@ class _GrpcUnary(Session):
     def _request(self, request: GenerationRequest, *, stream: bool) -> service_pb2.ModelInferRequest:
         self._count += 1
         self._log_probs = bool(request.options.get("return_log_probs"))
+        self._top = int(cast("int", request.options.get("return_top_log_probs", 0)))
         self._input_tokens = bool(request.options.get("return_num_input_tokens"))
         self._drafts = bool(request.options.get(PERF_METRICS))
         return infer_request(self._model, self._model.tensors(request, stream=stream), request_id=str(self._count))
@@ -437,6 +439,8 @@ class _GrpcUnary(Session):
         """Record one response. Raises ProtocolError if it is invalid."""
         if self._log_probs:
             answer.log_probs = output_log_probs(response)
+        if self._top:
+            answer.top_log_probs = top_log_probs(response, self._top)
         if self._input_tokens:
             answer.input_tokens = token_count(response, "num_input_tokens") or answer.input_tokens
         if self._drafts:
@@ -463,7 +467,7 @@ class _GrpcUnary(Session):
         answer.arrived(now_ns, self._call.late_ns)
         self._take(now_ns, response, answer)
 
-    def shut(self) -> None:
+    async def close(self) -> None:
         """End the call and its connection: Triton does not shut down while a stream is open."""
         self._call.close()
 
@@ -527,6 +531,14 @@ class _GrpcStream(_GrpcUnary):
         answer.error = await done
         if self._model.accumulates:
             answer.events = list(deltas(answer.events))
+
+    async def close(self) -> None:
+        """End the stream in order if no request is in progress, else cancel it.
+
+        Triton 2.51 can crash if a stream is cancelled while it still completes a response. Source: issue 7368 of
+        triton-inference-server/server.
+        """
+        await (self._call.finish() if self._over else super().close())
 
     async def cancel(self) -> None:
         """Stop the running request and wait until the server has ended it. Then the stream is
@@ -732,9 +744,29 @@ def output_log_probs(response: service_pb2.ModelInferResponse) -> list[float]:
         if tensor.name == "output_log_probs":
             if index >= len(response.raw_output_contents):
                 return list(tensor.contents.fp32_contents)
-            raw = response.raw_output_contents[index]
-            return list(struct.unpack(f"<{len(raw) // 4}f", _part(raw, tensor.name, 0, len(raw) // 4 * 4)))
+            return list(_unpacked(response, index, "f"))
     return []
+
+
+def top_log_probs(response: service_pb2.ModelInferResponse, count: int) -> list[list[tuple[int, float]]]:
+    """The `count` most likely tokens at each position of a response: id, log probability. Raises ProtocolError if they do not match."""
+    found = {tensor.name: index for index, tensor in enumerate(response.outputs)}
+    if not {"top_token_ids", "top_log_probs"} <= found.keys():
+        return []
+    ids = _unpacked(response, found["top_token_ids"], "i")
+    values = _unpacked(response, found["top_log_probs"], "f")
+    if len(ids) != len(values) or len(ids) % count:
+        raise ProtocolError(f"the server sent {len(ids)} top_token_ids and {len(values)} top_log_probs")
+    pairs = list(zip(ids, values, strict=True))
+    return [pairs[at : at + count] for at in range(0, len(pairs), count)]
+
+
+def _unpacked(response: service_pb2.ModelInferResponse, index: int, kind: Literal["f", "i"]) -> tuple[Any, ...]:
+    """The raw values of an output of four bytes each."""
+    if index >= len(response.raw_output_contents):
+        raise ProtocolError(f"{response.outputs[index].name} in the server's response is empty")
+    raw = response.raw_output_contents[index]
+    return struct.unpack(f"<{len(raw) // 4}{kind}", _part(raw, response.outputs[index].name, 0, len(raw) // 4 * 4))
 
 
 def _part(raw: bytes, name: str, start: int, size: int) -> bytes:

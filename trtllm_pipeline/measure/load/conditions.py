@@ -112,6 +112,7 @@ LEVEL_FIELDS: Final = (
     Field("arrivals_digest", "arrival times' digest", "workload", axes=("request_distribution",)),
     Field("max_in_flight", "requests in flight at most", "workload"),
     Field("turn_delay_s", "seconds between turns", "workload"),
+    Field("trace_speed", "trace speed", "workload"),
 )
 """Conditions of one concurrency or request rate."""
 QUESTION_FIELDS: Final = (
@@ -164,8 +165,10 @@ def workload(
 ) -> dict[str, Json]:
     """The workload to be measured, by the names of FIELDS, and `levels` by those of LEVEL_FIELDS.
 
-    `synthetic` has the target lengths of synthetic prompts, `repeats` the rule for more repeats than planned.
+    `synthetic` has the target lengths of synthetic prompts, `repeats` the rule for more repeats than planned. If there is a
+    prompt for each request, their number is that of the requests, and the digest is that of how they are made.
     """
+    fresh = synthetic is not None and bool(synthetic.get("fresh"))
     limits = sorted({prompt.max_tokens or target.max_tokens for prompt in prompts})
     planned = Counter((level.concurrency, level.request_rate) for level in plan)
     levels: list[Json] = [
@@ -178,6 +181,7 @@ def workload(
             "arrivals_digest": _digest(list(level.at_s)) if level.at_s else None,
             "max_in_flight": level.max_in_flight,
             "turn_delay_s": level.turn_delay_s or None,
+            "trace_speed": level.trace_speed,
         }
         for level in plan
         if level.repeat == 0
@@ -188,8 +192,8 @@ def workload(
         if not isinstance(value, Mapping)  # an adapter is part of the measured model, not a condition
     }
     return {
-        "prompts": len(prompts),
-        "prompts_digest": prompts_digest(prompts),
+        "prompts": None if fresh else len(prompts),
+        "prompts_digest": _digest([prompts_digest(prompts[:1]), synthetic]) if fresh else prompts_digest(prompts),
         "synthetic": None if synthetic is None else dict(synthetic),
         "max_tokens": [limits[0], limits[-1]],
         "sampling": {
@@ -470,9 +474,12 @@ def workload_words(each: Conditions) -> str:
     if each.workload is None:
         return UNKNOWN
     load = {field.name: field.shown(each.workload.get(field.name)) for field in FIELDS if field.about == "workload"}
-    made_up = f" synthetic ({load['synthetic']})" if each.workload.get("synthetic") else ""
+    made_up = f" ({load['synthetic']})" if each.workload.get("synthetic") else ""
+    kind = f"{load['prompts']} {'synthetic ' if made_up else ''}prompts"
+    if each.workload.get("prompts") is None:
+        kind = "a synthetic prompt for each request"
     parts = [
-        f"{load['prompts']} prompts{made_up}, digest {load['prompts_digest']}",
+        f"{kind}{made_up}, digest {load['prompts_digest']}",
         f"max_tokens {load['max_tokens']}",
         load["sampling"],
         load["protocol"],

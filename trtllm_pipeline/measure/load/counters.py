@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -19,7 +20,14 @@ from trtllm_pipeline.base import user_files
 from trtllm_pipeline.measure.client.transport.http import HttpError, fetch
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.measure.load.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, TritonRecord
+    from trtllm_pipeline.measure.load.events import (
+        GaugeSample,
+        GaugesRecord,
+        GpuDevice,
+        GpuRecord,
+        GpuSample,
+        TritonRecord,
+    )
     from trtllm_pipeline.measure.load.result import GpuUse, TritonUse
 
 TRITON: Final = {
@@ -35,6 +43,8 @@ TRITON: Final = {
 """Triton's counters -> our names. Source: Triton user guide, "Metrics"."""
 SAMPLE_S: Final = 0.1
 GAUGES_S: Final = 1.0
+LEAST_READINGS: Final = 4
+"""Fewer different readings of a DCGM exporter do not resolve a level."""
 _UNSEEN_NS: Final = 1_000_000_000
 """How long at either end GPUs need not have been sampled."""
 TIMEOUT_S: Final = 10.0
@@ -252,11 +262,18 @@ def gpu_summary_of(device: GpuDevice) -> dict[str, Any]:
 
 
 def energy_j(records: Iterable[GpuRecord], start_ns: int, end_ns: int) -> float | None:
-    """Joules that the GPUs of the records took from one moment to another, power between samples taken as straight lines;
-    None if samples are missing. Idle GPUs belong to other users and are left out.
+    """Joules that the GPUs of the records took from one moment to another: by their own counters, else power between samples
+    taken as straight lines. None if samples are missing. Idle GPUs belong to other users and are left out.
     """
     total, known = 0.0, False
     for device in working(each for record in records for each in record["devices"]):
+        if "exporter" in device:
+            readings = updates(device)
+            if len(readings) < LEAST_READINGS:
+                return None
+            if readings[0].joules is not None:
+                known, total = True, total + _counted_j(readings, start_ns, end_ns)
+                continue
         samples = [(each[0], watts) for each in device["samples"] if (watts := each[1]) is not None]
         if not samples or samples[0][0] > start_ns + _UNSEEN_NS or samples[-1][0] < end_ns - _UNSEEN_NS:
             return None
@@ -265,6 +282,23 @@ def energy_j(records: Iterable[GpuRecord], start_ns: int, end_ns: int) -> float 
         total += sum((later - now) / 1e9 * (one + two) / 2 for (now, one), (later, two) in pairwise(inside))
         total += (inside[0][0] - start_ns) / 1e9 * inside[0][1] + (end_ns - inside[-1][0]) / 1e9 * inside[-1][1]
     return total if known else None
+
+
+def updates(device: GpuDevice) -> list[GpuSample]:
+    """The samples of an exported GPU at which a value changed: an exporter repeats its values until it collects new ones."""
+    return [later for earlier, later in pairwise(device["samples"]) if later[1:] != earlier[1:]]
+
+
+def _counted_j(readings: Sequence[GpuSample], start_ns: int, end_ns: int) -> float:
+    """Growth of an energy counter, between and beyond its readings along straight lines."""
+
+    def at(time_ns: int) -> float:
+        later = min(max(1, bisect_left(readings, time_ns, key=lambda each: each.time_ns)), len(readings) - 1)
+        one, two = readings[later - 1], readings[later]
+        share = (time_ns - one.time_ns) / (two.time_ns - one.time_ns)
+        return (one.joules or 0.0) + share * ((two.joules or 0.0) - (one.joules or 0.0))
+
+    return at(end_ns) - at(start_ns)
 
 
 def working(devices: Iterable[GpuDevice]) -> list[GpuDevice]:

@@ -57,6 +57,8 @@ class GpuSample(NamedTuple):
     sm_mhz: Number | None = None
     busy_percent: Number | None = None
     celsius: Number | None = None
+    joules: Number | None = None
+    """Counter of its energy. NVML's readings have none."""
 
 
 class _Record(TypedDict):
@@ -238,6 +240,8 @@ class GpuDevice(_Record):
 
     name: str
     uuid: str
+    exporter: NotRequired[str]
+    """URL of its DCGM exporter. None for a GPU that NVML reads here."""
     samples: list[GpuSample]
 
 
@@ -246,6 +250,8 @@ class GpuRecord(_OfLevel):
 
     type: Literal["gpu"]
     devices: list[GpuDevice]
+    problems: NotRequired[list[str]]
+    """What DCGM exporters do not report."""
 
 
 class _Check(_Record):

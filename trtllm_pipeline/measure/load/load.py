@@ -87,6 +87,8 @@ class Level:
     """Open loop: a rate that a search tries, not a requested one."""
     openings: tuple[str, ...] = ()
     """Words that replace the first words of each conversation, in sending order. "" keeps the original."""
+    trace_speed: float | None = None
+    """Open loop: requests are due at their own times, this many times as fast."""
 
     @property
     def planned(self) -> tuple[Prompt, ...]:
@@ -151,13 +153,18 @@ class Load:
     turn_delay_s: float = 0.0
     budget_s: float | None = None
     """Time after which a level starts no further request. None: the default, see `level_budget`."""
+    trace_speed: tuple[float, ...] = ()
+    """Replay prompts at their own times, this many times as fast."""
 
     def levels(self, prompts: Sequence[Prompt]) -> list[Level]:
         """The levels in the order they are measured, repeats interleaved: drift of the machine hits every level alike."""
-        closed, opened = replace(self, request_rate=()), replace(self, concurrency=())
-        return [
-            level for part in (closed, opened) for repeat in range(self.repeats) for level in part.turn(prompts, repeat)
-        ]
+        none = replace(self, concurrency=(), request_rate=(), trace_speed=())
+        parts = (
+            replace(none, concurrency=self.concurrency),
+            replace(none, request_rate=self.request_rate),
+            replace(none, trace_speed=self.trace_speed),
+        )
+        return [level for part in parts for repeat in range(self.repeats) for level in part.turn(prompts, repeat)]
 
     def most_requests(self, turns: int = 1) -> int:
         """Requests that all repeats of the largest closed loop measure, or else of a rate."""
@@ -169,7 +176,50 @@ class Load:
         return [
             *(self.level(prompts, repeat, concurrency, None) for concurrency in self.concurrency),
             *(self.level(prompts, repeat, None, rate) for rate in self.request_rate),
+            *(self.replay(prompts, repeat, speed) for speed in self.trace_speed),
         ]
+
+    def needed(self, prompts: Sequence[Prompt], turns: int = 1) -> tuple[Prompt, ...]:
+        """The first prompts of a trace, as many as its levels send. All of them if that depends on the server."""
+        if self.interval_s is not None and (self.concurrency or self.request_rate):
+            return tuple(prompts)
+        least = self.most_requests(turns) if self.concurrency or self.request_rate else 0
+        most = max((len(self._replayed(prompts, speed)) for speed in self.trace_speed), default=0)
+        return _taken(conversations(prompts), 0, min(len(prompts), max(least, most)))
+
+    def _replayed(self, prompts: Sequence[Prompt], speed: float) -> tuple[Prompt, ...]:
+        """The prompts of a trace whose conversations start within a level's number of requests and time limit."""
+        limit_s = level_budget(self.budget_s, self.requests) if self.interval_s is None else self.interval_s
+        requests = math.inf if self.requests is None or self.interval_s is not None else self.requests
+        taken: list[Prompt] = []
+        for talk in conversations(prompts):
+            late = limit_s is not None and _at_s(talk[0]) - _at_s(prompts[0]) >= limit_s * speed
+            if late or len(taken) >= requests:
+                break
+            taken += talk
+        return tuple(taken)
+
+    def replay(self, prompts: Sequence[Prompt], repeat: int, speed: float) -> Level:
+        """One repeat of a trace, from its start. Its rate is the mean of the times at which requests are due."""
+        measured = self._replayed(prompts, speed)
+        starts_s = [_at_s(talk[0]) - _at_s(measured[0]) for talk in conversations(measured)]
+        mean = (len(starts_s) - 1) / starts_s[-1] if starts_s[-1] else len(starts_s)  # all at once
+        rate = float(f"{speed * mean:.4g}")
+        while rate in self.request_rate:
+            rate *= 1.001  # a separate level
+        opened = replace(self, interval_s=None, requests=len(measured), distribution="constant")
+        level = opened.level(prompts, repeat, None, rate)
+        begin_s = len(level.warmup) / rate
+        at_s = [
+            begin_s + (_at_s(talk[0]) - _at_s(measured[0])) / speed for talk in conversations(measured) for _ in talk
+        ]
+        return replace(
+            level,
+            measured=measured,
+            at_s=(*level.at_s[: len(level.warmup)], *at_s),
+            trace_speed=speed,
+            budget_s=level_budget(self.budget_s, self.requests) if self.interval_s is None else None,
+        )
 
     def level(
         self, prompts: Sequence[Prompt], repeat: int, concurrency: int | None, request_rate: float | None
@@ -227,6 +277,11 @@ def _taken(
         prompts += talk
         behind += len(talk) if number >= after else 0
     return tuple(prompts)
+
+
+def _at_s(prompt: Prompt) -> float:
+    assert prompt.at_s is not None, "read with `timed`"
+    return prompt.at_s
 
 
 def schedule(
@@ -357,8 +412,7 @@ async def run_level(
         with suppress(asyncio.CancelledError):
             await probe
         gc.unfreeze()
-        for session in loop.sessions:
-            await session.close()
+        await asyncio.gather(*(session.close() for session in loop.sessions))
         events.write("client", **level.key, worker=share.worker, wall_ns=wall_ns, cpu_ns=cpu_ns, lag_ns=lag_ns)
 
 

@@ -9,19 +9,22 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base import FailureClass, Json, StageError, UsageError, allow_open_files
 from trtllm_pipeline.measure.client.triton import PERF_METRICS, Client
 from trtllm_pipeline.measure.load import conditions, counters, server_checks, workers
+from trtllm_pipeline.measure.load.dcgm import Exporters
 from trtllm_pipeline.measure.load.load import EventFile, Load, run_level
 from trtllm_pipeline.measure.load.objectives import NONE, Objectives
 from trtllm_pipeline.measure.load.prompts import (
+    OWN_LENGTHS,
     LeftOut,
     Prompt,
     chat_renderer,
+    conversations,
     each_with_an_image,
     read_prompts,
     tokenizer_folder,
@@ -29,8 +32,8 @@ from trtllm_pipeline.measure.load.prompts import (
 )
 from trtllm_pipeline.measure.load.server_checks import ExpectedServer
 from trtllm_pipeline.measure.load.stopping import LoadProgress, Rounds, StopRule
-from trtllm_pipeline.measure.load.target import Target, adds_special_tokens
-from trtllm_pipeline.measure.load.workloads import MOST_MADE, Openings, Workload, made
+from trtllm_pipeline.measure.load.target import Target, adds_special_tokens, served_length
+from trtllm_pipeline.measure.load.workloads import MOST_MADE, Openings, Workload, made, of_trace
 from trtllm_pipeline.models import Engine, read_tokenizer
 
 if TYPE_CHECKING:
@@ -55,12 +58,14 @@ def record(
     objectives: Objectives = NONE,
     repeats: str | None = None,
     openings: Openings | None = None,
+    exporters: Exporters | None = None,
 ) -> None:
     """Measure the levels of all rounds and write all that is observed into the new file `path`.
 
     `progress` gets the requests done and the requests planned so far. `processes` None: as many as each level
     needs. `synthetic` has the target lengths of synthetic prompts, `repeats` decides how often levels repeat. A
-    search for the highest rate needs `objectives`. `openings` varies the first words of synthetic prompts. Raises ServerError
+    search for the highest rate needs `objectives`. `openings` varies the first words of synthetic prompts. GPUs are those of
+    `exporters`, or else of this machine. Raises ServerError
     if the server or the model is missing, or cannot serve a prompt's options, and StageError if `claim` cannot be read, or
     `objectives` limit a metric that the model lacks.
     """
@@ -129,7 +134,9 @@ def record(
                 before = await counters.triton(metrics)
                 if drafting:
                     await counters.speculation(target.service.http)  # discard what precedes this level
-                with counters.gpus(target.service.pid) as gpus, counters.watching(metrics) as gauges:
+                problems: list[str] = []
+                sampled = exporters.sampled(problems) if exporters else counters.gpus(target.service.pid)
+                with sampled as gpus, counters.watching(metrics) as gauges:
                     if workers_count == 1:
                         await run_level(client, level, load.generation, events, count)
                     else:
@@ -142,8 +149,9 @@ def record(
                 drafts = await counters.speculation(target.service.http) if drafting else None
                 if drafts is not None:
                     events.write("speculation", **level.key, drafted_tokens=drafts[0], accepted_tokens=drafts[1])
-                if gpus:
-                    events.write("gpu", **level.key, devices=gpus)
+                if gpus or problems:
+                    lacking = {"problems": problems} if problems else {}
+                    events.write("gpu", **level.key, devices=gpus, **lacking)
             if claim.without_reuse:
                 await server_checks.probe(client, target, claim, prompts, tokenizer, events)
             await server_checks.look(client, target, claim, events, "end")
@@ -173,9 +181,10 @@ class LoadPlan:
     num_prompts: int | None = None
     """Maximum rows of `input_data`, or number of synthetic prompts or conversations."""
     exact_if_possible: bool = False
-    """Outputs have exactly the requested tokens if the server has an input for it, else at most that many."""
-    skip_too_long: bool = False
-    """Leave out rows that do not fit the engine. Otherwise they are an error."""
+    """Outputs of prompts with a target length have exactly the requested tokens if the server has an input for it, else at most
+    that many."""
+    skip_too_long: bool | None = None
+    """Leave out rows that do not fit the engine. Otherwise they are an error. None: leave out requests of a trace."""
     workload: Workload | None = None
     """Prompts of given lengths, cut or padded from `input_data` if there is one. Needs the tokenizer."""
     images: str | None = None
@@ -184,6 +193,8 @@ class LoadPlan:
     """tokenizer.json, or a model's directory."""
     processes: int | None = None
     """Load processes. None: as many as each level needs."""
+    exporters: Exporters | None = None
+    """DCGM exporters of the server's GPUs. None: the GPUs of this machine."""
     settings: Mapping[str, Json] = field(default_factory=dict)
     """Recorded in the event file's header."""
 
@@ -208,19 +219,24 @@ def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> Loa
     left_out = LeftOut()
     prompts = _prompts(plan, tokenizer, left_out)
     target, workload = plan.target, plan.workload
+    replayed = any(prompt.blocks is not None for prompt in prompts)
+    exact_if_possible = plan.exact_if_possible and (workload is not None or replayed)
     if target.protocol == "openai_completions" and any(prompt.images for prompt in prompts):
         target = replace(target, protocol="openai_chat")
     rounds = Rounds(plan.load, prompts, plan.stop, plan.find_rate, plan.find_concurrency)
-    if target.service.pid is None or plan.exact_if_possible:
+    if target.service.pid is None or exact_if_possible:
         exact = asyncio.run(_check_server(target))
-        target = replace(target, exact_length=exact) if plan.exact_if_possible else target
+        target = replace(target, exact_length=exact) if exact_if_possible else target
+    openings = None
+    if tokenizer and (replayed or (workload and workload.fresh)):
+        openings = Openings(tokenizer, plan.load.seed, together=replayed)
     allow_open_files(rounds.most_in_flight)
     record(
         target,
         rounds,
         prompts,
         path,
-        settings={**plan.settings, "exact_length": target.exact_length, "rows_left_out": str(left_out)},
+        settings={**plan.settings, "exact_length": target.exact_length, **left_out.settings},
         claim=plan.expected,
         progress=progress,
         tokenizer=tokenizer,
@@ -228,7 +244,8 @@ def run(plan: LoadPlan, path: Path, progress: Callable[[int, int], None]) -> Loa
         synthetic=None if workload is None else workload.to_json(),
         objectives=plan.objectives,
         repeats=plan.stop.words(),
-        openings=Openings(tokenizer, workload.seed) if tokenizer and workload and workload.fresh else None,
+        openings=openings,
+        exporters=plan.exporters,
     )
     return analyze(path, tokenizer, plan.objectives)
 
@@ -240,6 +257,8 @@ def _prompts(plan: LoadPlan, tokenizer: Tokenizer | None, left_out: LeftOut) -> 
         assert tokenizer is not None
         data, most = plan.input_data, plan.num_prompts
         rows = () if data is None else read_prompts(data, unrendered, most=most, left_out=left_out)
+        if any(row.blocks is not None for row in rows):
+            raise StageError(f"{data}: {OWN_LENGTHS}", failure=FailureClass.USER)
         count = most or min(MOST_MADE, -(-plan.load.most_requests(plan.turns) // plan.turns))
         prompts = made(tokenizer, replace(plan.workload, prompts=count), rows)
     else:
@@ -254,28 +273,62 @@ def _prompts(plan: LoadPlan, tokenizer: Tokenizer | None, left_out: LeftOut) -> 
 
 
 def _rows(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None, left_out: LeftOut) -> tuple[Prompt, ...]:
-    """The prompts of the input data, unchanged."""
+    """The prompts of the input data, unchanged, and of a trace as many as are sent."""
     assert plan.input_data is not None
-    target = plan.target
+    target, load = plan.target, plan.load
+
+    @cache
+    def limits() -> Engine:
+        """The engine, or else what the server lists."""
+        return engine or Engine(Path(), max_seq_len=asyncio.run(served_length(target)))
 
     def fits(prompt: Prompt) -> bool:
-        assert engine is not None
-        assert tokenizer is not None
-        longest = engine.longest_prompt(prompt.max_tokens or target.max_tokens)
-        return longest is None or len(tokenizer.encode(prompt.text).ids) <= longest
+        if not (plan.skip_too_long or (plan.skip_too_long is None and prompt.blocks is not None)):
+            return True
+        longest = limits().longest_prompt(prompt.max_tokens or target.max_tokens)
+        tokens = prompt.input_tokens
+        if tokens is None and tokenizer is not None and longest is not None:
+            tokens = len(tokenizer.encode(prompt.text).ids)
+        return longest is None or tokens is None or tokens <= longest
 
     special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
     with chat_renderer(tokenizer_folder(plan.tokenizer), special) as render:
         if render is None and target.protocol.startswith("openai_chat"):
             render = unrendered  # the server has the template
-        return read_prompts(
+        rows = read_prompts(
             plan.input_data,
             render,
             turns=plan.turns,
             most=plan.num_prompts,
-            fits=fits if plan.skip_too_long and engine is not None and tokenizer is not None else None,
+            fits=fits,
             left_out=left_out,
+            timed=bool(load.trace_speed),
         )
+    if load.trace_speed:
+        rows = tuple(
+            prompt for talk in sorted(conversations(rows), key=lambda talk: talk[0].at_s or 0) for prompt in talk
+        )
+    of_lengths = any(prompt.blocks is not None for prompt in rows)
+    if (load.trace_speed or of_lengths) and plan.find_rate is None and plan.find_concurrency is None:
+        sent = load.needed(rows, plan.turns)
+        left_out.unsent, rows = len(rows) - len(sent), sent
+    if tokenizer is None:
+        if of_lengths:
+            raise UsageError(
+                f"{plan.input_data}: the requests of a trace have lengths instead of text, which need a tokenizer",
+                hint="give --tokenizer DIR",
+            )
+        return rows
+    rows = tuple(_as_recorded(prompt, tokenizer, target.max_tokens) for prompt in rows)
+    return of_trace(tokenizer, rows, load.seed) if of_lengths else rows
+
+
+def _as_recorded(prompt: Prompt, tokenizer: Tokenizer, most: int) -> Prompt:
+    """A turn of a recorded conversation with an output of at most the length of its answer."""
+    if not (prompt.recorded and prompt.references) or prompt.max_tokens is not None:
+        return prompt
+    tokens = len(tokenizer.encode(prompt.references[0], add_special_tokens=False).ids)
+    return replace(prompt, max_tokens=max(1, min(most, tokens)))
 
 
 async def _check_server(target: Target) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +17,14 @@ from trtllm_pipeline.measure.client import images
 from trtllm_pipeline.measure.client.service import Service
 
 BUILT_IN_PROMPTS: Final = "builtin:prompts"
+BLOCK_TOKENS: Final = 512
+"""Tokens that a hash of a Mooncake trace stands for. Source: kvcache-ai/Mooncake, FAST25-release."""
 OPENING_WORDS: Final = 2
 """Words of a synthetic prompt that are replaced each time it is sent."""
 _EXAMPLE: Final = 'a line looks like {"input": "The capital of France is", "output": "Paris"}'
+OWN_LENGTHS: Final = (
+    "the requests of a trace have their own lengths; leave out workload: isl_osl, input_tokens and the like"
+)
 _TOO_LONG: Final = "build for longer lengths, or let workload: isl_osl cut them"
 _SUMMARY: Final = "\n\nTL;DR:"
 """Asks for a summary of the text before it. Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019, 3.6."""
@@ -88,6 +94,12 @@ class Prompt:
     """Target length of a synthetic prompt."""
     shared: int = 0
     """Length of the shared prefix in characters."""
+    at_s: float | None = None
+    """Time of a request in its trace, in seconds."""
+    blocks: tuple[int | str, ...] | None = None
+    """Request of a trace without text: its BLOCK_TOKENS-token blocks, by name. Equal names are equal text."""
+    recorded: bool = False
+    """`references` are the answer that a conversation has after this turn. Its length limits the output."""
 
 
 def opened(text: str, shared: int, opening: str) -> str:
@@ -131,6 +143,8 @@ class LeftOut:
     """Rows read from the file."""
     without_user: list[int] = field(default_factory=list)
     too_long: list[int] = field(default_factory=list)
+    unsent: int = 0
+    """Prompts of a trace behind those that the levels send."""
 
     @property
     def reasons(self) -> str:
@@ -138,6 +152,12 @@ class LeftOut:
         place = "row" if tables.is_table(self.file) else "line"
         groups = (("without a message of a user", self.without_user), ("too long for the engine", self.too_long))
         return "; ".join(f"{words}: {len(rows)}, the first in {place} {rows[0]}" for words, rows in groups if rows)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """As in an event file's header."""
+        unsent = {"unsent_of_trace": f"{self.file.name}: the last {self.unsent} requests"} if self.unsent else {}
+        return {"rows_left_out": str(self), **unsent}
 
     def __str__(self) -> str:
         count = len(self.without_user) + len(self.too_long)
@@ -152,18 +172,20 @@ def read_prompts(
     most: int | None = None,
     fits: Callable[[Prompt], bool] | None = None,
     left_out: LeftOut | None = None,
+    timed: bool = False,
 ) -> tuple[Prompt, ...]:
     """The prompts in `path`, at least one. A line, or a row of a CSV or Parquet file, is an object with
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
-    `max_tokens`, `output` (a reference, or a list of them), `stop_words` (a text that ends generation, or a list of
+    `max_tokens` (or `output_length`), `timestamp` (in milliseconds), `output` (a reference, or a list of them), `stop_words` (a text that ends generation, or a list of
     them), `image` (a file from the directory of `path`, or a list of them), and with `messages` the fields of a chat request that
     are in _REQUEST. Other keys are ignored. Rows of public datasets are supported: `conversations`
-    (`from` and `value`, or `role` and `content`) of ShareGPT, and `article` with `highlights` of CNN/DailyMail.
+    (`from` and `value`, or `role` and `content`) of ShareGPT, and `article` with `highlights` of CNN/DailyMail. So are rows of
+    Mooncake's traces, `input_length` and `hash_ids` instead of a text. They give prompts with `blocks`.
 
     `turns` limits the turns of a conversation. The row's answers are sent between them. At most
-    `most` rows are taken, all of whose turns satisfy `fits`. Rows without a prompt are recorded in `left_out`. Raises
-    MatrixError with every faulty line, and if no row has a prompt.
+    `most` rows are taken, all of whose turns satisfy `fits`. Rows without a prompt are recorded in `left_out`. With `timed`, every
+    row needs a `timestamp`. Raises MatrixError with every faulty line, and if no row has a prompt.
     """
     taken = 0
     skipped = LeftOut() if left_out is None else left_out
@@ -178,7 +200,7 @@ def read_prompts(
             (skipped.too_long if of_row else skipped.without_user).append(number)
         return fitting
 
-    rows = _read(path, render, turns, keep, lambda: most is not None and taken >= most, folder=path.parent)
+    rows = _read(path, render, turns, keep, lambda: most is not None and taken >= most, folder=path.parent, timed=timed)
     prompts = tuple(prompt for of_row in rows for prompt in of_row)
     if not prompts:
         hint = _TOO_LONG if skipped.too_long else _EXAMPLE
@@ -193,6 +215,8 @@ def read_rows(path: Path, make: Callable[[Prompt, dict[str, Any]], T], render: R
     def made(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> list[T]:
         if not prompts:
             raise user_files.RowError("conversations", "expected a message of a user")
+        if prompts[0].blocks is not None:
+            raise user_files.RowError("input_length", "a row of a trace has no text; expected `input`")
         return [make(prompt, row) for prompt in prompts]
 
     rows = _read(path, render, 1, made, lambda: False, folder=path.parent)
@@ -205,9 +229,11 @@ def check_first_prompt(
     *,
     turns: int = 1,
     most: int | None = None,
+    timed: bool = False,
+    cut: bool = False,
 ) -> None:
-    """Raise MatrixError for errors that `read`, or `read_rows` with `make`, would find in the first rows of `path`, at most `most`,
-    for any model. Images are checked by `check_images`.
+    """Raise MatrixError for errors that `read_prompts`, or `read_rows` with `make`, would find in the first rows of `path`, at most
+    `most`, for any model. With `cut`, prompts get other lengths, so a trace is an error. Images are checked by `check_images`.
     """
     rows = 0
 
@@ -218,10 +244,12 @@ def check_first_prompt(
 
     def look(prompts: tuple[Prompt, ...], row: dict[str, Any], _number: int) -> tuple[()]:
         for prompt in prompts:
+            if cut and prompt.blocks is not None:
+                raise user_files.RowError("input_length", OWN_LENGTHS)
             make(prompt, row)
         return ()
 
-    _read(path, lambda _messages, **_more: "any", turns, look, enough, folder=None, first=True)
+    _read(path, lambda _messages, **_more: "any", turns, look, enough, folder=None, first=True, timed=timed)
 
 
 def _read(
@@ -233,6 +261,7 @@ def _read(
     *,
     folder: Path | None,
     first: bool = False,
+    timed: bool = False,
 ) -> list[Sequence[T]]:
     """Results of `make` for the prompts, row and number of each row until there are `enough`, or of the `first` rows. Images come from `directory`."""
     known: set[str] = set()
@@ -242,10 +271,15 @@ def _read(
             return ()
         if not isinstance(row, dict):
             raise user_files.RowError("", "expected an object with `input`")
+        talk = _talk_key(row) is not None
         prompts = tuple(
-            _with_images_of(row, folder, _prompt(each, default_id, render, turn))
+            _with_images_of(row, folder, replace(_prompt(each, default_id, render, turn), recorded=talk))
             for turn, (each, default_id) in enumerate(_turns(row, str(number), turns), 1)
         )
+        if timed and prompts and prompts[0].at_s is None:
+            raise user_files.RowError(
+                "timestamp", f"trace_speed needs the time of each request in milliseconds, got {row.get('timestamp')!r}"
+            )
         for prompt in prompts:
             if prompt.id in known:
                 raise user_files.RowError("id", f"{prompt.id!r} is the id of an earlier line too")
@@ -274,10 +308,13 @@ def _number(name: str, value: Any) -> Any:
 
 def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str, Any], str]]:
     """Rows in our own form, one for each requested turn, and the ids of conversations without any."""
-    talk = next((name for name, others in _CONVERSATIONS.items() if name in row and not row.keys() & others), None)
+    talk = _talk_key(row)
     if talk is not None:
         messages = _messages(row[talk], talk)
-        row = {**{name: row[name] for name in ("max_tokens", *_REQUEST) if name in row}, "messages": messages}
+        row = {
+            **{name: row[name] for name in ("max_tokens", "timestamp", *_REQUEST) if name in row},
+            "messages": messages,
+        }
         places = [place for place, each in enumerate(messages) if each["role"] == "user"][:turns]
         ended = [
             {**row, "messages": messages[: place + 1], **_answer(messages[place + 1 : place + 2])} for place in places
@@ -294,6 +331,11 @@ def _turns(row: dict[str, Any], number: str, turns: int) -> list[tuple[dict[str,
         return [(ended[0], number)]
     name = str(row.get("id", number))
     return [({**each, "id": f"{name}, turn {turn}"}, name) for turn, each in enumerate(ended, 1)]
+
+
+def _talk_key(row: Mapping[str, Any]) -> str | None:
+    """The key of a row's conversation of ShareGPT. None if it has none."""
+    return next((name for name, others in _CONVERSATIONS.items() if name in row and not row.keys() & others), None)
 
 
 def _messages(entries: object, key: str) -> list[dict[str, Any]]:
@@ -324,6 +366,8 @@ def _answer(after: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: int) -> Prompt:
     given = [key for key in ("input", "text_input", "messages") if key in row]
+    if not given and row.keys() & {"input_length", "hash_ids"}:
+        return _of_trace(row, default_id)
     if len(given) != 1:
         raise user_files.RowError("input", "expected exactly one of `input`, `text_input` and `messages`")
     text = row[given[0]]
@@ -343,17 +387,59 @@ def _prompt(row: dict[str, Any], default_id: str, render: Render | None, turn: i
             raise user_files.RowError("messages", error.message) from error
     if not isinstance(text, str) or not text.strip():
         raise user_files.RowError(given[0], "expected a text that is not empty")
-    max_tokens = row.get("max_tokens")
-    if max_tokens is None and messages:
-        max_tokens = row.get("max_completion_tokens")
-    if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-        raise user_files.RowError("max_tokens", f"expected a positive integer, got {max_tokens!r}")
+    names = ("max_tokens", *(("max_completion_tokens",) if messages else ()), "output_length")
+    max_tokens = _positive(row, next((name for name in names if row.get(name) is not None), "max_tokens"))
     references, stop_words = _texts(row, "output"), _texts(row, "stop_words")
     if messages:
         stop_words = stop_words or _texts(row, "stop")
     return Prompt(
-        str(row.get("id", default_id)), text, max_tokens, references, stop_words, messages, request, turn=turn
+        str(row.get("id", default_id)),
+        text,
+        max_tokens,
+        references,
+        stop_words,
+        messages,
+        request,
+        turn=turn,
+        at_s=_at_s(row),
     )
+
+
+def _of_trace(row: Mapping[str, Any], id_: str) -> Prompt:
+    """A request of a Mooncake trace: its lengths and blocks, without text."""
+    if row.get("session_id") is not None:
+        raise user_files.RowError(
+            "session_id", "turns of a session are not supported with lengths; give each turn's whole prompt without it"
+        )
+    tokens = _positive(row, "input_length")
+    if tokens is None:
+        raise user_files.RowError("input_length", "expected a positive integer, got None")
+    needed = math.ceil(tokens / BLOCK_TOKENS)
+    blocks = row.get("hash_ids") or [f"{id_}:{number}" for number in range(needed)]
+    if not isinstance(blocks, list) or not all(type(each) in {int, str} for each in blocks):
+        raise user_files.RowError("hash_ids", f"expected a list of integers, got {blocks!r}"[:200])
+    if len(blocks) != needed:
+        raise user_files.RowError(
+            "hash_ids", f"expected {needed}, one for each {BLOCK_TOKENS} tokens of {tokens}, got {len(blocks)}"
+        )
+    output = _positive(row, "output_length")
+    id_ = str(row.get("id", id_))
+    return Prompt(id_, "", output, input_tokens=tokens, at_s=_at_s(row), blocks=tuple(blocks))
+
+
+def _positive(row: Mapping[str, Any], name: str) -> int | None:
+    value = row.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise user_files.RowError(name, f"expected a positive integer, got {value!r}")
+    return value
+
+
+def _at_s(row: Mapping[str, Any]) -> float | None:
+    """The time of a row in seconds. None without one in milliseconds."""
+    value = row.get("timestamp")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        return None
+    return value / 1e3
 
 
 def _request(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,6 +54,17 @@ def adds_special_tokens(service: Service, protocol: str, timeout_s: float) -> bo
     return asyncio.run(query())
 
 
+async def served_length(target: Target) -> int | None:
+    """The longest sequence, prompt and output together, that an OpenAI-compatible server lists for its model. None if unknown.
+
+    Raises ServerError if the server or its model is missing.
+    """
+    if target.protocol not in OPENAI:
+        return None
+    async with target.client() as client:
+        return await client.longest() if isinstance(client, OpenAiClient) else None
+
+
 def service_at(url: str, protocol: str, model: str, *, metrics: str | None = None) -> Service:
     """The service at a URL that a user gave, HOST, HOST:PORT or http(s)://..., over grpc, http or openai.
 

@@ -14,6 +14,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from trtllm_pipeline.base import Exclusive
+from trtllm_pipeline.measure.load import counters
 from trtllm_pipeline.measure.load.events import ProbeRecord, RequestRecord
 from trtllm_pipeline.measure.load.requests import LevelRun, LoadRun, TimedRequest
 from trtllm_pipeline.measure.load.result import MeasurementFinding
@@ -735,7 +736,7 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
         "itl": timed,
         "icl": any(len(request.times_ns) > 1 for request in level.answered),
         "input": all(request.input_tokens is not None for request in level.answered),
-        "tokens": bool(level.gpus),
+        "tokens": any(record["devices"] for record in level.gpus),
     }
     answered = (sum(request.measured and request.answered for request in repeat) for repeat in level.repeats.values())
     fewest = min(answered, default=0)
@@ -749,10 +750,27 @@ def _stop_when(run: LoadRun, level: LevelRun) -> Found:
             yield "warning", f"stop_when: this level has no {name}, so the rule ignored it"
 
 
+@_gate(
+    "GPUs that DCGM exporters report: missing metrics, and different readings of each GPU during a level",
+    f"-; a warning for a missing metric or exporter, or below {counters.LEAST_READINGS} readings",
+    "an exporter collects values every 30 s by default, so a short level has no energy, and its other figures are rough",
+)
+def _exported_gpus(_run: LoadRun, level: LevelRun) -> Found:
+    for problem in dict.fromkeys(problem for record in level.gpus for problem in record.get("problems", ())):
+        yield "warning", f"GPUs: {problem}"
+    exported = [[each for each in counters.working(record["devices"]) if "exporter" in each] for record in level.gpus]
+    fewest = min((len(counters.updates(each)) for devices in exported for each in devices), default=None)
+    if fewest is not None and fewest < counters.LEAST_READINGS:
+        message = f"GPUs: {fewest} new readings of the DCGM exporter in a repeat, too few for its energy"
+        yield "warning", f"{message}; lengthen the level, or start dcgm-exporter with --collect-interval 1000"
+
+
 @_gate("rows of the prompt file that were left out", "-; a warning", "the load differs from the file", of_level=False)
 def _rows_left_out(run: LoadRun) -> Found:
     if reason := run.records.header["settings"].get("rows_left_out"):
         yield "warning", str(reason)
+    if unsent := run.records.header["settings"].get("unsent_of_trace"):
+        yield "info", f"{unsent} were not sent: requests, measurement_interval_ms or level_budget_s limit the replay"
 
 
 @_gate("prompts that warmup and measurement share", "-; a warning", "cached prompts are faster")

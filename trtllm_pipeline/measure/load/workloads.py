@@ -5,6 +5,7 @@ A length is exact by the tokenizer, special tokens included. The analysis compar
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import random
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import FailureClass, Json, StageError, user_files
-from trtllm_pipeline.measure.load.prompts import OPENING_WORDS, Prompt, conversations
+from trtllm_pipeline.measure.load.prompts import BLOCK_TOKENS, OPENING_WORDS, Prompt, conversations
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -84,7 +85,8 @@ class Workload:
             if name not in {"prompts", "lengths", "longest"} and value != getattr(plain, name)
         }
         if self.lengths:
-            changed |= {"lengths": f"{len(self.lengths)} pairs"}
+            digest = hashlib.sha256(json.dumps(self.lengths).encode()).hexdigest()[:12]
+            changed |= {"lengths": f"{len(self.lengths)} pairs, digest {digest}"}
             changed.pop("input_tokens", None)
             changed.pop("output_tokens", None)
         return changed
@@ -214,22 +216,100 @@ class _Writer:
         return ids
 
 
+def of_trace(tokenizer: Tokenizer, prompts: Sequence[Prompt], seed: int) -> tuple[Prompt, ...]:
+    """The prompts of a trace with text for their blocks, special tokens included in the length.
+
+    A block has the same text in every prompt. Raises StageError if a prompt cannot have its length.
+    """
+    blocks = _Blocks(tokenizer, seed)
+    return tuple(prompt if prompt.blocks is None else replace(prompt, text=blocks.text(prompt)) for prompt in prompts)
+
+
+class _Blocks:
+    """Text of BLOCK_TOKENS tokens for each name of a block.
+
+    A block is a passage of the corpus, filled up with short words. Tokenizers do not join tokens across words, so a block has
+    the same tokens behind any other block.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        self._tokenizer, self._seed = tokenizer, seed
+        self._special = len(tokenizer.encode("").ids)
+        self._words = _corpus().split()
+        count = _Count(tokenizer)
+        self._tokens = {word: count.behind(word) for word in set(self._words)}
+        ordinary = sorted(word for word in self._tokens if word.isalpha())
+        self._firsts = [word for word in ordinary if count(word) == self._tokens[word]] or ordinary
+        """Words with as many tokens at the start of a text as after another word."""
+        least = min(self._tokens[word] for word in ordinary)
+        self._short = [word for word in ordinary if self._tokens[word] == least]
+        self._known: dict[int | str, list[str]] = {}
+
+    def text(self, prompt: Prompt) -> str:
+        """The text of a prompt with `blocks`."""
+        assert prompt.blocks is not None
+        assert prompt.input_tokens is not None
+        left = prompt.input_tokens - self._special
+        words: list[str] = []
+        for name in prompt.blocks:
+            if name not in self._known:
+                self._known[name] = self._filled(name, BLOCK_TOKENS)
+            words += self._known[name] if left >= BLOCK_TOKENS else self._filled(name, left)
+            left -= BLOCK_TOKENS
+        text = " ".join(words)
+        if len(self._tokenizer.encode(text).ids) == prompt.input_tokens:
+            return text
+        draw = random.Random(f"{self._seed}:{prompt.blocks[-1]}")  # noqa: S311 - not a secret
+        return _Writer(self._tokenizer, draw).exactly(prompt.input_tokens, text)
+
+    def _filled(self, name: int | str, tokens: int) -> list[str]:
+        """The words of a block, or of as many of its tokens."""
+        draw = random.Random(f"{self._seed}:{name}")  # noqa: S311 - not a secret
+        start = draw.randrange(len(self._words))
+        opening = draw.choices(self._firsts, k=OPENING_WORDS)
+        words, total = list[str](), 0
+        for word in (*opening, *islice(cycle(self._words), start, start + BLOCK_TOKENS)):
+            if total + self._tokens[word] <= tokens:
+                words.append(word)
+                total += self._tokens[word]
+        while total < tokens:
+            words.append(draw.choice(self._short))
+            total += self._tokens[words[-1]]
+        return words
+
+
+class _Count:
+    """Counts tokens without special ones."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def behind(self, text: str) -> int:
+        """Tokens of a text after another word."""
+        return self(f"a {text}") - self("a")
+
+
 class Openings:
     """Different first words for synthetic prompts, so that no two requests of a run share a prefix that a cache could reuse.
+    `together`: requests of a level that start alike still do, as a trace requires.
 
     The rest of a prompt is unchanged. Only its first words are tokenized again: the tokens after a space some words later do
     not depend on them. The analysis counts the whole prompt. The same seed gives the same openings.
     """
 
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, seed: int, *, together: bool = False) -> None:
+        self._count = _Count(tokenizer)
+        self._together = together
         self._draw = random.Random(seed)  # noqa: S311 - not a secret
         self._used: set[str] = set()
         self._words: tuple[dict[int, list[str]], dict[int, list[str]]] = ({}, {})
         """Number of tokens -> words with that number, at the start of a text and after another word."""
         for word in sorted({word for word in _corpus().split() if word.isalpha()}):
             self._words[0].setdefault(self._count(word), []).append(word)
-            self._words[1].setdefault(self._count_behind(word), []).append(word)
+            self._words[1].setdefault(self._count.behind(word), []).append(word)
 
     def of(self, level: Level) -> tuple[str, ...]:
         """One for each conversation of a level, "" if none of the same length is left. For a level with a duration: enough
@@ -239,13 +319,16 @@ class Openings:
         count = len(measured)
         if level.seconds is not None:
             count = max(count, min(MOST_OPENINGS, math.ceil(level.seconds * (level.concurrency or 1) / _QUICKEST_S)))
-        return tuple(map(self._one, (*warmup, *islice(cycle(measured), count))))
+        talks = [tuple(map(_Begun.of, talk)) for talk in (*warmup, *islice(cycle(measured), count))]
+        if self._together:
+            drawn = {talk: self._one(talk) for talk in dict.fromkeys(talks)}
+            return tuple(drawn[talk] for talk in talks)
+        return tuple(map(self._one, talks))
 
-    def _one(self, talk: Sequence[Prompt]) -> str:
-        begun = [_Begun.of(prompt) for prompt in talk]
+    def _one(self, begun: Sequence[_Begun]) -> str:
         counts = [self._count(each.with_opening(each.opening)) for each in begun]
         behind = begun[0].before
-        total = (self._count_behind if behind else self._count)(begun[0].opening)
+        total = (self._count.behind if behind else self._count)(begun[0].opening)
         firsts, later = self._words[bool(behind)], self._words[1]
         ways = [(firsts[total], [""])] if total in firsts else []
         ways += [(words, later[total - count]) for count, words in firsts.items() if total - count in later]
@@ -258,12 +341,6 @@ class Openings:
                 self._used.add(opening)
                 return opening
         return ""
-
-    def _count_behind(self, text: str) -> int:
-        return self._count(f"a {text}") - self._count("a")
-
-    def _count(self, text: str) -> int:
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 class _Begun(NamedTuple):

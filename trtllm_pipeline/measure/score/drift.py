@@ -36,6 +36,14 @@ class ScoreDrift:
     """Questions with a higher score than the reference's."""
     worse: int
 
+    @property
+    def verdict(self) -> str:
+        """The difference in words, judged by its interval."""
+        low, high = self.interval
+        if low <= 0 <= high:
+            return "no loss beyond noise"
+        return f"{'loses' if high < 0 else 'gains'} {abs(self.difference):.3f} ± {(high - low) / 2:.3f}"
+
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ScoreDrift:
         """The drift of one metric that `to_json` wrote. Raises KeyError or TypeError for anything else."""

@@ -9,9 +9,21 @@ FILES: Final = ("config.json", "hf_quant_config.json")
 AS_IS: Final = "as_is"
 """The precision of cells that serve weights the way their files have them."""
 Form = Literal[
-    "fp8", "fp8_block", "fbgemm_fp8", "nvfp4", "mxfp4", "int4_awq", "w4a8_awq", "awq", "gptq", "gptq_desc_act", "mixed"
+    "fp8",
+    "fp8_block",
+    "fbgemm_fp8",
+    "nvfp4",
+    "mxfp4",
+    "int4_awq",
+    "w4a8_awq",
+    "awq",
+    "gptq",
+    "gptq_desc_act",
+    "mixed",
+    "mixed_nvfp4",
 ]
-"""Forms of weights that TensorRT-LLM has a name for. int4_awq and w4a8_awq are Model Optimizer's, awq is AutoAWQ's."""
+"""Forms of weights that TensorRT-LLM has a name for. int4_awq and w4a8_awq are Model Optimizer's, awq is AutoAWQ's; mixed and
+mixed_nvfp4 are Model Optimizer's weights with an algorithm for each layer, without and with NVFP4 among them."""
 FORMS: Final[tuple[str, ...]] = get_args(Form)
 
 # Model Optimizer's names, in hf_quant_config.json.
@@ -46,14 +58,24 @@ def quantization(files: Mapping[str, Mapping[str, Any] | None]) -> QuantizedWeig
     section = model_optimizer.get("quantization")
     if isinstance(section, Mapping):
         word = str(section.get("quant_algo") or "an algorithm it does not name")[:40]
+        form = _ALGORITHMS.get(word.upper(), word.lower())
         return QuantizedWeights(
-            _ALGORITHMS.get(word.upper(), word.lower()), f"{word} by its {FILES[1]}", _group(section)
+            f"{form}_nvfp4" if form == "mixed" and _has_nvfp4(section) else form,
+            f"{word} by its {FILES[1]}",
+            _group(section),
         )
     section = config.get("quantization_config")
     if isinstance(section, Mapping):
         word = str(section.get("quant_algo") or section.get("quant_method") or "an algorithm it does not name")[:40]
         return QuantizedWeights(_by_transformers(section, word), f"{word} by its {FILES[0]}", _group(section))
     return None
+
+
+def _has_nvfp4(section: Mapping[str, Any]) -> bool:
+    """True if a layer has NVFP4 weights, with activations of 4 bits or of 16."""
+    layers = section.get("quantized_layers")
+    parts = layers.values() if isinstance(layers, Mapping) else ()
+    return any("NVFP4" in str(each.get("quant_algo")).upper() for each in parts if isinstance(each, Mapping))
 
 
 def _group(section: Mapping[str, Any]) -> int | None:

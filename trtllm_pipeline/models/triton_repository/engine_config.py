@@ -152,7 +152,7 @@ class Engine:
     def longest_prompt(self, output_tokens: int) -> int | None:
         """Maximum number of prompt tokens for a response of `output_tokens`. None if no limit is known."""
         known = (self.max_input_len, self.max_seq_len - output_tokens if self.max_seq_len else None)
-        return min((limit for limit in known if limit), default=None)
+        return min((limit for limit in known if limit is not None), default=None)
 
     def check_lengths(self, requests: Iterable[tuple[str, int, int]]) -> None:
         """Raise StageError if any (id, input tokens, output tokens) exceeds the engine's limits, naming the worst one."""

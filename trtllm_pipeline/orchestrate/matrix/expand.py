@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate.matrix.validate import LoadedMatrix
 
 MAX_CELLS: Final = 100_000
-_PERF: Final = f"{SETTINGS_PREFIX}perf."
 OF_TENSORRT_LLM: Final = frozenset({"tensorrt_llm", "tensorrt_llm_pytorch"})
 """Toolchains that belong to a TensorRT-LLM release."""
 _ANY_GPU: Final = ""
@@ -590,7 +589,8 @@ class _SettingsByCell:
             for layer in (*layers, self.last):
                 settings = _merged(settings, layer)
             self._check_retry(settings)
-            self._check_perf(settings, matched)
+            self._check_conflicts("perf", settings, matched)
+            self._check_conflicts("accuracy", settings, matched)
             self.made[key] = cast("SettingsDict", settings)
         return self.made[key]
 
@@ -605,20 +605,22 @@ class _SettingsByCell:
                 (Fault("--set", None, ".".join(at), why) if given else self.loaded.document.fault(at, why),)
             )
 
-    def _check_perf(self, settings: Mapping[str, Any], matched: tuple[int, ...]) -> None:
-        """Raise MatrixError for perf settings that contradict each other after all layers are merged."""
+    def _check_conflicts(self, section: str, settings: Mapping[str, Any], matched: tuple[int, ...]) -> None:
+        """Raise MatrixError for settings of a section that contradict each other after all layers are merged."""
         from trtllm_pipeline.tensorrt import params
 
-        why = next(params.conflicts(SimpleNamespace(**settings["perf"])), None)
+        conflicts = {"perf": params.conflicts, "accuracy": params.task_conflicts}[section]
+        why = next(conflicts(SimpleNamespace(**settings[section])), None)
         if why is None:
             return
-        if "perf" in self.last:
-            raise MatrixError((Fault("--set", None, "settings.perf", why),))
-        places: list[KeyPath] = [("axes", name) for _, name in self.varying if name.startswith(_PERF)]
+        if section in self.last:
+            raise MatrixError((Fault("--set", None, f"settings.{section}", why),))
+        varied = f"{SETTINGS_PREFIX}{section}."
+        places: list[KeyPath] = [("axes", name) for _, name in self.varying if name.startswith(varied)]
         places += [
-            ("override", index, "settings", "perf") for index in reversed(matched) if "perf" in self.overrides[index]
+            ("override", index, "settings", section) for index in reversed(matched) if section in self.overrides[index]
         ]
-        raise MatrixError((self.loaded.document.fault((*places, ("settings", "perf"))[0], why),))
+        raise MatrixError((self.loaded.document.fault((*places, ("settings", section))[0], why),))
 
 
 def _merged(below: dict[str, Json], above: Mapping[str, Json]) -> dict[str, Json]:

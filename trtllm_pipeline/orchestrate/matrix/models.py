@@ -37,7 +37,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
 from trtllm_pipeline.base import PARALLEL
-from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked
+from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked, lm_eval
 from trtllm_pipeline.models import Form, dataset_file
 from trtllm_pipeline.orchestrate.matrix.derive import STRICT, UNIQUE, derived, with_sections
 from trtllm_pipeline.orchestrate.matrix.document import canonical_lengths, canonical_parallel, nearest
@@ -477,16 +477,16 @@ class Speculative(Strict):
 
     method: Literal["none", params.Speculation, "eagle2", "redrafter"] = "none"
     """Drafting method: another model (draft), an EAGLE-3 head trained for the model (eagle3), the model's own MTP layers (mtp),
-    the text so far (ngram), Medusa heads (medusa), lookahead decoding (lookahead), or an EAGLE head (eagle). eagle2 and
-    redrafter never work, and the plan reports why."""
+    the text so far (ngram, or sa by a suffix automaton), a model that drafts in one pass (pard, dflash), Medusa heads (medusa),
+    lookahead decoding (lookahead), or an EAGLE head (eagle). eagle2 and redrafter never work, and the plan reports why."""
     model: Text | None = None
-    """(draft, eagle3, medusa, eagle) Draft model: ORGANIZATION/NAME[@REVISION] on the Hugging Face Hub, a recipe, or a directory
+    """(draft, eagle3, pard, dflash, medusa, eagle) Draft model: ORGANIZATION/NAME[@REVISION] on the Hugging Face Hub, a recipe, or a directory
     (`./heads/foo`)."""
     max_draft_len: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Tokens drafted at a time, or all tokens of a tree. Default: 3, 1 for mtp, 63 for medusa and eagle. For lookahead, the
     number follows from `settings.repository.lookahead_*`."""
     max_ngram_size: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """(ngram) Longest token sequence that is searched for in the text so far. Default: 2."""
+    """(ngram, sa) Longest token sequence that is searched for in the text so far. Default: 2, any for sa."""
     num_medusa_heads: Annotated[int, Field(ge=1, le=64)] | None = None
     """(medusa) Number of heads. Default: 4."""
     num_medusa_layers: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -564,7 +564,7 @@ class Perf(Section):
     """Latency objectives. Goodput is the share of requests that meet all of them. At a request rate, times count from the
     scheduled start of a request."""
     input_data: DataSet | None = None
-    """Prompts as JSONL, or ShareGPT or CNN/DailyMail data: a path relative to the matrix file, builtin:NAME, or
+    """Prompts as JSONL, a Mooncake trace, or ShareGPT or CNN/DailyMail data: a path relative to the matrix file, builtin:NAME, or
     hub:ORGANIZATION/NAME[/PATH][@REVISION] on the Hugging Face Hub. Default: synthetic prompts, or builtin:prompts with
     `workload: prompts`."""
     lengths_data: DataFile | None = None
@@ -587,6 +587,12 @@ class Perf(Section):
         return value
 
 
+def _task(value: str) -> str:
+    lm_eval.TaskItem.parse(value)
+    return value
+
+
+@derived(params.TaskParams, leave=("tasks", "min_score", "max_length", "version", "concurrency", "request_timeout_s"))
 @derived(params.AccuracyParams, leave=("images", "lora_names"))
 class Accuracy(Section):
     """Scoring of answers."""
@@ -601,6 +607,12 @@ class Accuracy(Section):
     Python function."""
     python_path: Text = "."
     """Directory that contains MODULE, relative to the matrix file."""
+    tasks: Annotated[tuple[Annotated[Text, AfterValidator(_task)], ...], Unique] = ()
+    """Standard tasks of lm-evaluation-harness instead of questions: names of tasks or groups, such as `[gsm8k, mmlu:200]`.
+    NAME:LIMIT takes the first questions of each task. `pipeline_arithmetic` comes with the project and needs no hub."""
+    include_path: Text | None = None
+    """(tasks) Directory with tasks of your own, relative to the matrix file. Relative paths in their files start there. Default:
+    none."""
 
 
 @derived(GatewayParams)

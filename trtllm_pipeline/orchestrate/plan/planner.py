@@ -36,7 +36,7 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import catalog as toolchains
-from trtllm_pipeline.tensorrt import load_levels, reachable
+from trtllm_pipeline.tensorrt import lacks_for_tasks, load_levels, reachable
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -50,7 +50,6 @@ LOCAL: Final = "local"
 """The executor on this machine."""
 RAY: Final = "ray"
 SLURM: Final = "slurm"
-DEFAULT_WORKSPACE: Final = ".pipeline"
 
 SECTIONS: Final[Mapping[str, str]] = {
     "max_num_tokens": "build",
@@ -152,8 +151,9 @@ def machine_of(request: Request) -> Machine:
     }:
         from trtllm_pipeline.tensorrt import releases
 
-        if (warning := releases.unknown(release)) is not None:
-            logger.warning("%s", warning)
+        for warning in (releases.unknown(release), releases.hard_to_get(release) if machine.assumed else None):
+            if warning is not None:
+                logger.warning("%s", warning)
     return machine
 
 
@@ -217,7 +217,8 @@ def expanded(
 
 def infeasible(cell: Cell, machine: Machine) -> str | None:
     """The reason why the toolchain cannot build or serve a cell on `machine`, or None."""
-    return toolchains.load(cell.toolchain).infeasible(cell, machine.of(cell.gpu))
+    of_type = machine.of(cell.gpu)
+    return toolchains.load(cell.toolchain).infeasible(cell, of_type) or lacks_for_tasks(cell, of_type)
 
 
 def lacks_gpu(cell: Cell, machine: Machine) -> str | None:
@@ -348,7 +349,7 @@ def runnable_plan(cells: Sequence[Cell], store: Store, machine: Machine, *, unti
         if missing is not None:
             where = f"on nodes with {gpu}" if gpu and machine.types else "on this machine"
             raise PlanError(f"toolchain {name} cannot run {where}: {missing}", hint="`pipeline plan` works without it")
-    for warning in (*exposed(plan), *toolchains.caveats(plan.feasible)):
+    for warning in (*exposed(plan), *toolchains.caveats(plan.feasible, machine)):
         logger.warning("%s", warning)
     return plan
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
-from trtllm_pipeline.base import Cell, CellId, Json, MatrixError, count, layout_name, text_blocks
+from trtllm_pipeline.base import Cell, CellId, Json, Machine, MatrixError, count, layout_name, text_blocks
 from trtllm_pipeline.orchestrate.matrix.document import SETTINGS_PREFIX
 from trtllm_pipeline.orchestrate.matrix.expand import segment
 from trtllm_pipeline.orchestrate.memory import estimates, fitting
@@ -96,6 +96,8 @@ class Fits:
     fits: tuple[Fit, ...]
     selected: bool = False
     """The matrix has further cells."""
+    machine: Machine | None = None
+    """None: this one."""
 
     def to_json(self) -> dict[str, Json]:
         """The output of `pipeline plan --fit --format json`."""
@@ -104,18 +106,18 @@ class Fits:
     def blocks(self) -> list[text_blocks.Block]:
         """Text for people. Cells with the same change form a group."""
         if not self.fits:
-            enough = f"this machine has enough memory for {_all(self.cells)}"
-            return [
-                text_blocks.TextLine(
-                    enough
-                    if self.cells
-                    else "no cell can work, independent of memory: `pipeline plan` shows the reasons"
-                )
-            ]
+            none = "no cell can work, independent of memory: `pipeline plan` shows the reasons"
+            return [text_blocks.TextLine(self._enough() if self.cells else none)]
         alike: dict[tuple[bool, bool, tuple[str, ...] | None], list[Fit]] = {}
         for fit in self.fits:
             alike.setdefault((fit.works, fit.added, fit.proposal), []).append(fit)
         return [block for group in alike.values() for block in self._together(group)]
+
+    def _enough(self) -> str:
+        assumed = self.machine is not None and self.machine.assumed
+        unknown = self.machine is not None and self.machine.memory_bytes is None
+        words = f"{'the assumed' if assumed else 'this'} machine has enough {'GPU memory' if unknown else 'memory'}"
+        return f"{words} for {_all(self.cells)}{'; its host memory is unknown' if unknown else ''}"
 
     def _together(self, group: Sequence[Fit]) -> list[text_blocks.Block]:
         first = group[0]
@@ -176,7 +178,7 @@ def fits_of(request: Request, store: Store | None) -> Fits:
             proposal = fitting.fit(cell, machine.of(cell.gpu), wrong, same_batch=works)
             fit = fit if proposal is None else fit.with_change(*proposal)
             fits.append(replace(fit, added=fit.changed_id not in with_(fit.axes)))
-    return Fits(len(able), tuple(fits), selected=bool(request.cells))
+    return Fits(len(able), tuple(fits), selected=bool(request.cells), machine=machine)
 
 
 def _setting(cell: Cell, name: str) -> str:

@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 UNQUANTIZED: Final = ("fp32", "fp16", "bf16")
 """Precisions of reference cells for quantized cells, the preferred first."""
+SCORING: Final = ("accuracy", "score", "tasks")
+"""Stages that write accuracy.json: own questions, answers that perf timed, or standard tasks."""
 _PREPARATION: Final = ("quantize", "convert", "build", "visual")
 _ENGINE_STAGE: Final = "build"
 
@@ -334,8 +336,8 @@ def _in_process(artifact: Artifact | None, perf: LoadResult) -> dict[str, Json] 
 
 
 def _scored(made: Mapping[str, Artifact]) -> Artifact | None:
-    """Output of the scoring stage: its own answers, or those that perf timed."""
-    return made.get("accuracy") or made.get("score")
+    """Output of the scoring stage."""
+    return next((made[stage] for stage in SCORING if stage in made), None)
 
 
 def _row(
@@ -350,7 +352,7 @@ def _row(
     levels = perf.levels if perf.valid else ()
     scored = _scored(made)
     scores_in = None if scored is None else scored.out
-    if failed in {"accuracy", "score"} and why.log is not None:
+    if failed in SCORING and why.log is not None:
         scores_in = why.log.parent / "out"  # show a score that is too low
     accuracy = AccuracyResult.read((read_object(scores_in / ACCURACY_FILE) if scores_in else None) or {})
     conditions = replace(perf.conditions, made_on={} if levels else _made_on(made))

@@ -231,3 +231,6 @@ def _name_files(settings: dict[str, Any], files: Mapping[str, str], base: Path) 
                 path = str(section[name])
                 absolute = path if path.startswith("hub:") else str((base / path).absolute())
                 section[name] = files.get(path, absolute)
+        if section and (folder := section.get("include_path")) is not None:
+            copied = any(name == place and name.startswith(f"{folder}/") for name, place in files.items())
+            section["include_path"] = folder if copied else str((base / folder).absolute())

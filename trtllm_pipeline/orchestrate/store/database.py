@@ -34,6 +34,8 @@ Rows = dict[str, list[tuple[Any, ...]]]
 
 _PATIENCE_S: Final = 30.0
 """How long to wait for other processes, whose uses of the file take milliseconds."""
+_LOOK_S: Final = 0.02
+"""How long to wait for the file's lock before looking again whether the file exists."""
 _REPAIR_PATIENCE_S: Final = 2.0
 _READS: Final = 5
 """How often a read-only index is read: a process that opens or closes the file may be in the way."""
@@ -163,10 +165,14 @@ class Database(ABC):
 
     def _open(self) -> None:
         """Open the file. Create it first if it is missing. Holds the shared lock from then on."""
+        deadline = time.monotonic() + _PATIENCE_S
         while True:
             exists = os.path.lexists(self.path)
-            if not self._wait_for_lock(fcntl.LOCK_SH if exists else fcntl.LOCK_EX, _PATIENCE_S):
-                raise self._busy()
+            # Another process may create the file meanwhile. It then shares the lock for as long as it works.
+            if not self._wait_for_lock(fcntl.LOCK_SH if exists else fcntl.LOCK_EX, _LOOK_S):
+                if time.monotonic() > deadline:
+                    raise self._busy()
+                continue
             if exists and os.path.lexists(self.path):
                 break
             if not exists and not os.path.lexists(self.path):

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.tensorrt import releases
 
 TRITON: Final = "nvcr.io/nvidia/tritonserver"
-TRTLLM: Final = "nvcr.io/nvidia/tensorrt-llm/release"
-"""TensorRT-LLM alone, tagged with the release; without Triton, so for trtllm-serve."""
 FIRST_TRTLLM: Final = "0.20.0"
+"""First release with an image of its own, without Triton, so for trtllm-serve."""
 CPU: Final = f"trtllm-pipeline-cpu:{__version__}"
 """What `Dockerfile.cpu` makes: the embedded toolchain and the gateway. No registry has it."""
 TAGS: Final = {
@@ -79,7 +79,7 @@ def image_for(release: str, *, triton: bool) -> str:
         from packaging.version import Version
 
         if Version(release) >= Version(FIRST_TRTLLM):
-            return f"{TRTLLM}:{release}"
+            return f"{releases.IMAGE}:{release}"
     if release not in TAGS:
         raise UsageError(
             f"no image with TensorRT-LLM {release} is known",

@@ -13,7 +13,8 @@ from trtllm_pipeline.serve.gateway.stops import StopWords
 if TYPE_CHECKING:
     from trtllm_pipeline.serve.gateway.dialects import AnswerParser
 
-_CUT: Final = "\ufffd"
+CUT: Final = "\ufffd"
+"""A part of a character."""
 
 
 class Token(NamedTuple):
@@ -21,6 +22,8 @@ class Token(NamedTuple):
 
     text: str
     log_probs: list[float]
+    top: list[list[tuple[int, float]]]
+    """The most likely tokens at each position: id, log probability."""
 
 
 class Choice(Answer):
@@ -113,7 +116,7 @@ class Choice(Answer):
 
     def _added(self, text: str) -> str:
         """The new text of a response that repeats all text so far. A split character comes whole with a later one."""
-        whole = text.rstrip(_CUT)
+        whole = text.rstrip(CUT)
         length = len(self._accumulated)
         if len(whole) <= length or not whole.startswith(self._accumulated):
             return ""
@@ -125,10 +128,8 @@ class Choice(Answer):
         shown = self._stops.feed(text)
         stopped = self._stops.found is not None
         if self.wants_tokens and (shown or not stopped):
-            # Some servers repeat those of earlier responses.
-            self.tokens.append(
-                Token(shown if stopped else text, self.log_probs[-tokens:] if tokens else self.log_probs)
-            )
+            last = -(tokens or 0)  # some servers repeat those of earlier responses
+            self.tokens.append(Token(shown if stopped else text, self.log_probs[last:], self.top_log_probs[last:]))
         self._changed(self, tokens or 0, self._put(shown))
         if stopped or (self._parser is not None and self._parser.done):
             self.end("stop")

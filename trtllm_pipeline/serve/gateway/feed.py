@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.choice import Choice
 from trtllm_pipeline.serve.gateway.dialects import Content
-from trtllm_pipeline.serve.gateway.openai_answers import DONE, Answers, TokenUsage
+from trtllm_pipeline.serve.gateway.openai_answers import Answers, TokenUsage, failed_event
 from trtllm_pipeline.serve.gateway.openai_backend import Passed
+from trtllm_pipeline.serve.gateway.responses_answers import ResponseAnswers
 from trtllm_pipeline.tensorrt import params
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class Feed:
     def fail(self, failure: ApiError) -> None:
         """Give it up."""
         raise NotImplementedError
+
+    def failed(self, failure: ApiError) -> bytes:
+        """The event that ends a stream that has failed."""
+        return failed_event(failure)
 
     def usage(self) -> TokenUsage:
         """Counts, as far as they are known."""
@@ -151,7 +156,7 @@ class ChoicesFeed(Feed):
         self._prompts = prompts
         self._texts = texts
         self._metrics = metrics
-        self._answers = Answers(request, texts)
+        self._answers = (ResponseAnswers if request.endpoint == "responses" else Answers)(request, texts)
         self._begun: set[int] = set()
         self._finished: set[int] = set()
         self._ended = False
@@ -211,10 +216,12 @@ class ChoicesFeed(Feed):
             self._take(choice, parts)
         if done and self.failure is None:
             self._ended = True
-            if self._asked.include_usage:
-                parts.append(self._answers.usage(self.usage()))
-            return "".join(parts).encode() + DONE
+            return "".join(parts).encode() + self._answers.end(self.usage)
         return "".join(parts).encode()
+
+    def failed(self, failure: ApiError) -> bytes:
+        """The event that ends a stream that has failed."""
+        return self._answers.failed(failure)
 
     def _counted(self) -> bool:
         """True if threads have finished counting long prompts."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 
@@ -27,6 +28,7 @@ from trtllm_pipeline.tensorrt import reachable
 _BACKLOG: Final = 2048
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 _PORT: Final = re.compile(r":\d+$")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s@*?#]+")
 Announce = Callable[[Mapping[str, Any]], None]
 
 
@@ -83,7 +85,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # warns of each write to a client that has gone
     server = _Server(
         uvicorn.Config(
-            _for_trusted_hosts(gateway, config),
+            _for_trusted_hosts(_for_browsers(gateway, config), config),
             http=GatewayProtocol,
             limit_concurrency=config.params.max_connections + 1,  # uvicorn refuses at the limit, not above it
             # uvloop misses a reset connection if a socket is watched by add_reader (1 in 100), and is not faster
@@ -111,6 +113,22 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
         listener.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _for_browsers(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
+    """Return the gateway, behind the answers to browsers' CORS requests if pages of other origins may use it.
+
+    Cookies are not allowed: the gateway has none, and keys come in a header. Raises UsageError for a value that is not an origin.
+    """
+    origins = config.params.cors_origin
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise UsageError(f"--cors-origin {origin}: expected SCHEME://HOST[:PORT] or *")
+    if not origins:
+        return gateway
+    return CORSMiddleware(
+        gateway, origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=["Retry-After"]
+    )
 
 
 def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:

@@ -80,6 +80,9 @@ class ModelTexts:
         normalizer = self.tokenizer.normalizer
         self._expansion = 1 if normalizer is None else _EXPANSION.get(type(normalizer).__name__)
         self._added = self.tokenizer.num_special_tokens_to_add(is_pair=False) + 1  # and a space before the text
+        self._anchor = self.tokenizer.encode(
+            "a", add_special_tokens=False
+        ).ids  # decoders strip the first space of a text
         self._double = added_prefix(self.tokenizer)
         """The first token that the tokenizer adds, and templates too."""
         self._threads = ThreadPoolExecutor(renderers, thread_name_prefix="gateway-texts")
@@ -163,6 +166,12 @@ class ModelTexts:
     def answer_tokens(self, text: str) -> int:
         """Tokens of an answer."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def token_text(self, token: int) -> str:
+        """The text that a token adds to another text."""
+        decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+        text: str = decode([*self._anchor, token])
+        return text.removeprefix(decode(self._anchor))
 
     def pieces(self, text: str, count: int) -> list[str]:
         """`text` as `count` tokens. All of it as the first if the tokenizer splits it differently."""

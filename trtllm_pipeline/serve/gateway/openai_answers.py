@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.serve.gateway.choice import Choice, Token
+from trtllm_pipeline.serve.gateway.choice import CUT, Choice, Token
 from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
 from trtllm_pipeline.serve.gateway.parsed_request import ParsedRequest
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.serve.gateway.api_error import ApiError
     from trtllm_pipeline.serve.gateway.model_texts import ModelTexts
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -34,6 +35,11 @@ class TokenUsage:
         return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
 
 
+def failed_event(failure: ApiError) -> bytes:
+    """An error as an event."""
+    return b"data: " + failure.body + b"\n\n"
+
+
 class Answers:
     """Writes the answers of one request."""
 
@@ -47,6 +53,7 @@ class Answers:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         model = quoted(request.model)
         self._head = f'{{"id":"{self._id}","object":"{kind}","created":{self._created},"model":{model},"choices":['
+        self._include_usage = request.include_usage
         self._usage = ',"usage":null' if request.include_usage else ""
         self._offsets: dict[int, int] = {}
 
@@ -70,9 +77,15 @@ class Answers:
         """The event that ends a choice."""
         return self._event(index, "{}" if self._chat else '""', (), f'"{reason}"')
 
-    def usage(self, usage: TokenUsage) -> str:
-        """The event with the counts, which has no choice."""
-        return f'data: {self._head}],"usage":{json.dumps(usage.to_json())}}}\n\n'
+    def end(self, usage: Callable[[], TokenUsage]) -> bytes:
+        """The events that end the stream. One has the counts, if they are requested, and no choice."""
+        if not self._include_usage:
+            return DONE
+        return f'data: {self._head}],"usage":{json.dumps(usage().to_json())}}}\n\n'.encode() + DONE
+
+    def failed(self, failure: ApiError) -> bytes:
+        """The event that ends a stream that has failed."""
+        return failed_event(failure)
 
     def _event(self, index: int, delta: str, tokens: Sequence[Token], reason: str = "null") -> str:
         name = "delta" if self._chat else "text"
@@ -114,36 +127,51 @@ class Answers:
         return json.dumps({**body, "usage": usage.to_json()}).encode()
 
     def _log_probs_of(self, index: int, generated: Sequence[Token]) -> dict[str, Any]:
-        tokens = [pair for token in generated for pair in self._pairs(token)]
         if self._chat:
-            return {
-                "content": [
-                    {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-                    for text, value in tokens
-                ],
-                "refusal": None,
-            }
+            return {"content": named_log_probs(self._texts, generated), "refusal": None}
+        tokens = [each for token in generated for each in _named(self._texts, token)]
         offsets = []
         at = self._offsets.get(index, 0)
-        for text, _ in tokens:
+        for text, _, _ in tokens:
             offsets.append(at)
             at += len(text)
         self._offsets[index] = at
         return {
-            "tokens": [text for text, _ in tokens],
-            "token_logprobs": [value for _, value in tokens],
-            "top_logprobs": None,
+            "tokens": [text for text, _, _ in tokens],
+            "token_logprobs": [value for _, value, _ in tokens],
+            "top_logprobs": [dict(top) for _, _, top in tokens] if any(top for _, _, top in tokens) else None,
             "text_offset": offsets,
         }
 
-    def _pairs(self, token: Token) -> list[tuple[str, float]]:
-        """Text and log probability of each token. The server sends no ids: several at once are cut by the tokenizer."""
-        count = len(token.log_probs)
-        if count == 0:
-            return []
-        pieces = [token.text] if count == 1 or self._texts is None else self._texts.pieces(token.text, count)
-        pieces += [""] * (count - len(pieces))
-        return list(zip(pieces, token.log_probs, strict=True))
+
+def named_log_probs(texts: ModelTexts | None, generated: Sequence[Token]) -> list[dict[str, Any]]:
+    """Log probabilities of tokens as chats and responses have them."""
+    return [
+        {**_log_prob(text, value), "top_logprobs": [_log_prob(*each) for each in top]}
+        for token in generated
+        for text, value, top in _named(texts, token)
+    ]
+
+
+def _named(texts: ModelTexts | None, token: Token) -> list[tuple[str, float, list[tuple[str, float]]]]:
+    """Text and log probability of each token, and of the most likely ones at its position.
+
+    The server sends no ids of the chosen ones: several at once are cut by the tokenizer.
+    """
+    count = len(token.log_probs)
+    if count == 0:
+        return []
+    pieces = [token.text] if count == 1 or texts is None else texts.pieces(token.text, count)
+    pieces += [""] * (count - len(pieces))
+    tops: list[list[tuple[str, float]]] = [[] for _ in pieces]
+    if texts is not None:
+        tops = [[(texts.token_text(number), value) for number, value in top] for top in token.top[:count]] + tops
+    return list(zip(pieces, token.log_probs, tops, strict=False))
+
+
+def _log_prob(text: str, value: float) -> dict[str, Any]:
+    """A token with its log probability. The bytes are unknown for a part of a character."""
+    return {"token": text, "logprob": value, "bytes": None if CUT in text else list(text.encode())}
 
 
 def _message(deltas: Iterable[Delta]) -> dict[str, Any]:

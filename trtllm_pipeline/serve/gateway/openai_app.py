@@ -34,6 +34,7 @@ from trtllm_pipeline.serve.gateway.names import UNKNOWN
 from trtllm_pipeline.serve.gateway.openai_backend import OpenAiBackend
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint, ParsedRequest, model_of, parse_body, read
 from trtllm_pipeline.serve.gateway.prometheus_metrics import GatewayMetrics, RequestMetrics
+from trtllm_pipeline.serve.gateway.responses_request import as_of_response, read_response
 from trtllm_pipeline.serve.gateway.served import ModelServer
 from trtllm_pipeline.serve.gateway.stops import StopWords
 from trtllm_pipeline.serve.gateway.triton_backend import TritonBackend
@@ -229,7 +230,7 @@ class GatewayApp:
             else:
                 metrics.rejected(error.reason)
             metrics.finish(error.status)
-            await _send_error(error, send)
+            await _send_error(as_of_response(error) if endpoint == "responses" else error, send)
         except BaseException as error:
             (metrics or self.metrics.request(UNKNOWN, PATHS[endpoint])).finish(500)
             if isinstance(error, Exception):
@@ -327,7 +328,7 @@ class GatewayApp:
         try:
             backend = await served.backend()
             if isinstance(backend, TritonBackend):
-                parsed = read(endpoint, body)
+                parsed = read_response(body) if endpoint == "responses" else read(endpoint, body)
                 count = parsed.choices
             else:
                 parsed, count = None, 1
@@ -438,7 +439,7 @@ class GatewayApp:
                 head = _EVENTS if feed.stream else [_JSON, (b"content-length", str(len(data)).encode())]
                 await send({"type": "http.response.start", "status": 200, "headers": head})
             if over and feed.failure is not None:
-                data += b"data: " + feed.failure.body + b"\n\n"
+                data += feed.failed(feed.failure)
             sending.since = time.monotonic()
             await send({"type": "http.response.body", "body": data, "more_body": not over})
             sending.since = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from trtllm_pipeline.measure import MAX_STREAM_BYTES, Connection, HttpError, fetch, server_url
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint
-from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter
+from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter, check_of
 from trtllm_pipeline.tensorrt import server_requests
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ _MOST_WAITING_BYTES: Final = 1 << 18
 _MOST_ERROR_BYTES: Final = 1 << 16
 DEFAULTS: Final = ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens")
 """The fields of `GatewayParams` that OpenAI-compatible servers take by the same name."""
+
+OF_RESPONSES: Final = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
+"""The same, for the Responses API."""
 
 
 class Passed:
@@ -94,10 +97,10 @@ class OpenAiBackend:
     async def ask(self, endpoint: Endpoint, body: dict[str, Any], passed: Passed) -> None:
         """Pass a request on and fill `passed`. One that is cancelled closes the connection, by which the server learns of it."""
         name = body["model"]
-        request = {**with_defaults(body, self._params), "model": self._model, **self._adapters[name]}
+        request = {**with_defaults(endpoint, body, self._params), "model": self._model, **self._adapters[name]}
         message = json.dumps(request, ensure_ascii=False).encode(errors="replace")
         try:
-            await asyncio.wait_for(self._ask(PATHS[endpoint], message, name, passed), self._timeout_s)
+            await asyncio.wait_for(self._ask(endpoint, message, name, passed), self._timeout_s)
         except asyncio.TimeoutError:
             passed.end(
                 ApiError(504, f"no complete answer within {self._timeout_s:g} s", code="timeout", reason="timeout")
@@ -112,14 +115,16 @@ class OpenAiBackend:
             502, f"the server of model {self._served.name} failed: {why}", code="bad_gateway", reason="upstream"
         )
 
-    async def _ask(self, path: str, message: bytes, name: str, passed: Passed) -> None:
+    async def _ask(self, endpoint: Endpoint, message: bytes, name: str, passed: Passed) -> None:
         while True:
             kept = bool(self._idle)
             connection = self._idle.pop()[0] if kept else Connection(self._url)
-            answer = _Answer(connection, passed, _renaming(self._model, name), self._failed)
+            answer = _Answer(connection, passed, _renaming(self._model, name), self._failed, check_of(endpoint))
             try:
                 await connection.open()
-                status = await connection.request("POST", path, message, answer.take, max_bytes=MAX_STREAM_BYTES)
+                status = await connection.request(
+                    "POST", PATHS[endpoint], message, answer.take, max_bytes=MAX_STREAM_BYTES
+                )
             except HttpError:
                 if not kept or connection.answer.began:
                     raise
@@ -154,6 +159,7 @@ class _Answer:
         passed: Passed,
         names: list[tuple[bytes, bytes]],
         failed: Callable[[str], ApiError],
+        check: AnswerCheck,
     ) -> None:
         self.refused = bytearray()
         self._connection = connection
@@ -161,7 +167,7 @@ class _Answer:
         self._names = names
         self._failed = failed
         self._cutter = StreamCutter()
-        self._check = AnswerCheck()
+        self._check = check
 
     def take(self, _now_ns: int, part: bytes) -> None:
         """One read of the body."""
@@ -225,9 +231,14 @@ def _renaming(said: str, wanted: str) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def with_defaults(body: Mapping[str, Any], params: GatewayParams) -> dict[str, Any]:
+def with_defaults(endpoint: Endpoint, body: Mapping[str, Any], params: GatewayParams) -> dict[str, Any]:
     """A request with the default sampling for absent fields. The server checks the others."""
     request = dict(body)
+    if endpoint == "responses":  # has other names, and no field for the rest
+        for name, default in OF_RESPONSES.items():
+            if body.get(name) is None and (value := getattr(params, default)) is not None:
+                request[name] = value
+        return request
     for name in DEFAULTS:
         value = getattr(params, name)
         # A chat may call its limit by either name.

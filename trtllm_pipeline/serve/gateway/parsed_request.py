@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from trtllm_pipeline.base import user_files
 from trtllm_pipeline.serve.gateway.api_error import ApiError, bad
 
-Endpoint = Literal["chat", "completions"]
-PATHS: Final[Mapping[Endpoint, str]] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+Endpoint = Literal["chat", "completions", "responses"]
+PATHS: Final[Mapping[Endpoint, str]] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+}
 MOST_CHOICES: Final = 128
 MOST_STOPS: Final = 16
 MOST_STOP_CHARACTERS: Final = 1024
 """In one stop word: text that may begin it is held back."""
 MOST_MESSAGES: Final = 10_000
-_INT32: Final = 2**31 - 1
+INT32: Final = 2**31 - 1
 _MOST_BRACKETS: Final = 100_000
 """Limit of objects in a body: more small objects would block the parser, and all other requests, for longer."""
 
-_FOR_OPENAI: Final = frozenset(
+FOR_OPENAI: Final = frozenset(
     {
         *(
             "user",
@@ -89,15 +94,15 @@ _SAMPLING: Final[Mapping[str, tuple[type, float, float]]] = {
     # field -> type, least, most
     "temperature": (float, 0, 2),
     "top_p": (float, 0, 1),
-    "top_k": (int, -1, _INT32),
+    "top_k": (int, -1, INT32),
     "min_p": (float, 0, 1),
     "frequency_penalty": (float, -2, 2),
     "presence_penalty": (float, -2, 2),
     "repetition_penalty": (float, 1e-6, 100),
     "length_penalty": (float, -100, 100),
-    "min_tokens": (int, 0, _INT32),
-    "end_id": (int, -1, _INT32),
-    "pad_id": (int, 0, _INT32),
+    "min_tokens": (int, 0, INT32),
+    "end_id": (int, -1, INT32),
+    "pad_id": (int, 0, INT32),
 }
 _COMMON: Final = frozenset(
     {
@@ -105,11 +110,11 @@ _COMMON: Final = frozenset(
         *("ignore_eos", "stop_token_ids", "skip_special_tokens", "add_special_tokens"),
     }
 )
-_KNOWN: Final[Mapping[Endpoint, frozenset[str]]] = {
+_KNOWN: Final[Mapping[str, frozenset[str]]] = {
     "chat": _COMMON
     | _SAMPLING.keys()
     | _NEUTRAL.keys()
-    | _FOR_OPENAI
+    | FOR_OPENAI
     | {
         "messages",
         "max_completion_tokens",
@@ -121,7 +126,7 @@ _KNOWN: Final[Mapping[Endpoint, frozenset[str]]] = {
         "reasoning_effort",
         "chat_template_kwargs",
     },
-    "completions": _COMMON | _SAMPLING.keys() | _NEUTRAL.keys() | _FOR_OPENAI | {"prompt", "echo", "logprobs"},
+    "completions": _COMMON | _SAMPLING.keys() | _NEUTRAL.keys() | FOR_OPENAI | {"prompt", "echo", "logprobs"},
 }
 
 
@@ -156,6 +161,8 @@ class ParsedRequest:
     sampling: Mapping[str, float] = field(default_factory=dict)
     """The fields of `_SAMPLING` in the request."""
     logprobs: bool = False
+    top_logprobs: int = 0
+    """Most likely tokens at each position."""
     echo: bool = False
     guide: Guide | None = None
     prompts: tuple[str, ...] = ()
@@ -166,6 +173,8 @@ class ParsedRequest:
     parallel_tool_calls: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template."""
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+    """Responses: fields of the request that the response has too."""
 
     @property
     def choices(self) -> int:
@@ -192,46 +201,60 @@ def model_of(body: Mapping[str, Any]) -> str:
     if model is None:
         raise bad("model", "you must provide a model parameter", code="missing_required_parameter")
     if not isinstance(model, str):
-        raise _wrong("model", "a text", model)
+        raise wrong("model", "a text", model)
     return model
 
 
-def read(endpoint: Endpoint, body: Mapping[str, Any]) -> ParsedRequest:
+def read(endpoint: Literal["chat", "completions"], body: Mapping[str, Any]) -> ParsedRequest:
     """The request in a body. Raises ApiError for what it cannot say, and for what nothing here does."""
-    if unknown := sorted(body.keys() - _KNOWN[endpoint]):
-        other: Endpoint = "completions" if endpoint == "chat" else "chat"
-        where = f"; it belongs to {PATHS[other]}" if unknown[0] in _KNOWN[other] else ""
-        raise bad(
-            unknown[0], f"unrecognized request argument: {', '.join(unknown)[:200]}{where}", code="unknown_parameter"
-        )
-    for name, value in body.items():
-        if name in _NEUTRAL and not any(value is each or value == each for each in _NEUTRAL[name]):
-            why = f": {_WHY[name]}" if name in _WHY else ""
-            raise bad(name, f"{name} is not supported{why}", code="unsupported_parameter")
-    stream = _flag(body, "stream")
-    options = _object(body, "stream_options")
+    other: Endpoint = "completions" if endpoint == "chat" else "chat"
+    refuse_unknown(body, _KNOWN[endpoint], {PATHS[other]: _KNOWN[other]})
+    refuse_unless_neutral(body, _NEUTRAL, _WHY)
+    stream = flag(body, "stream")
+    options = typed_object(body, "stream_options")
     if options and not stream:
         raise bad("stream_options", "stream_options is only allowed with stream: true")
     given: dict[str, Any] = {
         "stream": stream,
-        "include_usage": _flag(options, "include_usage", "stream_options.include_usage"),
-        "n": _whole(body, "n", 1, MOST_CHOICES) or 1,
-        "max_tokens": _whole(body, "max_tokens", 1, _INT32),
+        "include_usage": flag(options, "include_usage", "stream_options.include_usage"),
+        "n": whole(body, "n", 1, MOST_CHOICES) or 1,
+        "max_tokens": whole(body, "max_tokens", 1, INT32),
         "stop": _stops(body),
         "bad_words": _texts(body, "bad_words", 1000),
-        "ignore_eos": _flag(body, "ignore_eos"),
+        "ignore_eos": flag(body, "ignore_eos"),
         "stop_token_ids": _token_ids(body, "stop_token_ids"),
         **{
-            name: _flag(body, name)
+            name: flag(body, name)
             for name in ("skip_special_tokens", "add_special_tokens")
             if body.get(name) is not None
         },
-        "seed": _whole(body, "seed", -(2**63), 2**64 - 1),
-        "sampling": {name: _number(body, name) for name in body if name in _SAMPLING and body[name] is not None},
-        "guide": _guide(_object(body, "response_format")),
+        "seed": whole(body, "seed", -(2**63), 2**64 - 1),
+        "sampling": {name: number(body, name) for name in body if name in _SAMPLING and body[name] is not None},
+        "guide": guide_of(typed_object(body, "response_format")),
     }
     own = _chat(body) if endpoint == "chat" else _completion(body)
     return ParsedRequest(endpoint, model_of(body), **{**given, **own})
+
+
+def refuse_unknown(
+    body: Mapping[str, Any], known: Collection[str], elsewhere: Mapping[str, Collection[str]] = MappingProxyType({})
+) -> None:
+    """Raise ApiError for fields that are not known here. `elsewhere`: paths that know others."""
+    if unknown := sorted(set(body).difference(known)):
+        where = "".join(f"; it belongs to {path}" for path, names in elsewhere.items() if unknown[0] in names)
+        raise bad(
+            unknown[0], f"unrecognized request argument: {', '.join(unknown)[:200]}{where}", code="unknown_parameter"
+        )
+
+
+def refuse_unless_neutral(
+    body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], why: Mapping[str, str]
+) -> None:
+    """Raise ApiError for unsupported fields whose value would have an effect."""
+    for name, value in body.items():
+        if name in neutral and not any(value is each or value == each for each in neutral[name]):
+            because = f": {why[name]}" if name in why else ""
+            raise bad(name, f"{name} is not supported{because}", code="unsupported_parameter")
 
 
 def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,38 +262,35 @@ def _chat(body: Mapping[str, Any]) -> dict[str, Any]:
     if messages is None:
         raise bad("messages", "you must provide a messages parameter", code="missing_required_parameter")
     if not isinstance(messages, list) or not messages:
-        raise _wrong("messages", "a list of messages, at least one", messages)
+        raise wrong("messages", "a list of messages, at least one", messages)
     if len(messages) > MOST_MESSAGES:
         raise bad("messages", f"messages has {len(messages)} items; the limit is {MOST_MESSAGES}")
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _wrong(f"messages[{number}]", "an object with role and content", message)
-    most = _whole(body, "max_completion_tokens", 1, _INT32)
+            raise wrong(f"messages[{number}]", "an object with role and content", message)
+    most = whole(body, "max_completion_tokens", 1, INT32)
     tools = body.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise _wrong("tools", "a list of tools", tools)
+        raise wrong("tools", "a list of tools", tools)
     choice = body.get("tool_choice")
     if choice is not None and not isinstance(choice, (str, dict)):
-        raise _wrong("tool_choice", "a text or an object", choice)
-    logprobs, top = _flag(body, "logprobs"), _whole(body, "top_logprobs", 0, 20)
+        raise wrong("tool_choice", "a text or an object", choice)
+    logprobs, top = flag(body, "logprobs"), whole(body, "top_logprobs", 0, 20)
     if top is not None and not logprobs:
         raise bad("top_logprobs", "top_logprobs is only allowed with logprobs: true")
-    if top:
-        raise bad(
-            "top_logprobs", "the server gives the log probability of the chosen token only: top_logprobs is 0 here"
-        )
-    variables = dict(_object(body, "chat_template_kwargs"))
+    variables = dict(typed_object(body, "chat_template_kwargs"))
     if (effort := body.get("reasoning_effort")) is not None:
         if not isinstance(effort, str):
-            raise _wrong("reasoning_effort", "a text", effort)
+            raise wrong("reasoning_effort", "a text", effort)
         variables.setdefault("reasoning_effort", effort)
     return {
         **({} if most is None else {"max_tokens": most}),
         "messages": messages,
         "tools": tools or (),
         "tool_choice": choice,
-        "parallel_tool_calls": _flag(body, "parallel_tool_calls", default=True),
+        "parallel_tool_calls": flag(body, "parallel_tool_calls", default=True),
         "logprobs": logprobs,
+        "top_logprobs": top or 0,
         "variables": variables,
     }
 
@@ -283,20 +303,23 @@ def _completion(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(prompts, list) and any(isinstance(each, (int, list)) for each in prompts):
         raise bad("prompt", "a prompt of token ids is not supported: give its text", code="unsupported_parameter")
     if not isinstance(prompts, list) or not prompts or not all(isinstance(each, str) for each in prompts):
-        raise _wrong("prompt", "a text, or a list of texts", prompt)
+        raise wrong("prompt", "a text, or a list of texts", prompt)
     if len(prompts) > MOST_CHOICES:
         raise bad("prompt", f"prompt has {len(prompts)} texts; the limit is {MOST_CHOICES}")
-    logprobs = _whole(body, "logprobs", 0, 5)
-    echo = _flag(body, "echo")
-    if logprobs:
-        raise bad("logprobs", "the server gives the log probability of the chosen token only: logprobs is 0 here")
+    logprobs = whole(body, "logprobs", 0, 5)
+    echo = flag(body, "echo")
     if logprobs is not None and echo:
         raise bad("echo", "echo cannot be combined with logprobs: the server gives none of the prompt")
-    return {"prompts": tuple(prompts), "logprobs": logprobs is not None, "echo": echo}
+    return {
+        "prompts": tuple(prompts),
+        "logprobs": logprobs is not None,
+        "top_logprobs": logprobs or 0,
+        "echo": echo,
+    }
 
 
-def _guide(request: Mapping[str, Any]) -> Guide | None:
-    where = "response_format"
+def guide_of(request: Mapping[str, Any], where: str = "response_format", inside: str = "json_schema") -> Guide | None:
+    """The guide in a `response_format`, which has its schema in the object `inside`, or itself. Raises ApiError."""
     kind = request.get("type") if request else "text"
     if kind == "text":
         return None
@@ -304,48 +327,55 @@ def _guide(request: Mapping[str, Any]) -> Guide | None:
         return Guide("json")
     if kind != "json_schema":
         raise bad(f"{where}.type", f"{where}.type is {_shown(kind)}; expected text, json_object or json_schema")
-    schema = _object(_object(request, "json_schema", f"{where}.json_schema"), "schema", f"{where}.json_schema.schema")
+    if inside:
+        where = f"{where}.{inside}"
+        request = typed_object(request, inside, where)
+    schema = typed_object(request, "schema", f"{where}.schema")
     if not schema:
-        raise bad(f"{where}.json_schema.schema", f"{where}.json_schema.schema is missing")
+        raise bad(f"{where}.schema", f"{where}.schema is missing")
     return Guide("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
-def _flag(body: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
+def flag(body: Mapping[str, Any], name: str, where: str = "", *, default: bool = False) -> bool:
+    """A field that is true or false. Raises ApiError."""
     value = body.get(name)
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise _wrong(where or name, "true or false", value)
+        raise wrong(where or name, "true or false", value)
     return value
 
 
-def _object(body: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
+def typed_object(body: Mapping[str, Any], name: str, where: str = "") -> Mapping[str, Any]:
+    """A field that is an object, empty without one. Raises ApiError."""
     value = body.get(name)
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise _wrong(where or name, "an object", value)
+        raise wrong(where or name, "an object", value)
     return value
 
 
-def _whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+def whole(body: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    """A field that is a whole number within limits. Raises ApiError."""
     value = body.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise _wrong(name, f"a whole number from {least} to {most}", value)
+        raise wrong(name, f"a whole number from {least} to {most}", value)
     return value
 
 
-def _number(body: Mapping[str, Any], name: str) -> float | None:
+def number(body: Mapping[str, Any], name: str) -> float | None:
+    """A field of `_SAMPLING`. Raises ApiError."""
     kind, least, most = _SAMPLING[name]
     if kind is int:
-        return _whole(body, name, int(least), int(most))
+        return whole(body, name, int(least), int(most))
     value = body.get(name)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-        raise _wrong(name, f"a number from {least:g} to {most:g}", value)  # nan is not between
+        raise wrong(name, f"a number from {least:g} to {most:g}", value)  # nan is not between
     return float(value)
 
 
@@ -353,7 +383,7 @@ def _texts(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
     value = body.get(name)
     texts = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-        raise _wrong(name, "a text, or a list of texts", value)
+        raise wrong(name, "a text, or a list of texts", value)
     if len(texts) > most:
         raise bad(name, f"{name} has {len(texts)} texts; the limit is {most}")
     return tuple(each for each in texts if each)
@@ -362,8 +392,8 @@ def _texts(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
 def _token_ids(body: Mapping[str, Any], name: str) -> tuple[int, ...]:
     value = body.get(name)
     ids = [] if value is None else value
-    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= _INT32 for each in ids):
-        raise _wrong(name, "a list of token ids", value)
+    if not isinstance(ids, list) or not all(type(each) is int and 0 <= each <= INT32 for each in ids):
+        raise wrong(name, "a list of token ids", value)
     if len(ids) > MOST_STOPS:
         raise bad(name, f"{name} has {len(ids)} ids; the limit is {MOST_STOPS}")
     return tuple(ids)
@@ -376,7 +406,8 @@ def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     return words
 
 
-def _wrong(param: str, expected: str, value: object) -> ApiError:
+def wrong(param: str, expected: str, value: object) -> ApiError:
+    """The error for a value of another type or out of range."""
     return bad(param, f"{param} is {_shown(value)}; expected {expected}")
 
 

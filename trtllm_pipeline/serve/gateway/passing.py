@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trtllm_pipeline.measure import MAX_MESSAGE_BYTES, ProtocolError, fields
+from trtllm_pipeline.serve.gateway.parsed_request import Endpoint
 
 _EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
@@ -15,6 +16,9 @@ _NO_OUTPUT: Final = frozenset({"role", "type", "id", "index", "format"})
 """Fields of a message, and of its parts, that say nothing of what the model wrote."""
 _FAILED: Final = frozenset({"error", "abort"})
 """Finish reasons of an answer that its server has given up, as vLLM and SGLang call them."""
+
+_FAILED_RESPONSES: Final = frozenset({"failed", "cancelled"})
+_COUNTS: Final = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
 
 
 class StreamCutter:
@@ -96,6 +100,43 @@ class AnswerCheck:
         if not self._finished:
             return "the answer ended without any choice"
         return None if all(self._finished.values()) else "the answer ended without a finish_reason"
+
+
+class ResponseCheck(AnswerCheck):
+    """The same, for an answer of the Responses API. Its events have types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = False
+
+    def whole(self, data: bytes, *, failed: bool = False) -> bool:
+        """Read an object. Returns whether there is output in it."""
+        try:
+            body = fields.parse(data)
+        except ProtocolError as broken:
+            self.error = self.error or str(broken)
+            return False
+        response = body.get("response")
+        response = response if isinstance(response, dict) else body
+        error = fields.error_of(response)
+        if failed or error is not None or body.get("type") == "error" or response.get("status") in _FAILED_RESPONSES:
+            self.error = self.error or _message(body if error is None else error)
+            return False
+        if isinstance(usage := response.get("usage"), dict):
+            self.usage = {name: usage.get(theirs) for name, theirs in _COUNTS.items()}
+        if response.get("status") in {"completed", "incomplete"} and response.get("object") == "response":
+            self._ended = True
+        return bool(body.get("delta") or body.get("output"))
+
+    @property
+    def failure(self) -> str | None:
+        """Why an answer that ends here is not whole; None for one that is."""
+        return self.error or (None if self._ended else "the answer ended without a whole response")
+
+
+def check_of(endpoint: Endpoint) -> AnswerCheck:
+    """The check of an answer."""
+    return ResponseCheck() if endpoint == "responses" else AnswerCheck()
 
 
 def _has_output(value: object) -> bool:

@@ -56,6 +56,7 @@ _CHAT_TOKENS: Final = 1024
 _POSTPROCESSING: Final = "postprocessing"
 _GUIDE: Final = "guided_decoding_guide"
 _LOG: Final = logging.getLogger(__name__)
+_TOP: Final = "return_top_log_probs"
 _GUIDE_TYPE: Final = "guided_decoding_guide_type"
 _NEUTRAL: Final = {
     "frequency_penalty": 0,
@@ -286,7 +287,7 @@ class TritonBackend:
 
     def _max_tokens(self, request: ParsedRequest, tokens: int | None, wanted: int | None) -> int:
         """Longest answer to a prompt. Raises ApiError where prompt and answer do not fit the model."""
-        param = "messages" if request.endpoint == "chat" else "prompt"
+        param = "prompt" if request.endpoint == "completions" else "messages"
         if tokens == 0:
             raise bad(param, "the prompt has no tokens")
         if tokens is not None and self.max_input_len is not None and tokens > self.max_input_len:
@@ -322,6 +323,15 @@ class TritonBackend:
         given |= self._sampled(request, number, needed)
         if request.logprobs:
             given["return_log_probs"], needed["return_log_probs"] = True, "logprobs"
+        if request.top_logprobs:
+            field = "logprobs" if request.endpoint == "completions" else "top_logprobs"
+            if self._texts is None:
+                raise bad(
+                    field,
+                    f"{field} is not supported for model {request.model}: the gateway has no tokenizer of it",
+                    code="unsupported_parameter",
+                )
+            given[_TOP], needed[_TOP] = request.top_logprobs, field
         if request.bad_words:
             given["bad_words"], needed["bad_words"] = request.bad_words, "bad_words"
         if prompt.guide is not None:

@@ -38,12 +38,13 @@ _BY_HAND: Final = ("declared", "exclusive", "lora", "lora_names", "protocol", "s
 """Parameters of perf that a server at a URL has in another form, or not at all."""
 _PANELS: Final = {
     options.SERVER_PANEL: (
-        *("url", "model", "protocol", "endpoint_type", "streaming", "metrics_url", "request_timeout_s", "processes"),
+        *("url", "model", "protocol", "endpoint_type", "streaming", "metrics_url", "dcgm_url", "dcgm_gpus"),
+        *("request_timeout_s", "processes"),
     ),
     "Expected server configuration, verified against the server": ("declare", "engine", "repository"),
     "The load": (
-        *("concurrency", "request_rate", "request_distribution", "burstiness", "requests", "measurement_interval_ms"),
-        *("level_budget_s", "warmup", "warmup_requests", "max_in_flight", "turn_delay_s"),
+        *("concurrency", "request_rate", "request_distribution", "burstiness", "trace_speed", "requests"),
+        *("measurement_interval_ms", "level_budget_s", "warmup", "warmup_requests", "max_in_flight", "turn_delay_s"),
         *("find_rate", "find_concurrency", "repeats"),
         *("stop_when", "max_repeats", "budget_s", "random_seed"),
     ),
@@ -64,21 +65,21 @@ Declare = _expected(
     "--declare",
     "NAME=VALUE",
     "A setting by TensorRT-LLM's name, read back where the server reports it; enable_kv_cache_reuse=false is also "
-    "probed, tp=N and weight_bits=N are used for the roofline; can be given several times.",
+    "probed, tp=N and weight_bits=N are used for the roofline. Repeatable.",
 )
 Engine = _expected(
     "--engine",
     "DIR",
-    "The engine, model directory or GGUF file that it serves, on this machine: limits, and the roofline of its weights.",
+    "Served engine, model directory or GGUF file on this machine, for its limits and the roofline of its weights.",
 )
 Repository = _expected(
-    "--repository", "DIR", "Its model repository; each config.pbtxt is compared with what the server runs."
+    "--repository", "DIR", "Model repository of the server; each config.pbtxt is compared with what the server runs."
 )
 Processes = _server(
     "--processes", "N", "Load processes (default: as many as a level needs).", min=1, max=params.MOST_PROCESSES
 )
 InputData = options.option(
-    "--input-data", "FILE", "JSONL file of prompts, or builtin:NAME (default: synthetic, or builtin:prompts)."
+    "--input-data", "FILE", "File of prompts or a trace, or builtin:NAME (default: synthetic, or builtin:prompts)."
 )
 Lengths = options.option(
     "--lengths-data",

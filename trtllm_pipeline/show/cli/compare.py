@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def compare(
     run: options.MeasuredRun = "latest",
     baseline: Annotated[
-        str | None, options.argument("BASELINE", "What to compare RUN with.", complete=options.completion.runs)
+        str | None,
+        options.argument("BASELINE", "Baseline that RUN is compared with.", complete=options.completion.runs),
     ] = None,
     by: Annotated[
         str | None,

@@ -129,7 +129,10 @@ def lm_eval(
     url: options.Url,
     model: options.Model,
     tasks: Annotated[
-        str, options.option("--tasks", "NAME,...", "Tasks, separated by commas (lm_eval ls tasks lists them).")
+        str,
+        options.option(
+            "--tasks", "NAME[:LIMIT],...", "Tasks or groups, separated by commas (lm_eval ls tasks lists them)."
+        ),
     ],
     endpoint_type: Annotated[
         Literal["completions", "chat"],
@@ -157,11 +160,12 @@ def lm_eval(
 ) -> None:
     """Run standard tasks of lm-evaluation-harness against an OpenAI-compatible server.
 
-    Needs the extra [lm-eval] and a server such as trtllm-serve or vLLM. Triton, and therefore the embedded toolchain, has
-    no such endpoint. lm_eval downloads its own data sets. The API key is read from OPENAI_API_KEY.
+    Needs the extra [lm-eval], here or in the environment that LM_EVAL_PYTHON names. A Triton server gets an endpoint from
+    pipeline serve gateway. lm_eval downloads its own data sets; pipeline_arithmetic comes with the project. The API key is
+    read from OPENAI_API_KEY. In a matrix, settings.accuracy.tasks does the same for every cell.
 
     examples:
-      pipeline eval lm-eval -u http://localhost:8000 --model Qwen/Qwen2.5-0.5B --tasks gsm8k --limit 50
+      pipeline eval lm-eval -u http://localhost:8000 --model Qwen/Qwen2.5-0.5B --tasks gsm8k:50
       pipeline eval lm-eval -u http://localhost:8000 --model m --tasks mine --include-path tasks/ --dry-run
     """
     from trtllm_pipeline.measure import AccuracyResult, lm_eval
@@ -172,18 +176,19 @@ def lm_eval(
         model=model,
         tasks=tuple(filter(None, tasks.split(","))),
         endpoint=endpoint_type,
-        tokenizer=tokenizer,
+        tokenizer=tokenizer if tokenizer is None or not Path(tokenizer).is_dir() else str(Path(tokenizer).absolute()),
         num_fewshot=num_fewshot,
         limit=limit,
         concurrency=concurrency,
         include_path=include_path,
     )
     if dry_run:
-        emit(shlex.join(lm_eval.command(lm_eval.PROGRAM, evaluation, Path(output_dir or "DIR"))))
+        for argv in lm_eval.commands((lm_eval.PROGRAM,), evaluation, Path(output_dir or "DIR")).values():
+            emit(shlex.join(argv))
         return
     with tempfile.TemporaryDirectory(prefix="pipeline-lm-eval-") as scratch:
-        folder = None if output_dir is None else options.empty_folder(output_dir)
-        scores = lm_eval.evaluate(evaluation, folder, Path(scratch), started=lambda argv: note(shlex.join(argv)))
+        folder = Path(scratch) if output_dir is None else options.empty_folder(output_dir)
+        scores = lm_eval.evaluate(evaluation, folder, started=lambda argv: note(shlex.join(argv)))
     emit_as(format, scores, json=AccuracyResult.to_json, table=score_tables.scores_text, csv=score_tables.scores_csv)
 
 

@@ -9,19 +9,31 @@ from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit_as
 
+_UNSERVED = "no toolchain serves it here; a plan says why"
+
 
 def list_(format: options.TextOrJson = "text") -> None:
-    """List the recipes: your own in ./recipes, and the shipped ones.
+    """List the recipes: your own in ./recipes, and the shipped ones. A model that none of TensorRT-LLM and the embedded
+    toolchain serves is marked.
 
     examples:
       pipeline models list
     """
     from trtllm_pipeline.orchestrate import recipe_files
+    from trtllm_pipeline.tensorrt import catalog
 
-    recipes = [recipe_files.load_recipe(path) for path in recipe_files.list_recipes(Path()).values()]
-    keys = {"name", "summary", "family", "license"}
-    data = {"schema": 1, "recipes": [recipe.model_dump(mode="json", include=keys) for recipe in recipes]}
-    emit_as(format, data, text=lambda _: text_tables.aligned({recipe.name: recipe.summary for recipe in recipes}))
+    recipes = [
+        recipe_files.load_recipe(path).model_dump(mode="json") for path in recipe_files.list_recipes(Path()).values()
+    ]
+    rows = [
+        {
+            **{key: recipe[key] for key in ("name", "summary", "family", "license")},
+            "toolchains": catalog.serving(recipe),
+        }
+        for recipe in recipes
+    ]
+    lines = {row["name"]: row["summary"] if row["toolchains"] else f"{row['summary']} ({_UNSERVED})" for row in rows}
+    emit_as(format, {"schema": 1, "recipes": rows}, text=lambda _: text_tables.aligned(lines))
 
 
 def show(

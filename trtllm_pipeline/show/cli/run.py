@@ -35,7 +35,9 @@ def run(
     retry_infeasible: Annotated[bool, options.switch("--retry-infeasible", "Retry infeasible cells.")] = False,
     rerun: Annotated[
         str | None,
-        options.option("--rerun", "STAGE,...", "Measure again although results are up to date: perf, accuracy, smoke."),
+        options.option(
+            "--rerun", "STAGE,...", "Measure again although results are up to date: perf, accuracy, tasks, smoke."
+        ),
     ] = None,
     refresh: Annotated[bool, options.switch("--refresh", "Resolve branches to revisions again.")] = False,
     name: Annotated[

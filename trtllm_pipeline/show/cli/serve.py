@@ -58,7 +58,7 @@ def _start(
     ],
     matrix: options.MatrixOrLatest = None,
     name: Annotated[
-        str | None, options.option("--name", "NAME", "What to call it (default: model and precision).")
+        str | None, options.option("--name", "NAME", "Name of the server (default: model and precision).")
     ] = None,
     openai: Annotated[
         bool,
@@ -68,7 +68,7 @@ def _start(
     ] = False,
     host: Annotated[
         str,
-        options.option("--host", "ADDRESS", "Address that clients reach it at; anything but loopback lets others in."),
+        options.option("--host", "ADDRESS", "Address for clients; other machines can connect unless it is loopback."),
     ] = "127.0.0.1",
     port: options.GatewayPort = None,
     api_keys: options.ApiKeys = None,
@@ -91,7 +91,8 @@ def _start(
         ),
     ] = None,
     model_name: Annotated[
-        str | None, options.option("--model-name", "NAME", "What clients call the model (default: its recipe's name).")
+        str | None,
+        options.option("--model-name", "NAME", "Name of the model for clients (default: its recipe's name)."),
     ] = None,
     model_folder: Annotated[
         str | None,
@@ -107,9 +108,9 @@ def _start(
 ) -> None:
     """Start a server and keep it running after this terminal is closed.
 
-    A cell is one of --matrix, or else of the workspace's latest run, and must be built. What was signed has to be as it was
-    signed. With --openai an OpenAI endpoint listens at --host and --port, and the server behind it on this machine alone.
-    Options override the matrix.
+    A cell is one of --matrix, or else of the workspace's latest run, and must be built. Signed artifacts must still match
+    their signatures. With --openai, an OpenAI endpoint listens at --host and --port, and the server behind it on this
+    machine alone. Options override the matrix.
 
     examples:
       pipeline serve start '*/int8_wo/*/bs4' --openai --port 8000
@@ -398,7 +399,7 @@ def restart(
 ) -> None:
     """Stop servers, and start them again as they were asked for, on the same ports. Those that have ended are started.
 
-    What they are served from is checked as `start` did; one that cannot be started continues as it does.
+    Their artifacts are checked as by `start`. A server that cannot be started again keeps running.
 
     examples:
       pipeline serve restart chat

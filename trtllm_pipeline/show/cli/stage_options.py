@@ -56,7 +56,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
         if place == "service":
             own.append(_text("in_service", "--service", "FILE", f"Output of pipeline stage {upstream} --format json."))
         else:
-            own.append(_text(f"in_{place}", flag(place), "DIR", f"What {upstream} left."))
+            own.append(_text(f"in_{place}", flag(place), "DIR", f"Output of {upstream}."))
     for file in dict.fromkeys(each for stage in stages for each in stage.file_names):
         of = OF_ANOTHER.get((name, file))
         text = (
@@ -118,7 +118,7 @@ def _option(name: str, same: list[params.ParamField]) -> inspect.Parameter:
         return _parameter(name, Annotated[bool | None, about])
     if _is_mapping(field) or name in _TEXTS:
         metavar = "TEXT" if name in _TEXTS else "NAME=VALUE"
-        text = f"{text.removesuffix('.')}; can be given several times."
+        text = f"{text} Repeatable."
         about = options.option(option, metavar, text, rich_help_panel=_PARAMETERS, show_default=False)
         return _parameter(name, Annotated[list[str] | None, about])
     every = all(each.choices for each in same)  # where one takes any text, there is nothing to choose from

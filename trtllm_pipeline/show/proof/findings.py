@@ -33,6 +33,8 @@ _STYLES: Final = {
     FindingStatus.DIFFERS: "red",
     FindingStatus.CANNOT: "dim",
 }
+_COMPARED: Final = {installed.TEMPLATES: ("templates", "placeholders"), installed.LLM_API: ("arguments", "names")}
+"""What is compared beside programs -> kind, and what it has."""
 _NO_TIME: Final = "postponed to the next run of this command; use --precision all to run it now"
 _ENDED_BY_THE_USER: Final = frozenset((FailureClass.USER.value, FailureClass.TIMEOUT.value))
 """Failures unrelated to the toolchain: disk space, a limit."""
@@ -43,7 +45,7 @@ class DeepFinding:
     """One finding."""
 
     kind: str
-    """cell, program, templates or toolchain."""
+    """cell, program, templates, arguments or toolchain."""
     name: str
     """The id for a cell."""
     status: FindingStatus
@@ -62,7 +64,7 @@ class DeepFinding:
     """Agreement with the float reference, for cells with answers."""
     tolerance_nats: float | None = None
     comparison: installed.InstalledComparison | None = None
-    """For programs and templates."""
+    """For programs, templates and arguments."""
 
     def to_json(self) -> dict[str, Json]:
         """A row of the JSON file, see docs/reference/formats.md."""
@@ -121,6 +123,8 @@ class DeepExamination:
             yield f"{self.where()}: the options printed by {', '.join(programs)} match the recorded ones"
         if any(each.kind == "templates" for each in good):
             yield f"{self.where()}: the placeholders of the Triton templates match the recorded ones"
+        if any(each.kind == "arguments" for each in good):
+            yield f"{self.where()}: the arguments of the LLM API match the recorded ones"
 
     def to_json(self) -> dict[str, Json]:
         """The JSON form, see docs/reference/formats.md."""
@@ -217,12 +221,11 @@ def _judged(row: CellResult, agreement: Agreement | None, tolerance: float) -> t
 
 
 def of_comparison(comparison: installed.InstalledComparison) -> DeepFinding:
-    """The row of a program or of the templates."""
-    kind = "program" if comparison.name != "Triton templates" else "templates"
+    """The row of a program, of the templates or of the LLM API."""
+    kind, what = _COMPARED.get(comparison.name, ("program", "options"))
     if comparison.reason is not None:
         return DeepFinding(kind, comparison.name, FindingStatus.CANNOT, comparison.reason, comparison=comparison)
     status = FindingStatus.DIFFERS if comparison.differences else FindingStatus.VERIFIED
-    what = "options" if kind == "program" else "placeholders"
     words = f"{comparison.known} {what} as recorded"
     return DeepFinding(
         kind,

@@ -108,7 +108,7 @@ def columns(rows: Sequence[CellResult], level: str = HIGHEST) -> tuple[Column, .
         Column("trtllm-bench tok/s", lambda row: _number(row.trtllm_bench_tps), 3, "trtllm_bench"),
         measured("tok/J", lambda each: each.tokens_per_joule, 3, "tokens_per_joule", "joule"),
         measured("GPU W", lambda each: each.gpu_use.power_w if each.gpu_use else None, 7, None, "gpu.power_w"),
-        *(column for place, name in enumerate(scores) for column in _score(name, first=place == 0)),
+        *(column for place, name in enumerate(scores) for column in _score(name, scores, first=place == 0)),
         Column(
             "agree", lambda row: _share(row.accuracy_drift.agreement if row.accuracy_drift else None), 5, "agreement"
         ),
@@ -168,8 +168,10 @@ def _goodput(level: LevelResult) -> str | None:
     return None if level.goodput is None else _share(level.goodput.share)
 
 
-def _score(name: str, *, first: bool) -> tuple[Column, ...]:
-    """A score with its interval, and its difference from the unquantized cell."""
+def _score(name: str, scores: Sequence[str], *, first: bool) -> tuple[Column, ...]:
+    """A score with its interval, and its difference from the unquantized cell. The only score of a task has its name."""
+    task = name.partition(".")[0]
+    head = task if sum(each.partition(".")[0] == task for each in scores) == 1 else name
 
     def score(row: CellResult) -> str | None:
         value, ends = row.accuracy.get(name), row.accuracy_intervals.get(name)
@@ -180,8 +182,8 @@ def _score(name: str, *, first: bool) -> tuple[Column, ...]:
         return None if drift is None else f"{drift.difference:+.2f} ({_ends(drift.interval)})"
 
     return (
-        Column(name, score, 2 if first else 3, name),
-        Column(f"{name} change", difference, 6 if first else 7, "difference"),
+        Column(head, score, 2 if first else 3, name),
+        Column(f"{head} change", difference, 6 if first else 7, "difference"),
     )
 
 

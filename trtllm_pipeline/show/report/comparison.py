@@ -102,11 +102,9 @@ class Pair:
     deltas: tuple[Delta, ...]
 
     def delta(self, metric: str) -> Delta | None:
-        """The delta of `metric`. `accuracy` stands for the first score."""
-        exact = next((each for each in self.deltas if each.metric == metric), None)
-        if exact is None and metric == "accuracy":
-            return next((each for each in self.deltas if each.metric.startswith("accuracy.")), None)
-        return exact
+        """The delta of `metric`. `accuracy` stands for the first score, `accuracy.TASK` for the first of a task."""
+        by_name = {each.metric: each for each in self.deltas}
+        return by_name.get(first_of(metric, by_name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,9 +387,15 @@ def _apart(cell: Measured, other: Measured) -> tuple[Difference, ...]:
 
 
 def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[str]:
-    """Resolve `accuracy` to the first score that both sides have. Other names stay."""
+    """Resolve `accuracy`, or `accuracy.TASK`, to the first such score that both sides have. Other names stay."""
     shared = [name for name in other.accuracy if name in cell.accuracy] or [*other.accuracy, *cell.accuracy]
-    return [f"accuracy.{shared[0]}" if metric == "accuracy" and shared else metric for metric in metrics]
+    names = [f"accuracy.{name}" for name in shared]
+    return list(dict.fromkeys(first_of(metric, names) for metric in metrics))
+
+
+def first_of(name: str, scores: Collection[str]) -> str:
+    """`name`, or the first of `scores` that it is the start of: `gsm8k` for `gsm8k.exact_match`."""
+    return name if name in scores else next((each for each in scores if each.startswith(f"{name}.")), name)
 
 
 # Differences

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from trtllm_pipeline.base import (
@@ -147,17 +148,35 @@ def _notes(plan: Plan) -> list[str]:
     for cell in plan.cells:
         if cell.precision == AS_IS and (form := cell.recipe.get("quantization")):
             forms.setdefault(shown(AS_IS, str(form)), {})[cell.model] = None
-    return [*(f"{form}: {', '.join(models)}" for form, models in forms.items()), *toolchains.caveats(plan.feasible)]
+    return [
+        *(f"{form}: {', '.join(models)}" for form, models in forms.items()),
+        *toolchains.caveats(plan.feasible, plan.machine),
+    ]
 
 
 def _loads(plan: Plan) -> list[str]:
     """The loads that the plan's cells are measured with, most frequent first."""
     measured = {cell for run in plan.stage_runs.values() if run.stage.name == "perf" for cell in run.cells}
-    counted = Counter(load_words(cell) for cell in plan.feasible if cell.id in measured).most_common()
-    if len(counted) > _LOADS:
-        return [f"load: {counted[0][0]}, and {len(counted) - 1} others; --format json lists them by cell"]
-    one = len(counted) == 1
-    return [f"load{'' if one else ' of ' + count(cells, 'cell')}: {words}" for words, cells in counted]
+    cells: dict[str, list[list[str]]] = {}
+    for cell in plan.feasible:
+        if cell.id in measured:
+            cells.setdefault(load_words(cell), []).append(cell.id.split("/"))
+    loads = sorted(cells, key=lambda words: -len(cells[words]))
+    if len(loads) > _LOADS:
+        return [f"load: {loads[0]}, and {len(loads) - 1} others; --format json lists them by cell"]
+    if len(loads) < 2:
+        return [f"load: {words}" for words in loads]
+    everywhere = _common(chain.from_iterable(cells.values()))
+    return [
+        f"load of {', '.join([count(len(cells[words]), 'cell'), *_common(cells[words], but=everywhere)])}: {words}"
+        for words in loads
+    ]
+
+
+def _common(ids: Iterable[Sequence[str]], but: Sequence[str] = ()) -> list[str]:
+    """Parts that all of these cell ids have."""
+    first, *others = ids
+    return [part for part in first if part not in but and all(part in other for other in others)]
 
 
 def _by_stage(plan: Plan, outlook: Forecast) -> Iterator[tuple[str, ...]]:

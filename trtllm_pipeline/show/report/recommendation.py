@@ -27,7 +27,7 @@ from trtllm_pipeline.measure import (
 from trtllm_pipeline.orchestrate import report_file
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.comparable_loads import Workload, shortened, words, workloads
-from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, level_delta
+from trtllm_pipeline.show.report.comparison import ChangeVerdict, accuracy_delta, first_of, level_delta
 from trtllm_pipeline.show.report.measured import Measured, Side, selected
 from trtllm_pipeline.show.report.pareto import pareto_front
 from trtllm_pipeline.show.report.same_work import together_at_levels
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
 Goal = Literal["throughput", "latency", "size"]
 OBJECTIVES: Final = {
-    "throughput": "highest output throughput per GPU (or host) at a load that meets the objectives: the lowest "
-    "cost per token",
-    "latency": "lowest median end-to-end latency at a load that meets the objectives",
+    "throughput": "highest output throughput per GPU (or host), thus the lowest cost per token",
+    "latency": "lowest median end-to-end latency",
     "size": "smallest engine",
 }
 _LEAST: Final = re.compile(r"\s*(?:([a-z_0-9.]+)\s*:)?\s*(?:-\s*(\d+(?:\.\d+)?)\s*(%|pts?)|(\d+(?:\.\d+)?))\s*")
@@ -238,6 +237,9 @@ def recommend(
     separate workloads. `among` limits the candidates.
     """
     by_id = {cell.id: cell for cell in side.cells}
+    if least is not None and least.metric is not None:
+        scores = list(dict.fromkeys(name for cell in side.cells for name in cell.accuracy))
+        least = replace(least, metric=first_of(least.metric, scores))
     base = {
         cell: by_id[other]
         for cell, other in report_file.references({cell.id: cell.axes for cell in side.cells}).items()
@@ -515,6 +517,6 @@ def _why(each: Candidate, parts: Sequence[str]) -> text_blocks.Value:
     if each.reason is not None:
         return each.reason, "red"
     if each.same_work_as is not None:
-        return f"the same work as {without(each.same_work_as, parts)}", "dim"
+        return f"the same work as {without(each.same_work_as, parts)}, figures from both", "dim"
     words = "meets all objectives" + (", tied" if each.tied else "") + (", on the Pareto front" if each.front else "")
     return words, "green"

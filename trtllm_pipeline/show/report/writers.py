@@ -33,6 +33,7 @@ from trtllm_pipeline.measure import (
     UNKNOWN,
     Conditions,
     LevelResult,
+    ScoreDrift,
     TritonUse,
     load_words,
     machine_words,
@@ -65,6 +66,7 @@ _MIN_NAME: Final = 16
 _NAME: Final = 24
 """Minimum width of cell names next to the most important columns."""
 _SHORT_NOTES: Final = 3
+_SHORT_DROPPED: Final = 6
 _WHICH: Final = {LOWEST: "the lowest load of each cell", HIGHEST: "the highest load of each cell"}
 _MAX_FAILURES: Final = 20
 _MAX_ROWS: Final = 200
@@ -245,7 +247,8 @@ def to_table(
 
     parts = shared_parts([row.id for row in rows])
     listed = rows if len(rows) <= _MAX_ROWS else [row for row in rows if row.status not in _NOTHING][:_MAX_ROWS]
-    shown, by_model, name_width = _fit(listed, columns(listed, level), parts, width)
+    every = columns(listed, level)
+    shown, by_model, name_width = _fit(listed, every, parts, width)
     parts_drawn: list[Any] = [Text(f"{summary_of(rows)}{'; all: ' + ' '.join(parts) if parts else ''}", "bold")]
     if listed:
         parts_drawn += [Text(), *_table(listed, shown, parts, name_width, by_model=by_model)]
@@ -261,7 +264,8 @@ def to_table(
     if len(failures) > _MAX_FAILURES:
         parts_drawn.append(Text(f"\nand {len(failures) - _MAX_FAILURES} more reasons: see --format json", "dim"))
     checked = [] if forecast is None else [text_blocks.TextLine(forecast.line(), "dim")]
-    below = [_in_short(rows, shown, width, checked)]
+    dropped = [column.head for column in every if column not in shown]
+    below = [_in_short(rows, shown, dropped, width, checked)]
     if verbose:
         below = [*_below(rows, shown), [*checked, *_checked(forecast)]]
     for lines in below:
@@ -273,7 +277,10 @@ def _below(rows: Sequence[CellResult], shown: Sequence[Column]) -> list[list[tex
     """Details of the table: notes, conditions, definitions."""
     return [
         [text_blocks.TextLine(_note(*note), "yellow") for note in notes_of(rows)],
-        [text_blocks.TextLine(f"{name}: {text}", "dim") for name, text in (*conditions_of(rows), *numerics_of(rows))],
+        [
+            text_blocks.TextLine(f"{name}: {text}", "dim")
+            for name, text in (*conditions_of(rows), *numerics_of(rows), *losses_of(rows))
+        ],
         [text_blocks.TextLine(f"{head}: {formula}", "dim") for head, formula in definitions_of(shown)],
     ]
 
@@ -284,7 +291,11 @@ def _checked(forecast: ForecastCheck | None) -> list[text_blocks.TextLine]:
 
 
 def _in_short(
-    rows: Sequence[CellResult], shown: Sequence[Column], width: int, checked: Sequence[text_blocks.TextLine]
+    rows: Sequence[CellResult],
+    shown: Sequence[Column],
+    dropped: Sequence[str],
+    width: int,
+    checked: Sequence[text_blocks.TextLine],
 ) -> list[text_blocks.TextLine]:
     """A few lines: notes, legend and system, then `checked`. Only the last is cut to `width`."""
     notes = notes_of(rows)
@@ -300,9 +311,13 @@ def _in_short(
         more = f" and {len(systems) - 1} more" if len(systems) > 1 else ""
         lines.append(text_blocks.TextLine(f"Measured{f' {at}' if at else ''} on {min(systems)}{more}", "dim"))
     lines += [text_blocks.TextLine(f"{', '.join(legend)}.", "dim")] if legend else []
-    if loads := loads_of(rows):
-        more = f", and {count(len(loads) - 1, 'other load')}" if len(loads) > 1 else ""
-        lines.append(text_blocks.TextLine(f"Load: {loads[0]}{more}", "dim"))
+    if dropped:
+        more = f" and {len(dropped) - _SHORT_DROPPED} more" if len(dropped) > _SHORT_DROPPED else ""
+        lines.append(
+            text_blocks.TextLine(f"A wider terminal also shows {', '.join(dropped[:_SHORT_DROPPED])}{more}", "dim")
+        )
+    if load := main_load(rows):
+        lines.append(text_blocks.TextLine(f"Load: {load}", "dim"))
     lines += [text_blocks.TextLine(line, "dim") for line in interference(rows)]
     more = f"{count(len(notes) - _SHORT_NOTES, 'more note')}, " if len(notes) > _SHORT_NOTES else ""
     full = f"definitions, system{',' if checked else ' and'} load{' and forecast' if checked else ''} in full"
@@ -461,6 +476,21 @@ def notes_of(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
     return [*mixed(rows), *((first[kind], number) for kind, number in cells.most_common())]
 
 
+def losses_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
+    """The change of each score from the unquantized cell, for each precision that of the cell with the largest loss."""
+    worst: dict[str, dict[str, ScoreDrift]] = {}
+    for row in rows:
+        for name, of in ({} if row.accuracy_drift is None else row.accuracy_drift.scores).items():
+            known = worst.setdefault(name, {})
+            precision = str(row.axes.get("precision"))
+            if precision not in known or of.difference < known[precision].difference:
+                known[precision] = of
+    return [
+        (f"{name} against the unquantized cell", "; ".join(f"{each} {of.verdict}" for each, of in known.items()))
+        for name, known in worst.items()
+    ]
+
+
 def mixed(rows: Sequence[CellResult]) -> list[tuple[str, int]]:
     """Precisions that do not mean the same in all cells, with their numbers of cells."""
     cells: dict[str, Counter[str]] = {}
@@ -513,15 +543,39 @@ def conditions_of(
 
 
 def loads_of(rows: Sequence[CellResult]) -> list[str]:
-    """The measured loads in words, most frequent first, each with its number of cells if there are several."""
-    counted = Counter(load_of(row) for row in rows if row.levels).most_common()
-    return [text if len(counted) == 1 else f"{text} ({count(cells, 'cell')})" for text, cells in counted]
+    """The measured loads in words, most frequent first, each with its number of cells if there are several. Cells whose levels
+    differ only in the number of requests have one load.
+    """
+    alike: dict[_Load, list[CellResult]] = {}
+    for row in rows:
+        if row.levels:
+            alike.setdefault(_load(row), []).append(row)
+    loads = sorted(alike, key=lambda load: -len(alike[load]))
+    return [
+        _load_words(load, alike[load]) + ("" if len(loads) == 1 else f" ({count(len(alike[load]), 'cell')})")
+        for load in loads
+    ]
+
+
+def main_load(rows: Sequence[CellResult]) -> str:
+    """The most frequent load, and the number of others. Empty without measurements."""
+    loads = loads_of(rows)
+    more = f", and {count(len(loads) - 1, 'other load')}" if len(loads) > 1 else ""
+    return f"{loads[0]}{more}" if loads else ""
 
 
 def load_of(row: CellResult) -> str:
     """The load that a cell was measured with: `64 in, 16 out, 1/4 in flight, 6 to 15 requests`. Lengths are those of its
     prompts and outputs, on average if they differ.
     """
+    return _load_words(_load(row), [row])
+
+
+_Load = tuple[str, tuple[int, ...], tuple[float, ...]]
+"""Lengths in words, concurrencies and request rates."""
+
+
+def _load(row: CellResult) -> _Load:
     workload = row.conditions.workload or {}
     sampling, limits = workload.get("sampling"), workload.get("max_tokens")
     exact = isinstance(sampling, dict) and bool(sampling.get("exact_length"))
@@ -531,9 +585,14 @@ def load_of(row: CellResult) -> str:
         lengths += " on average"
     if lengths and workload.get("synthetic") and not exact and isinstance(limits, list) and limits:
         lengths += f" (output up to {limits[-1]})"
-    concurrency = [level.concurrency for level in row.levels if level.concurrency is not None]
-    rates = [level.request_rate for level in row.levels if level.request_rate is not None]
-    requests = [level.requests for level in row.levels if level.requests is not None]
+    concurrency = (level.concurrency for level in row.levels if level.concurrency is not None)
+    rates = (level.request_rate for level in row.levels if level.request_rate is not None)
+    return lengths, tuple(concurrency), tuple(rates)
+
+
+def _load_words(load: _Load, rows: Sequence[CellResult]) -> str:
+    lengths, concurrency, rates = load
+    requests = [level.requests for row in rows for level in row.levels if level.requests is not None]
     return ", ".join(filter(None, (lengths, levels_words(concurrency, rates, requests))))
 
 

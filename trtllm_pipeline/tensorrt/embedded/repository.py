@@ -102,6 +102,7 @@ def model_config(name: str, engine: Path, model: Path, settings: RepositoryEmbed
                 "gpt_model_path": engine,
                 "exclude_input_in_output": settings.exclude_input_in_output,
                 "enable_kv_cache_reuse": settings.enable_kv_cache_reuse,
+                "guided_decoding_backend": "llguidance",
             },
         ),
         "postprocessing": (settings.postprocessing_instances, {"skip_special_tokens": True}),

@@ -13,13 +13,14 @@ back while its own text ends within a character and would then not report their 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
@@ -38,6 +39,10 @@ CONFIG_FILE: Final = "config.json"
 CHUNK_TOKENS: Final = 64
 """Maximum tokens computed in one step, which limits the delay that a long prompt causes. With a prompt of 900 tokens, other
 requests waited 0.26 s per token with 64 and 0.48 s with 128 (SmolLM2-135M, 2 cores), and its own first token was not later."""
+_SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""White space in guided JSON. Small models that may choose it write little else."""
+_MOST_SCHEMAS: Final = 1024
+MOST_TOP_LOG_PROBS: Final = 20
 ONE_THREAD_BYTES: Final = 32 << 20
 """Below this file size a second thread costs more in barriers than it gains."""
 
@@ -78,6 +83,10 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that are never generated."""
     return_log_probs: bool = False
+    top_log_probs: int = 0
+    """Number of most likely tokens to return at each position."""
+    json_schema: str | None = None
+    """JSON text: the output is JSON that this schema accepts."""
 
     @property
     def greedy(self) -> bool:
@@ -94,6 +103,8 @@ class Event:
     """Natural logarithm of the token's probability under the unchanged model distribution."""
     finish: Finish | None = None
     error: str | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    """The most likely tokens at this position, with their log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +175,7 @@ class Generation:
         self.finish = finish
         self.on_event(Event(finish=finish, error=error))
 
-    def accept(self, token: int, log_prob: float | None) -> bool:
+    def accept(self, token: int, log_prob: float | None, top: tuple[tuple[int, float], ...] = ()) -> bool:
         """Process one sampled token. False means that this segment must not continue."""
         if self.cancelled:
             self.end(Finish.CANCELLED)
@@ -182,7 +193,7 @@ class Generation:
             self.finish = Finish.STOP_WORDS
         elif len(self.tokens) >= self.max_tokens:
             self.finish = Finish.LENGTH
-        self.on_event(Event(token, log_prob, self.finish))
+        self.on_event(Event(token, log_prob, self.finish, top=top))
         return self.finish is not Finish.STOP_WORDS  # a segment ends at its length anyway
 
 
@@ -261,6 +272,8 @@ class Runtime:
         self._pool = ThreadPoolExecutor(self.limits.max_batch_size, thread_name_prefix="generation")
         self._lock = threading.Lock()
         self._generations: dict[int, Generation] = {}
+        self._followed: set[str] = set()
+        """JSON schemas that llama.cpp can follow."""
 
     def check(self, input_tokens: int, output_tokens: int, sampling: Sampling) -> None:
         """Raise RequestError for a request that cannot be served."""
@@ -315,6 +328,7 @@ class Runtime:
 
     def _run(self, generation: Generation) -> None:
         try:
+            self._check_schema(generation.sampling)
             while generation.finish is None:
                 if generation.cancelled:
                     generation.end(Finish.CANCELLED)
@@ -326,6 +340,38 @@ class Runtime:
         finally:
             with self._lock:
                 self._generations.pop(id(generation), None)
+
+    def _check_schema(self, sampling: Sampling) -> None:
+        """Raise RequestError for a JSON schema that llama.cpp cannot follow: it would ignore it.
+
+        JSON never starts with the end token. If that is the first token when it is made the most likely one, nothing forbids it.
+        """
+        schema = sampling.json_schema
+        if schema is None or schema in self._followed:
+            return
+        first: list[Mapping[str, Any]] = []
+
+        def on_message(message: Mapping[str, Any]) -> bool:
+            first.append(message)
+            return False
+
+        request = {
+            "prompt": [sampling.end_id],
+            "n_predict": 1,
+            "stream": True,
+            "verbose": True,
+            "return_tokens": True,
+            "logit_bias": [[sampling.end_id, 1000.0]],
+            **sampler_settings(replace(sampling, top_k=1, top_log_probs=0), 0, self.limits.max_seq_len),
+        }
+        self._server.handle_completions(request, on_message)
+        if "error" in first[0] or first[0]["__verbose"]["tokens"] == [sampling.end_id]:
+            raise RequestError(
+                "guided_decoding_guide_type json_schema: llama.cpp cannot follow this schema; its log has the reason"
+            )
+        if len(self._followed) >= _MOST_SCHEMAS:
+            self._followed.clear()
+        self._followed.add(schema)
 
     def _segment(self, generation: Generation) -> None:
         """One completion of llama.cpp, up to the next point where its settings have to change."""
@@ -366,10 +412,14 @@ class Runtime:
                         "the engine's vocabulary has tokens that are parts of characters and not marked as control "
                         "tokens; convert and build this engine again"
                     )
-                log_prob = None
-                if sampling.return_log_probs:
-                    log_prob = float(message["choices"][0]["logprobs"]["content"][-1]["logprob"])
-                return not generation.accept(detail["tokens"][-1], log_prob)
+                log_prob: float | None = None
+                top: tuple[tuple[int, float], ...] = ()
+                if sampling.return_log_probs or sampling.top_log_probs:
+                    found = message["choices"][0]["logprobs"]["content"][-1]
+                    log_prob = float(found["logprob"])
+                    best = found["top_logprobs"][: sampling.top_log_probs]
+                    top = tuple((int(each["id"]), float(each["logprob"])) for each in best)
+                return not generation.accept(detail["tokens"][-1], log_prob, top)
             except Exception as error:  # noqa: BLE001
                 failure.append(error)
                 return True
@@ -379,6 +429,8 @@ class Runtime:
             raise failure[0]
         if received == 0:
             raise ServerError("llama.cpp ended a request without a token")
+        if sampling.json_schema is not None and generation.finish is None:  # the JSON is complete
+            generation.end(Finish.END_ID)
 
 
 def sampler_settings(sampling: Sampling, made: int, window: int) -> dict[str, Any]:
@@ -396,8 +448,10 @@ def sampler_settings(sampling: Sampling, made: int, window: int) -> dict[str, An
         "frequency_penalty": sampling.frequency_penalty,
         "seed": (sampling.random_seed + made) % 0xFFFFFFFF,  # the last 32-bit value means a random seed
     }
-    if sampling.return_log_probs:
-        settings["logprobs"] = 1
+    if sampling.return_log_probs or sampling.top_log_probs:
+        settings["logprobs"] = max(1, sampling.top_log_probs)
+    if sampling.json_schema is not None:
+        settings["json_schema"] = {**json.loads(sampling.json_schema), "x-guidance": _SEPARATORS}
     if sampling.greedy:
         settings["samplers"].append("top_k")
         return {**settings, "top_k": 1, "temperature": 1.0}
@@ -443,6 +497,21 @@ def _check(sampling: Sampling) -> None:
         ("presence_penalty", math.isfinite(sampling.presence_penalty), "a finite number"),
         ("frequency_penalty", math.isfinite(sampling.frequency_penalty), "a finite number"),
         ("min_length", sampling.min_length >= 0, "at least 0"),
+        ("top_log_probs", 0 <= sampling.top_log_probs <= MOST_TOP_LOG_PROBS, f"between 0 and {MOST_TOP_LOG_PROBS}"),
     ):
         if not valid:
             raise RequestError(f"{name} is {getattr(sampling, name)}; it must be {expected}")
+    if sampling.json_schema is not None:
+        _check_guided(sampling)
+
+
+def _check_guided(sampling: Sampling) -> None:
+    """Raise RequestError for a request for JSON that needs several segments: each would start a new JSON value."""
+    if sampling.min_length or sampling.bad_words or sampling.end_id is None:
+        raise RequestError("guided decoding is not supported with min_length, bad_words or end_id -1; leave them out")
+    try:
+        schema = json.loads(sampling.json_schema or "")
+    except (ValueError, RecursionError):
+        schema = None
+    if not isinstance(schema, dict):
+        raise RequestError("guided_decoding_guide is not a JSON object; expected a JSON schema")

@@ -37,6 +37,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     planned_server,
 )
 from trtllm_pipeline.tensorrt.toolchains.numerics import PLAIN, Numerics, numerics
+from trtllm_pipeline.tensorrt.toolchains.standard_tasks import TASKS
 
 _READ: Final = CONVERTED | {ModelPart.TOKENIZER}
 """A GGUF file includes the vocabulary."""
@@ -156,7 +157,7 @@ BUILD = Stage(
 
 REPOSITORY = Stage(
     name="repository",
-    version=2,
+    version=3,
     summary="write the five-model Triton repository for an engine",
     program="trtllm_pipeline.tensorrt.embedded.repository:run",
     inputs={"engine": "build", "model": "download"},
@@ -168,6 +169,7 @@ REPOSITORY = Stage(
 TOOLCHAIN: Final = Toolchain(
     name="embedded",
     summary="Triton from a PyPI wheel and llama.cpp; any machine, no GPU",
+    has_family=lambda family: family in ARCHITECTURES.values(),
     stages=(
         DOWNLOAD,
         CONVERT,
@@ -187,6 +189,7 @@ TOOLCHAIN: Final = Toolchain(
         PERF,
         ACCURACY,
         SCORE,
+        TASKS,
     ),
     missing=_missing,
     identity=_identity,

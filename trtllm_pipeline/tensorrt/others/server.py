@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from trtllm_pipeline.base import FailureClass, Group, ServerError, StageError, without_secrets, write_json
 from trtllm_pipeline.measure import server_url
@@ -32,6 +32,7 @@ class CommandServer(Server):
 
     process: Group
     params: LaunchOpenAi
+    has_repository: ClassVar[bool] = False
 
     def ready_paths(self) -> Sequence[str]:
         """The known ready path, or else its list of models."""

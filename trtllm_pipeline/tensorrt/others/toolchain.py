@@ -39,6 +39,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
 )
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed, weights_bytes
 from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, loaded_as_fp8, unknown
+from trtllm_pipeline.tensorrt.toolchains.standard_tasks import TASKS
 from trtllm_pipeline.tensorrt.toolchains.time_estimates import READ, source_bytes
 
 ASKED_FOR_S: Final = 2.0
@@ -316,7 +317,7 @@ def _asking(stage: Stage, **changed: Any) -> Stage:
     return replace(stage, inputs=inputs, **changed)
 
 
-def _caveat(cell: Cell) -> str | None:
+def _caveat(cell: Cell, _machine: Machine) -> str | None:
     url = command.settings(cell)["url"]
     return f"at {url}: a running server, not started by us" if url else None
 
@@ -358,6 +359,7 @@ def _toolchain(name: str) -> Toolchain:
             _asking(PERF, read=_perf),
             _asking(ACCURACY),
             SCORE,
+            _asking(TASKS),
         ),
         missing=lambda _machine: None,
         identity=lru_cache(maxsize=1)(_identity),

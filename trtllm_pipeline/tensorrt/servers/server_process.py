@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure import ProtocolError
@@ -50,6 +50,8 @@ class Server(ABC):
     """Name in messages."""
     before: out_of_memory.Counts = field(default_factory=out_of_memory.counts)
     """The kernel's out-of-memory counts when the server was started."""
+    has_repository: ClassVar[bool] = True
+    """True if the settings of TensorRT-LLM's repository apply to it, so that a message may name one of them."""
 
     @property
     def log(self) -> Path:
@@ -108,7 +110,9 @@ class Server(ABC):
 
     def died(self) -> ServerError:
         """The reason for its end, from its exit status and its log."""
-        return diagnose(self.name, self.process.poll(), self.log, before=self.before)
+        error = diagnose(self.name, self.process.poll(), self.log, before=self.before)
+        error.setting = error.setting if self.has_repository else None
+        return error
 
     def dead_models(self) -> set[str]:
         """Models whose process has died since the last call while the server keeps running."""

@@ -231,14 +231,20 @@ LoraNames = Annotated[
     tuple[str, ...],
     Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
 ]
-Speculation = Literal["draft", "eagle3", "mtp", "ngram", "medusa", "lookahead", "eagle"]
+Speculation = Literal["draft", "eagle3", "mtp", "ngram", "sa", "pard", "dflash", "medusa", "lookahead", "eagle"]
 """The source of drafts: another model; an EAGLE-3 head on the model's own states; the model's own extra layers; the text so
-far; heads on the last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
+far, by a table (ngram) or a suffix automaton (sa); a model that drafts all tokens in one pass (pard), or one that also reads the
+model's states (dflash); heads on the last state (Medusa); the model itself, ahead (lookahead); or an EAGLE head."""
 HeadMethod = Literal["eagle3", "medusa", "eagle"]
 """Methods that draft with heads trained for the model."""
-WITH_DRAFT_MODEL: Final[frozenset[str]] = frozenset(("draft", "eagle3", "medusa", "eagle"))
+WITH_DRAFT_MODEL: Final[frozenset[str]] = frozenset(("draft", "eagle3", "pard", "dflash", "medusa", "eagle"))
 """Methods that need a separate model."""
-DRAFT_LENGTHS: Final[Mapping[str, int]] = {"draft": 3, "eagle3": 3, "mtp": 1, "ngram": 3, "medusa": 63, "eagle": 63}
+DRAFT_LENGTHS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("draft", "eagle3", "ngram", "sa", "pard", "dflash"), 3),
+    "mtp": 1,
+    "medusa": 63,
+    "eagle": 63,
+}
 """Default number of tokens drafted at a time. For lookahead it follows from its sizes."""
 
 
@@ -429,7 +435,7 @@ class PerfParams(Parameters):
             "requests in flight, one level after the other",
             ge=1,
             le=MOST_IN_FLIGHT,
-            null="1, 4, 16 ... up to the batch size, 1 if that is unknown; none with request_rate",
+            null="1, 4, 16 ... up to the batch size, 1 if that is unknown; none with request_rate or trace_speed",
             empty=True,
         ),
     ] = None
@@ -453,6 +459,16 @@ class PerfParams(Parameters):
         float,
         Param("shape of gamma: below 1 in bursts, above 1 more even", gt=0, le=1e6, later=True),
     ] = 1.0
+    trace_speed: Annotated[
+        tuple[float, ...],
+        Param(
+            "replay the input data at its own times (timestamp), this many times as fast; 1 is as recorded; levels after those of "
+            "request_rate",
+            gt=0,
+            le=MOST_RATE,
+            key_with=ITSELF,
+        ),
+    ] = ()
     slo: Annotated[
         Objectives | None,
         Param("report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms", key_with=ITSELF),
@@ -560,9 +576,13 @@ class PerfParams(Parameters):
         ),
     ] = None
     too_long: Annotated[
-        Literal["fail", "skip"],
-        Param("action if rows of the input data do not fit the engine", later=True),
-    ] = "fail"
+        Literal["fail", "skip"] | None,
+        Param(
+            "action if rows of the input data do not fit the engine",
+            null="skip for requests of a trace, else fail",
+            later=True,
+        ),
+    ] = None
     top_k: Annotated[
         int | None, Param("number of tokens that sampling chooses from", ge=1, null="the server's own", later=True)
     ] = None
@@ -671,6 +691,20 @@ class PerfParams(Parameters):
         Param("runs of the whole list of levels, on one server; they determine the intervals", ge=1, le=MOST_REPEATS),
     ] = 1
     declared: Annotated[dict[str, Any], Param("required settings of the server")] = field(default_factory=dict)
+    dcgm_url: Annotated[
+        tuple[str, ...],
+        Param(
+            "DCGM exporters of the server's GPUs, such as http://HOST:9400/metrics, for power, energy, memory and load of GPUs "
+            "on other machines",
+            key_with=ITSELF,
+        ),
+    ] = ()
+    dcgm_gpus: Annotated[
+        tuple[int, ...],
+        Param(
+            "GPUs of each machine to read from dcgm_url, by index; empty means all", ge=0, le=1_000, key_with="dcgm_url"
+        ),
+    ] = ()
     exclusive: Beside = None
     request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
 
@@ -693,10 +727,13 @@ def too_many(interval_s: float, rate: float) -> str | None:
 def conflicts(perf: Any) -> Iterator[str]:
     """The inconsistencies of perf's parameters or settings."""
     searches = {name: getattr(perf, name) for name in ("find_rate", "find_concurrency")}
-    if perf.concurrency is not None and not perf.concurrency and not perf.request_rate and not any(searches.values()):
-        yield "needs a concurrency, a request_rate, find_rate or find_concurrency"
-    if perf.max_in_flight is not None and not perf.request_rate and perf.find_rate is None:
-        yield "max_in_flight needs a request_rate: concurrency already limits the requests in flight"
+    opened = perf.request_rate or perf.trace_speed
+    if perf.concurrency is not None and not perf.concurrency and not opened and not any(searches.values()):
+        yield "needs a concurrency, a request_rate, a trace_speed, find_rate or find_concurrency"
+    if perf.max_in_flight is not None and not opened and perf.find_rate is None:
+        yield "max_in_flight needs a request_rate or trace_speed: concurrency already limits the requests in flight"
+    if perf.trace_speed and fixed_lengths(perf, getattr(perf, "input_data", "")):
+        yield "trace_speed needs input_data with timestamps, and none of the lengths of workload: isl_osl"
     for name, share in searches.items():
         if share is not None and not perf.slo:
             yield f"{name} needs slo: the load is the highest that keeps it"
@@ -769,6 +806,53 @@ class AccuracyParams(ScoreParams):
         str | None,
         Param("synthetic image for each question without one, such as 1@384x384", null="none", key_with=ITSELF),
     ] = None
+    concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
+    request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
+
+
+TASK_FILE: Final = "task "
+"""Start of the names of a stage's files that are tasks of the user, before their path in the directory of tasks."""
+
+
+def task_conflicts(accuracy: Any) -> Iterator[str]:
+    """The inconsistencies of the settings of accuracy."""
+    given = {"answers": "own", "input_data": "builtin:accuracy", "lora": None}
+    of_tasks = ("num_fewshot", "task_endpoint", "include_path")
+    if not accuracy.tasks:
+        yield from (f"{name} needs tasks" for name in of_tasks if getattr(accuracy, name) is not None)
+        return
+    for name, default in given.items():
+        if getattr(accuracy, name) != default:
+            yield f"tasks bring their own questions: remove {name}"
+    names = [task.partition(":")[0] for task in accuracy.tasks]
+    yield from (f"task {name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskParams(Parameters):
+    """Parameters of the tasks stage."""
+
+    tasks: Annotated[
+        tuple[str, ...],
+        Param("standard tasks of lm-evaluation-harness: names of tasks or groups, or NAME:LIMIT, such as mmlu:200"),
+    ] = ()
+    num_fewshot: Annotated[
+        int | None,
+        Param("(tasks) examples before each question", ge=0, le=1000, null="the task's own", key_with=ITSELF),
+    ] = None
+    task_endpoint: Annotated[
+        Literal["completions", "chat"] | None,
+        Param(
+            "(tasks) endpoint: chat puts each question into the model's chat template",
+            null="completions, or chat for servers that have nothing else",
+            key_with=ITSELF,
+        ),
+    ] = None
+    min_score: Annotated[
+        float | None, Param("minimum of the first task's first score; below it the stage fails", ge=0, le=1)
+    ] = None
+    max_length: Annotated[int, Param("tokens of a prompt and its answer, for likelihoods", ge=1, of_matrix=True)] = 2048
+    version: Annotated[str | None, Param("release of lm-evaluation-harness", null="unknown", of_matrix=True)] = None
     concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
     request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
 

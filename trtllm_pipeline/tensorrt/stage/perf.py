@@ -87,13 +87,15 @@ def load_plan(
 
     `target` has the server, and further inputs of every request. Raises UsageError or StageError if a length is missing.
     """
-    from trtllm_pipeline.measure import Load, LoadPlan, StopRule
+    from trtllm_pipeline.measure import Exporters, Load, LoadPlan, StopRule
 
     plan = LoadPlan(target=target, load=Load(), expected=expected)
     engine = plan.engine
     max_tokens = params.max_tokens or _output_length(engine) or MAX_TOKENS
     built_in = dataset_file.data_file(BUILT_IN_PROMPTS, Path())
     given = None if input_data == built_in else input_data
+    if params.trace_speed and given is None:
+        raise UsageError("trace_speed replays the times of a file", hint="give --input-data FILE with timestamps")
     workload = _workload(params, expected, engine, max_tokens, given=given, lengths_data=lengths_data)
     if workload is not None and tokenizer is None:
         if lengths_data is not None or fixed_lengths(params, built_in):
@@ -115,6 +117,7 @@ def load_plan(
         load=Load(
             concurrency=_levels(params, expected, engine),
             request_rate=params.request_rate,
+            trace_speed=params.trace_speed,
             requests=params.requests,
             warmup_requests=params.warmup_requests,
             repeats=params.repeats,
@@ -138,12 +141,13 @@ def load_plan(
         input_data=given if workload is not None else input_data or built_in,
         turns=params.turns,
         num_prompts=params.num_prompts,
-        exact_if_possible=workload is not None and params.ignore_eos is None,
-        skip_too_long=params.too_long == "skip",
+        exact_if_possible=params.ignore_eos is None,
+        skip_too_long=None if params.too_long is None else params.too_long == "skip",
         workload=workload,
         images=params.images,
         tokenizer=tokenizer,
         processes=processes,
+        exporters=Exporters(params.dcgm_url, params.dcgm_gpus) if params.dcgm_url else None,
         settings=settings,
     )
 
@@ -171,8 +175,10 @@ def _levels(params: PerfParams, expected: ExpectedServer, engine: Engine | None)
     """The concurrencies, by default up to the server's batch size."""
     if params.concurrency is not None:
         return params.concurrency
+    if params.request_rate or params.trace_speed:
+        return ()
     batch_size = expected.declared.get("max_batch_size") or (None if engine is None else engine.max_batch_size)
-    return () if params.request_rate else levels_up_to(batch_size if isinstance(batch_size, int) else 1)
+    return levels_up_to(batch_size if isinstance(batch_size, int) else 1)
 
 
 def _workload(

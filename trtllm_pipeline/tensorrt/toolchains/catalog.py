@@ -54,10 +54,12 @@ class Toolchain:
     does, or if no other does either."""
     gpus: Callable[[Cell], int] = lambda cell: cell.tp * cell.pp
     """GPUs of a cell's servers."""
+    has_family: Callable[[str], bool] = lambda _family: True
+    """False for a family of models that it serves in no release and on no machine."""
     numerics: Callable[[Cell], Numerics] = unknown
     """What a cell's precision means."""
-    caveat: Callable[[Cell], str | None] = lambda _cell: None
-    """The features of a cell's model or settings that its server ignores, and an alternative, or None."""
+    caveat: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
+    """The features of a cell's model or settings that its server ignores or may refuse, and an alternative, or None."""
 
     def stage(self, name: str) -> Stage:
         """The stage called `name`. Raises UsageError if this toolchain has none."""
@@ -116,6 +118,13 @@ def detect(machine: Machine) -> Toolchain:
     )
 
 
+def serving(recipe: Mapping[str, Json]) -> list[str]:
+    """The toolchains, of those that are detected on a machine, that serve a recipe's model on some machine."""
+    listed, family = recipe.get("precisions"), str(recipe["family"])
+    precisions = listed if isinstance(listed, Mapping) else {}
+    return [name for name in _TABLE if precisions.get(name, True) and load(name).has_family(family)]
+
+
 def lacks_tensorrt_llm(machine: Machine) -> str | None:
     """The requirement of both TensorRT-LLM backends that a machine lacks, or None."""
     if machine.tensorrt_llm is None:
@@ -125,10 +134,10 @@ def lacks_tensorrt_llm(machine: Machine) -> str | None:
     return None
 
 
-def caveats(cells: Iterable[Cell]) -> list[str]:
-    """The caveats of the servers of `cells`, each once, after the models' names."""
+def caveats(cells: Iterable[Cell], machine: Machine) -> list[str]:
+    """The caveats of the servers of `cells` on a machine, each once, after the models' names."""
     models: dict[str, dict[str, None]] = {}
     for cell in cells:
-        if (caveat := load(cell.toolchain).caveat(cell)) is not None:
+        if (caveat := load(cell.toolchain).caveat(cell, machine.of(cell.gpu))) is not None:
             models.setdefault(caveat, {})[cell.model] = None
     return [f"{', '.join(names)}: {caveat}" for caveat, names in models.items()]

@@ -54,13 +54,13 @@ ENGINE: Final = ("build", "quantize", "download")
 MODEL: Final = "model"
 """The input with the model's own files: tokenizer, chat template. A manual run may omit it if the engine's directory has
 them."""
-_ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
+ASKED: Final = {"service": "launch", "engine": ENGINE, MODEL: "download", **{name: name for name in ADAPTERS}}
 """Inputs of every stage that sends requests to a server."""
 _ON_SERVER: Final = "--service service.json --engine engine --model model"
 _BUILT_IN: Final = os.path.join(PACKAGE, "data", "")
 _BUILT_IN_NAME: Final = "builtin:"
 P = TypeVar("P", PerfParams, AccuracyParams, ScoreParams)
-_MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
+MAY_LACK: Final = frozenset({MODEL, *ADAPTERS})
 
 
 def _contents(cell: Cell) -> dict[str, str] | None:
@@ -286,8 +286,8 @@ SMOKE = Stage(
     summary="check the responses of a running server over every protocol",
     program="trtllm_pipeline.tensorrt.stage.smoke:run",
     shared=True,
-    inputs={"service": "launch", "repository": "repository", **_ASKED},
-    optional=_MAY_LACK,
+    inputs={"service": "launch", "repository": "repository", **ASKED},
+    optional=MAY_LACK,
     scope=Scope.IN_SERVICE,
     params=SmokeParams,
     read=_smoke,
@@ -329,7 +329,8 @@ def load_levels(cell: Cell) -> tuple[int, ...]:
     if settings["concurrency"] is not None:
         return tuple(settings["concurrency"])
     batch_size: Any = cell.settings["repository"]["triton_max_batch_size"] or cell.max_batch_size
-    return () if settings["request_rate"] else levels_up_to(min(batch_size, cell.max_batch_size))
+    opened = settings["request_rate"] or settings["trace_speed"]
+    return () if opened else levels_up_to(min(batch_size, cell.max_batch_size))
 
 
 def has_fixed_lengths(cell: Cell) -> bool:
@@ -391,7 +392,9 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
     def opened_s(rate: float) -> float:
         return (interval_s or min(most_s, requests_of(params.requests, None) / rate)) + answering_s(1 + warm_up(4), 1)
 
-    closed, opened = sum(map(closed_s, params.concurrency or ())), sum(map(opened_s, params.request_rate))
+    closed = sum(map(closed_s, params.concurrency or ()))
+    replayed_s = (interval_s or level_budget(params.level_budget_s, None) or 0.0) + answering_s(1 + warm_up(4), 1)
+    opened = sum(map(opened_s, params.request_rate)) + len(params.trace_speed) * replayed_s
     repeats = params.max_repeats if params.stop_when else params.repeats
     searched = 0.0
     if params.find_rate is not None:
@@ -415,17 +418,18 @@ def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P
     path = files.get("input_data", _BUILT_IN)
     if not path.startswith(_BUILT_IN) and (changed := _changed(path)):
         if isinstance(params, PerfParams):
-            _check_prompts(path, changed, params.turns, params.num_prompts)
+            fixed = params.workload == "isl_osl"
+            _check_prompts(path, changed, params.turns, params.num_prompts, bool(params.trace_speed), fixed)
         else:
             _check_questions(path, changed, tuple(params.metrics), isinstance(params, AccuracyParams))
     return params
 
 
 @lru_cache(maxsize=256)
-def _check_prompts(path: str, _changed_ns: int, turns: int, most: int | None) -> None:
+def _check_prompts(path: str, _changed_ns: int, turns: int, most: int | None, timed: bool, fixed: bool) -> None:
     from trtllm_pipeline.measure import check_first_prompt
 
-    check_first_prompt(Path(path), turns=turns, most=most)
+    check_first_prompt(Path(path), turns=turns, most=most, timed=timed, cut=fixed)
 
 
 @lru_cache(maxsize=256)
@@ -437,12 +441,12 @@ def _check_questions(path: str, _changed_ns: int, metrics: tuple[str, ...], scor
 
 PERF = Stage(
     name="perf",
-    version=4,
+    version=5,
     summary="measure the latency and throughput of a running server",
     program="trtllm_pipeline.tensorrt.stage.perf:run",
     shared=True,
-    inputs={"service": "launch", "repository": "repository", **_ASKED},
-    optional=_MAY_LACK,
+    inputs={"service": "launch", "repository": "repository", **ASKED},
+    optional=MAY_LACK,
     after=("smoke",),
     scope=Scope.IN_SERVICE,
     params=PerfParams,
@@ -533,17 +537,23 @@ def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
     return files
 
 
+def _asks(cell: Cell, answers: str) -> bool:
+    """True if these answers are scored. Standard tasks replace them."""
+    own = cell.settings["accuracy"]
+    return not own["tasks"] and own["answers"] == answers
+
+
 ACCURACY = Stage(
     name="accuracy",
     version=2,
     summary="score the greedy answers of a running server against references",
     program="trtllm_pipeline.tensorrt.stage.accuracy:run",
     shared=True,
-    inputs=_ASKED,
-    optional=_MAY_LACK,
+    inputs=ASKED,
+    optional=MAY_LACK,
     after=("smoke",),
     scope=Scope.IN_SERVICE,
-    applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "own",
+    applies=lambda cell, _machine: _asks(cell, "own"),
     params=AccuracyParams,
     read=_accuracy,
     file_names=("input_data", "metric_module"),
@@ -566,7 +576,7 @@ SCORE = Stage(
     inputs={"perf": "perf", "engine": ENGINE, MODEL: "download"},
     optional=frozenset({MODEL}),
     section="accuracy",
-    applies=lambda cell, _machine: cell.settings["accuracy"]["answers"] == "perf",
+    applies=lambda cell, _machine: _asks(cell, "perf"),
     params=ScoreParams,
     read=lambda cell: load(ScoreParams, cell.settings["accuracy"]),
     file_names=("input_data", "metric_module"),

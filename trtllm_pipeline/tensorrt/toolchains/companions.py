@@ -28,6 +28,8 @@ LORA_BUILD: Final = ("max_lora_rank", "lora_target_modules")
 """Options of trtllm-build that define the adapters an engine accepts."""
 _ATTENTION: Final = frozenset({"attn_q", "attn_k", "attn_v"})
 _OWN_LAYERS: Final = "num_nextn_predict_layers"
+_OF_DFLASH: Final = "dflash_config"
+"""The section of a DFlash model's config.json. Source: the fields of DFlashDecodingConfig."""
 """Key of config.json and of recipes: layers of a model that draft."""
 _OF_VOCABULARY: Final = frozenset({"embed_tokens", "lm_head"})
 _ROTARY_BASE: Final = 10000
@@ -52,7 +54,7 @@ def longest_prompt(cell: Cell) -> int:
 READ_BY: Final = {
     "model": WITH_DRAFT_MODEL,
     "max_draft_len": frozenset(DRAFT_LENGTHS),
-    "max_ngram_size": frozenset(("ngram",)),
+    "max_ngram_size": frozenset(("ngram", "sa")),
     "num_medusa_heads": frozenset(("medusa",)),
     "num_medusa_layers": frozenset(("medusa",)),
     "num_eagle_layers": frozenset(("eagle",)),
@@ -131,7 +133,7 @@ def read_adapter(folder: Path) -> tuple[int, list[str]]:
 
 CONFIGURATION: Final = (
     *("architectures", "hidden_size", "target_hidden_size", "vocab_size", "draft_vocab_size"),
-    *(_OWN_LAYERS, "rope_scaling", "rope_theta", "rope_parameters"),
+    *(_OWN_LAYERS, _OF_DFLASH, "rope_scaling", "rope_theta", "rope_parameters"),
     *("peft_type", "r", "rank_pattern", "target_modules", "use_dora", "modules_to_save", "lora_bias"),
 )
 """The relevant content of config.json, of a companion and of the cell's own model, and of adapter_config.json."""
@@ -144,15 +146,15 @@ def configurations_needed(cell: Cell) -> tuple[str, ...]:
     both = (DRAFT, "model")
     own = ("model",) if cell.recipe.get(_OWN_LAYERS) is None else ()
     drafter = () if has_own_engine(cell) else (DRAFT,)
-    needed = {"draft": drafter, "eagle3": drafter, "mtp": own, "medusa": both, "eagle": both}.get(str(method), ())
+    needed = {"mtp": own, "medusa": both, "eagle": both}.get(str(method), drafter if method in WITH_DRAFT_MODEL else ())
     return (*needed, *adapters(cell))
 
 
 def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     """Why speculative decoding cannot work with the cell's models, or None. `of` has their known config.json.
 
-    Source: the drafters of the PyTorch backend. An EAGLE-3 head reads hidden states of the model that it was trained for, and
-    has a separate vocabulary. Layers for more tokens are part of the model's weights.
+    Source: the drafters of the PyTorch backend. An EAGLE-3 head and a DFlash model read hidden states of the model that they were
+    trained for; the head has a separate vocabulary. Layers for more tokens are part of the model's weights.
     """
     for place, (_, name) in adapters(cell).items():
         if place in of and (reason := _unfit_adapter(cell, of[place])) is not None:
@@ -162,11 +164,13 @@ def unfit(cell: Cell, of: Mapping[str, Mapping[str, Any] | None]) -> str | None:
     if method in {"medusa", "eagle"}:
         return _unfit_heads(cell, method, of)
     drafter, model = of.get(DRAFT), of.get("model")
-    if method == "draft":
+    if method in {"draft", "pard"}:
         return None if drafter is None else unlike(cell, drafter)
     if drafter is not None:
         name = named_models(cell)[DRAFT]
-        if not _is_eagle3(drafter):
+        if method == "dflash" and _OF_DFLASH not in drafter:
+            return f"settings.speculative.model {name} is not a DFlash model: its config.json has no {_OF_DFLASH}"
+        if method == "eagle3" and not _is_eagle3(drafter):
             return (
                 f"settings.speculative.model {name} is not an EAGLE-3 head: its config.json has no draft_vocab_size, and no "
                 "architecture of that name"

@@ -46,6 +46,8 @@ def _levels(params: PerfParams) -> Iterator[str]:
     counts += [requests_of(params.requests, None)] if params.request_rate else []
     if words := levels_words(levels, params.request_rate, () if timed else counts):
         yield words
+    if params.trace_speed:
+        yield f"replayed at {'/'.join(f'{speed:g}x' for speed in params.trace_speed)} speed"
     if timed:
         yield f"{timed / 1e3:g} s each"
     elif params.level_budget_s is not None:

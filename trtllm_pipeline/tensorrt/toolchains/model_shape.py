@@ -37,6 +37,7 @@ FORM_PRECISIONS: Final = {
     "awq": "int4_awq",
     "gptq": "int4_awq",
     "mixed": "fp8",
+    "mixed_nvfp4": "nvfp4",
 }
 """Form of weights that are quantized already -> the precision with the same kernels, GPUs and size."""
 

@@ -33,6 +33,7 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     planned_world,
 )
 from trtllm_pipeline.tensorrt.toolchains.companions import ADAPTER
+from trtllm_pipeline.tensorrt.toolchains.standard_tasks import TASKS
 from trtllm_pipeline.tensorrt.trtllm import (
     backends,
     case,
@@ -524,6 +525,7 @@ def _instead(cell: Cell, machine: Machine) -> str | None:
 TOOLCHAIN: Final = Toolchain(
     name="tensorrt_llm",
     summary="TensorRT engines built by TensorRT-LLM 0.8 to 1.2, served by Triton or trtllm-serve",
+    has_family=lambda family: family in releases.FAMILIES and family not in vision.ENGINES_WITHOUT,
     stages=(
         DOWNLOAD,
         companions.FETCH_DRAFT,
@@ -552,6 +554,7 @@ TOOLCHAIN: Final = Toolchain(
         BENCH,
         ACCURACY,
         SCORE,
+        TASKS,
     ),
     missing=_missing,
     identity=backends.identity,

@@ -1,4 +1,4 @@
-"""Installed TensorRT-LLM compared with this package's tables: options of programs, placeholders of templates."""
+"""Installed TensorRT-LLM compared with this package's tables: options of programs, placeholders of templates, LLM API arguments."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import Machine, TensorRTLLM
-from trtllm_pipeline.tensorrt.trtllm import commands, installation, program_options, releases, templates
+from trtllm_pipeline.tensorrt.trtllm import commands, installation, llm_args, program_options, releases, templates
 
 _AT_ONCE: Final = 4
 """Each program imports all of TensorRT-LLM."""
 _OF_EVERY_TOOLCHAIN: Final = "trtllm-serve"
+TEMPLATES: Final = "Triton templates"
+LLM_API: Final = "LLM API"
+"""Names of what is compared beside programs."""
 _OF_EVERY_PROGRAM: Final = frozenset(("-h", "--help"))
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledComparison:
-    """One program, or the templates, as installed and as recorded."""
+    """One program, the templates or the arguments of the LLM API, as installed and as recorded."""
 
     name: str
     command: tuple[str, ...]
-    """Command line of the program, or directory of the templates."""
+    """Command line of the program, directory of the templates, or file of the schema."""
     reason: str | None = None
     """Reason if it could not be compared."""
     known: int = 0
@@ -45,8 +48,8 @@ class InstalledComparison:
 def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tuple[InstalledComparison, ...]:
     """Compare everything installed of TensorRT-LLM, with the converters of `families`. Empty if it is not installed.
 
-    Without `engines`, compares only trtllm-serve: the PyTorch runtime needs no other program, and its Triton template has
-    no placeholders.
+    Without `engines`, compares only trtllm-serve and the LLM API: the PyTorch runtime needs no other program, and its Triton
+    template has no placeholders.
     """
     installation = machine.tensorrt_llm
     if installation is None:
@@ -58,7 +61,12 @@ def compare(machine: Machine, families: Sequence[str], *, engines: bool) -> tupl
     }
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         pending = [pool.submit(_program, tool, command, installation.release) for tool, command in commands.items()]
-        return (*(each.result() for each in pending), *((_templates(installation),) if engines else ()))
+        found = [each.result() for each in pending]
+    if engines:
+        found.append(_templates(installation))
+    if (arguments := _arguments(installation)) is not None:
+        found.append(arguments)
+    return tuple(found)
 
 
 def programs(
@@ -120,18 +128,31 @@ def _change(recorded: program_options.Form, installed: program_options.Installed
 
 
 def _templates(installation: TensorRTLLM) -> InstalledComparison:
-    name = "Triton templates"
     if installation.templates is None:
-        return InstalledComparison(name, (), reason="are not installed")
+        return InstalledComparison(TEMPLATES, (), reason="are not installed")
     installed = templates.installed_places(Path(installation.templates))
     if installed is None:
         missing = f"{installation.templates} lacks one of {', '.join(templates.MODELS)}"
-        return InstalledComparison(name, (installation.templates,), reason=missing)
+        return InstalledComparison(TEMPLATES, (installation.templates,), reason=missing)
     recorded = templates.recorded_places(installation.release) | {*templates.FIXED}
     return InstalledComparison(
-        name,
+        TEMPLATES,
         (installation.templates,),
         known=len(recorded & installed),
         gone=tuple(sorted(recorded - installed)),
         new=tuple(sorted(installed - recorded)),
     )
+
+
+def _arguments(installation: TensorRTLLM) -> InstalledComparison | None:
+    """The schema of the LLM API's YAML files. None for a release of which none is known and that has none."""
+    own = llm_args.installed(installation.release, installation.python)
+    known = llm_args.of_release(installation.release)
+    if known is None:
+        reason = "no schema of this line of releases is recorded"
+        return None if own is None else InstalledComparison(LLM_API, (own.source,), reason=reason)
+    if own is None:
+        return InstalledComparison(LLM_API, (), reason=f"the package has no {llm_args.INSTALLED}")
+    gone, new, changed = known.compared(own)
+    same = len(known.names()) - len(gone) - len(changed)
+    return InstalledComparison(LLM_API, (own.source,), known=same, gone=gone, new=new, changed=changed)

@@ -31,6 +31,8 @@ from trtllm_pipeline.tensorrt.trtllm.speculation import LOOKAHEAD
 
 TEMPLATE_SET: Final = "llmapi"
 MODEL: Final = "tensorrt_llm"
+OF_TRITON: Final = "triton_config"
+"""The key of model.yaml that the LLM API does not get."""
 ADAPTER_INPUT: Final = "lora_path"
 _CACHED_RANK: Final = 64
 """`maxAdapterSize` of the runtime's cache of adapters. Source: PeftCacheConfig."""
@@ -57,6 +59,17 @@ WITHOUT_ONBOARDING: Final = "1.3.0rc13"
 """First release known to refuse `onboard_blocks`: pull request 12449, of 16 April 2026."""
 GRAPHS_WITH_ADAPTERS: Final = "1.3"
 """First release with CUDA graphs together with LoRA adapters: cuda_graph_lora_manager.py, pull request 8279."""
+_DECODING_TYPES: Final = {
+    "eagle3": "Eagle",
+    "mtp": "MTP",
+    "ngram": "NGram",
+    "sa": "SA",
+    "pard": "PARD",
+    "dflash": "DFlash",
+}
+NEW_DRAFTERS: Final = "1.3.0rc20"
+"""First release known to have `sa`, `pard` and `dflash`: its page of the LLM API's classes. Merged by pull requests 11434 and 11438 of
+February and 12794 of April 2026."""
 NGRAM_SIZE: Final = 2
 """Default for `ngram`. Source: the default since 1.3.0rc6. Before, it is 0, which TorchLlmArgs refuses."""
 
@@ -95,8 +108,8 @@ def fill(
             )
         settings = {**lora(adapters, model, release), **settings}
     # The code says both again when Triton completes the configuration, which a launch may have turned off.
-    config.max_batch_size = settings["triton_config"]["max_batch_size"]
-    config.model_transaction_policy.decoupled = settings["triton_config"]["decoupled"]
+    config.max_batch_size = settings[OF_TRITON]["max_batch_size"]
+    config.model_transaction_policy.decoupled = settings[OF_TRITON]["decoupled"]
     shutil.copytree(source, out / MODEL, ignore=shutil.ignore_patterns("__pycache__"))
     (out / MODEL / model_config.FILE_NAME).write_text(model_config.to_text(config), encoding="utf-8")
     (out / MODEL / "1" / "model.yaml").write_text(to_yaml(settings), encoding="utf-8")
@@ -115,7 +128,7 @@ def yaml_settings(model: Path, params: WeightsRepository, release: str, draft: P
         "tensor_parallel_size": params.tensor_parallel_size,
         "pipeline_parallel_size": params.pipeline_parallel_size,
         **({"moe_expert_parallel_size": experts} if (experts := params.moe_expert_parallel_size) else {}),
-        "triton_config": {"max_batch_size": 0, "decoupled": params.decoupled},
+        OF_TRITON: {"max_batch_size": 0, "decoupled": params.decoupled},
     }
     limits = {
         "max_batch_size": params.max_batch_size,
@@ -140,7 +153,7 @@ def speculation(params: WeightsRepository, release: str, draft: Path | None) -> 
     value[_length_key(method, release)] = length
     if method in WITH_DRAFT_MODEL:
         value["speculative_model_dir"] = str(draft)
-    if method == "ngram":
+    if method == "ngram" or params.max_ngram_size is not None:
         value["max_matching_ngram_size"] = params.max_ngram_size or NGRAM_SIZE
     return {"speculative_config": value}
 
@@ -205,7 +218,7 @@ def decoding_type(method: str, release: str) -> str:
     """TensorRT-LLM's word for a method."""
     if method == "draft":
         return "Draft_Target" if at_least(release, DRAFT_TARGET_RENAMED) else "DraftTarget"
-    return {"eagle3": "Eagle", "mtp": "MTP", "ngram": "NGram"}[method]
+    return _DECODING_TYPES[method]
 
 
 def serve_settings(

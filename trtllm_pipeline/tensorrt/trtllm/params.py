@@ -237,7 +237,7 @@ class WeightsRepository(LlmApi):
     moe_expert_parallel_size: ExpertParallel = None
     enable_attention_dp: Annotated[bool, Param("each GPU computes attention for its own requests", later=True)] = False
     speculative: Annotated[
-        Literal["draft", "eagle3", "mtp", "ngram"] | None,
+        Literal["draft", "eagle3", "mtp", "ngram", "sa", "pard", "dflash"] | None,
         Param("who drafts tokens", null="nobody", key_with=ITSELF),
     ] = None
     max_draft_len: Annotated[
@@ -245,7 +245,7 @@ class WeightsRepository(LlmApi):
     ] = None
     max_ngram_size: Annotated[
         int | None,
-        Param("longest run of tokens looked for in the text so far", ge=1, null="2", key_with=ITSELF),
+        Param("longest run of tokens looked for in the text so far", ge=1, null="2, or any for sa", key_with=ITSELF),
     ] = None
     llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
         field(default_factory=dict)

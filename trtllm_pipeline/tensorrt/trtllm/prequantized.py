@@ -48,6 +48,7 @@ FORMS: Final[Mapping[str, WeightsForm]] = {
     "awq": WeightsForm(None, (), {"llama": "0.16", "qwen": "0.16"}, {}, "W4A16_GPTQ"),
     "gptq": WeightsForm(None, (), {"llama": "0.16", "qwen": "0.17"}, {}, "W4A16_GPTQ"),
     "mixed": WeightsForm(FIRST_PYTORCH),
+    "mixed_nvfp4": WeightsForm(FIRST_PYTORCH),
 }
 _LLAMA: Final = ("llama", "mistral")
 """Families of the script for Llama whose quantized weights it is known to read."""

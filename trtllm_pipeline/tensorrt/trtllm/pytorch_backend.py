@@ -18,7 +18,7 @@ from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import with_true_samples
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, load, table
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
-from trtllm_pipeline.tensorrt.toolchains import companions
+from trtllm_pipeline.tensorrt.toolchains import companions, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain, lacks_tensorrt_llm
 from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     ACCURACY,
@@ -29,7 +29,8 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
     listening,
     planned_server,
 )
-from trtllm_pipeline.tensorrt.trtllm import backends, case, durations, engine_bench, llmapi, needs, rules
+from trtllm_pipeline.tensorrt.toolchains.standard_tasks import TASKS
+from trtllm_pipeline.tensorrt.trtllm import backends, case, durations, engine_bench, llm_args, llmapi, needs, rules
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import (
     FRONTEND_DISAGGREGATED,
@@ -193,10 +194,35 @@ def _context_infeasible(cell: Cell, machine: Machine) -> str | None:
     return None if reason is None else f"settings.disaggregated.context_parallel: {reason}"
 
 
+def _unknown_arguments(cell: Cell, schema: llm_args.Schema) -> str | None:
+    """What a cell's YAML file has that the release's schema has not, or None."""
+    params, folder = _repository(cell), Path("model")
+    if backends.in_triton(cell):
+        written = llmapi.yaml_settings(folder, params, schema.release, folder)
+        del written[llmapi.OF_TRITON]
+    elif backends.disaggregated(cell) is not None:
+        written = {
+            **llmapi.disaggregated_settings(llmapi.context_params(params), schema.release, folder, context=True),
+            **llmapi.disaggregated_settings(params, schema.release, folder, context=False),
+        }
+    else:
+        written = llmapi.serve_settings(params, schema.release, folder)
+    return "; ".join(schema.problems(written)) or None
+
+
+def _refused_arguments(cell: Cell, machine: Machine) -> str | None:
+    """Why the LLM API of the release refuses a cell's YAML file, by its own schema. None if it does not, or if that is unknown."""
+    release, schema = installed(machine).release, llm_args.of_machine(machine)
+    if schema is None or schema.release != release or (problems := _unknown_arguments(cell, schema)) is None:
+        return None
+    return f"settings.repository.llm_args: {problems}, by the schema of TensorRT-LLM {release} ({schema.source})"
+
+
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     reason = (
         rules.infeasible(cell, machine)
         or _context_infeasible(cell, machine)
+        or _refused_arguments(cell, machine)
         or backends.unservable(cell, machine, _READ)
         or _adapter_unasked(cell, machine)
         or engine_bench.unfit(cell, machine)
@@ -205,8 +231,15 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     return reason if lacks is None else f"precision {cell.precision} is made with Model Optimizer, and {lacks}"
 
 
-def _caveat(cell: Cell) -> str | None:
+def _caveat(cell: Cell, machine: Machine) -> str | None:
     caveats = []
+    schema = None if machine.tensorrt_llm is None else llm_args.of_machine(machine)
+    if schema is not None and (problems := _unknown_arguments(cell, schema)) is not None:
+        caveats.append(
+            f"settings.repository.llm_args: {problems}, by the schema of {schema.release}, the newest that is known"
+        )
+    if (marlin := rules.by_marlin(cell, machine)) is not None:
+        caveats.append(marlin)
     if cell.settings["repository"]["sink_token_length"]:
         caveats.append("settings.repository.sink_token_length has no effect: the PyTorch backend ignores it")
     if cell.recipe.get("images") and backends.in_triton(cell):
@@ -220,6 +253,7 @@ def _caveat(cell: Cell) -> str | None:
 TOOLCHAIN: Final = Toolchain(
     name="tensorrt_llm_pytorch",
     summary="TensorRT-LLM's PyTorch runtime, 1.0 and later, served by Triton or trtllm-serve",
+    has_family=lambda family: family not in vision.PYTORCH_WITHOUT,
     stages=(
         DOWNLOAD,
         companions.FETCH_DRAFT,
@@ -243,6 +277,7 @@ TOOLCHAIN: Final = Toolchain(
         BENCH,
         ACCURACY,
         SCORE,
+        TASKS,
     ),
     missing=_missing,
     identity=backends.identity,

@@ -80,14 +80,69 @@ def brings_code(family: str) -> bool:
     return known is not None and known.transformers != ""
 
 
-_TRANSFORMERS: Final = {"0.10": "4.38.2"}
-"""Versions that releases pin, if known and older than a family of ours needs."""
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What releases need, from `since` on and before `before`, as far as it was read."""
+
+    since: str
+    before: str
+    transformers: str
+    torch: str
+    """In words. Empty if unknown."""
+    cuda: str
+    source: str
+
+
+REQUIREMENTS: Final = (
+    Requirements("0.10", "0.11.dev0", "4.38.2", "", "12.4", "requirements of 0.10; Triton's compatibility matrix"),
+    Requirements(
+        "1.2.1",
+        "1.3.0.dev0",
+        "4.57.3",
+        "2.9.1",
+        "13.1",
+        "PKG-INFO of the source package of 1.2.1; Triton's compatibility matrix",
+    ),
+    Requirements("1.3.0rc21", "1.3.0rc29", "5.5.4", "", "", "issue 16171"),
+    Requirements(
+        "1.3.0rc29",
+        "1.4.0rc2",
+        "5.5.4",
+        "2.14",
+        "13.4.1",
+        "PKG-INFO of the source packages of 1.3.0rc29 and 1.4.0rc1; README",
+    ),
+)
+
+
+def requirements(release: str) -> Requirements | None:
+    """What a release needs. None if it was not read."""
+    fits = (each for each in REQUIREMENTS if at_least(release, each.since) and parse(release) < parse(each.before))
+    return next(fits, None)
 
 
 def transformers_of(release: str) -> str | None:
     """The version of transformers that a release pins. None if unknown."""
+    known = requirements(release)
+    return None if known is None else known.transformers
+
+
+WITHOUT_WHEEL: Final = ("1.3.0rc16", "1.3.0rc21")
+"""First and last of the releases that PyPI does not have. Read on 28 November 2026."""
+NEWEST: Final = "1.4.0rc1"
+"""The newest release on PyPI on that day. The newest final one is 1.2.1."""
+IMAGE: Final = "nvcr.io/nvidia/tensorrt-llm/release"
+"""TensorRT-LLM alone, tagged with the release; without Triton."""
+
+
+def hard_to_get(release: str) -> str | None:
+    """A warning for a release that pip cannot install, with where it is. None for others, and for those that are unknown."""
     version = parse(release)
-    return _TRANSFORMERS.get(f"{version.major}.{version.minor}")
+    if parse(WITHOUT_WHEEL[0]) <= version <= parse(WITHOUT_WHEEL[1]):
+        return f"TensorRT-LLM {release} is not on PyPI; {IMAGE}:{release} has it, or build it from source"
+    if (version.major, version.minor) == (1, 3) and not version.is_prerelease:
+        return f"TensorRT-LLM {release} was never published: 1.3 has candidates alone, up to 1.3.0rc29"
+    return None
 
 
 def unknown(release: str) -> str | None:

@@ -29,7 +29,7 @@ from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.toolchains import companions, tiles, vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
 from trtllm_pipeline.tensorrt.toolchains.common_stages import ends_early, image_setting
-from trtllm_pipeline.tensorrt.toolchains.model_shape import least_bytes
+from trtllm_pipeline.tensorrt.toolchains.model_shape import computed, least_bytes
 from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.tensorrt.trtllm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
@@ -63,6 +63,10 @@ _NOT_ON_BLACKWELL_PLUGINS: Final = ("gemm_swiglu_plugin", "fp8_rowwise_gemm_plug
 _ENGINES_ONLY: Final = frozenset({"chatglm", "gemma", "gemma2", "gpt2", "internlm2", "phi", "qwen"})
 _MARLIN: Final = "1.3.0rc20"
 """First release whose PyTorch backend computes NVFP4 weights on Hopper, by Marlin kernels."""
+_MARLIN_ADA: Final = "1.3.0rc29"
+"""First release that is known to have done so on SM 89: a probe on an L40. Upstream's matrix of hardware does not list it."""
+_AWQ_ON_BLACKWELL: Final = "1.2.1"
+"""First release whose PyTorch backend is known to compute AWQ weights on SM 100."""
 _GEMMA2_TOKENS: Final = 4096
 _WEIGHT_ONLY_OPTIONS: Final = ("--weight_only_precision", "--use-weight-only-with-precision")
 _LORA_IN_ENGINES: Final = "0.10"
@@ -425,30 +429,42 @@ def not_in_pytorch(case: Case) -> str | None:
 
 @rule("TLM207", "fp8 and nvfp4 work there", toolchains=(PYTORCH,))
 def awq_on_blackwell(case: Case) -> str | None:
-    """AWQ weights in the PyTorch runtime on SM 100 and newer. Source: the hardware matrix of its page on quantization,
-    which has AWQ for Ampere (int4_awq), Ada and Hopper.
+    """AWQ weights in the PyTorch runtime on SM 100 and newer before 1.2.1, and on SM 110 and newer. Source: the hardware matrix of its
+    page on quantization: that of 1.0 has AWQ for Ampere (int4_awq), Ada and Hopper, those of 1.2.1 and 1.3.0rc29 for SM 100 and 103
+    too, but not for SM 120. Between 1.0 and 1.2.1 none was read.
     """
-    if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < 100:
+    below = 110 if at_least(case.release, _AWQ_ON_BLACKWELL) else 100
+    if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < below:
         return None
-    return f"precision {case.shown}: the PyTorch backend has it up to SM 90, this is SM {case.sm}"
+    return f"precision {case.shown}: the PyTorch backend has it below SM {below}, this is SM {case.sm}"
 
 
 @rule("TLM208", "take another precision or GPU", toolchains=_BOTH)
 def gpu_precision(case: Case) -> str | None:
-    """A precision that the GPU cannot compute; NVFP4 works on Hopper with PyTorch from 1.3.0rc20 on, by Marlin. Source:
-    support matrices; pull request 13476 for 1.3.0rc20.
+    """A precision that the GPU cannot compute; with PyTorch, Marlin computes NVFP4 on Hopper from 1.3.0rc20 on, and on SM 89, with
+    a warning, from 1.3.0rc29 on. Source: support matrices; pull request 13476 for 1.3.0rc20; a probe on an L40 for 1.3.0rc29.
     """
     sm, precision = case.sm, case.precision
     if sm is None:
         return None
     least = _LEAST_SM.get(precision, 0)
     if precision == "nvfp4" and case.cell.toolchain == PYTORCH and at_least(case.release, _MARLIN):
-        least = 90
+        least = 89 if at_least(case.release, _MARLIN_ADA) else 90
     if sm < least:
         return f"precision {case.shown} needs SM {least} or newer, this is SM {sm}"
     if case.kv == "fp8" and sm < _LEAST_SM["fp8"]:
         return f"settings.quantize.kv_cache_precision fp8 needs SM {_LEAST_SM['fp8']} or newer, this is SM {sm}"
     return None
+
+
+def by_marlin(cell: Cell, machine: Machine) -> str | None:
+    """A warning for NVFP4 weights on SM 89, or None. Source: as of `gpu_precision`; of mixtures the same probe."""
+    if machine.sm != 89 or computed(cell.precision, cell.recipe) != "nvfp4":
+        return None
+    mixture = "; a mixture needs settings.repository.llm_args.moe_config.backend: MARLIN" * bool(
+        cell.recipe.get("num_experts")
+    )
+    return f"NVFP4 weights are computed by Marlin on SM 89, which upstream's matrix of hardware does not list{mixture}"
 
 
 @rule("TLM209", "leave the cache's precision out, or name the model's", toolchains=_BOTH)
@@ -1095,7 +1111,8 @@ def attention_groups(case: Case) -> str | None:
 
 @rule(
     "TLM701",
-    f"the toolchain {ENGINES} has {', '.join(MODES)}; the toolchain {PYTORCH} has draft, eagle3, mtp and ngram, from 1.0 on",
+    f"the toolchain {ENGINES} has {', '.join(MODES)}; the toolchain {PYTORCH} has draft, eagle3, mtp and ngram from 1.0 on, and sa, pard and "
+    f"dflash from {llmapi.NEW_DRAFTERS} on",
     toolchains=_BOTH,
 )
 def speculation(case: Case) -> str | None:
@@ -1209,6 +1226,18 @@ def speculation_family(case: Case) -> str | None:
     if speculation is None or speculation["method"] != "mtp" or case.family not in WITHOUT_OWN_LAYERS:
         return None
     return f"settings.speculative.method mtp: models of the family {case.family} have no layers of their own that draft"
+
+
+@rule("TLM707", "take another method, or a newer release", toolchains=(PYTORCH,), before=llmapi.NEW_DRAFTERS)
+def speculation_later(case: Case) -> str | None:
+    """`sa`, `pard` and `dflash` before 1.3.0rc20. Source: that release's page of the LLM API's classes; pull requests 11434, 11438 and
+    12794, whose first releases were not read.
+    """
+    speculation = companions.speculation(case.cell)
+    if speculation is None or speculation["method"] not in {"sa", "pard", "dflash"}:
+        return None
+    method = f"settings.speculative.method {speculation['method']}"
+    return f"{method}: it is known to be there from TensorRT-LLM {llmapi.NEW_DRAFTERS} on, this is {case.release}"
 
 
 @rule(

@@ -248,6 +248,81 @@ def test_a_stream_has_a_limit_for_each_question(monkeypatch: pytest.MonkeyPatch)
     assert not peer.open
 
 
+def calls_of(kind: type[triton._GrpcUnary]) -> triton._GrpcUnary:
+    """A session with a decoupled model."""
+    client = triton.Client(Service("", "x:1", None, None, "m", None), "m", "grpc", timeout_s=5)
+    inputs = {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32"}
+    client.model = triton.ServedModel("m", batched=True, decoupled=True, inputs=inputs, accumulates=False, counts=False)
+    return kind(client)
+
+
+class StreamingPeer(Peer):
+    """A server of one stream: what the client does to it, in order. It ends a stream that the client has ended."""
+
+    def __init__(self, *, ends: bool = True) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.ends = ends
+        self.server = Http2(lambda data: self.arrived(0, data) if self.open else None, self.on, serving=True)
+
+    def on(self, _now_ns: int, kind: http2.Kind, _stream: int, _value: object, ended: bool) -> None:
+        self.seen.append("end" if kind == "data" and ended else kind)
+        if kind == "data" and ended and self.ends:
+            asyncio.get_running_loop().call_soon(lambda: self.server.headers(1, (("grpc-status", "0"),), end=True))
+
+    def close(self) -> None:
+        self.seen.append("closed")
+        super().close()
+
+    def respond(self, message: service_pb2.ModelStreamInferResponse) -> None:
+        self.server.headers(1, ((":status", "200"),))
+        self.server.data(1, http2.message(message.SerializeToString()))
+
+
+def final() -> service_pb2.ModelStreamInferResponse:
+    response = service_pb2.ModelStreamInferResponse()
+    response.infer_response.parameters["triton_final_response"].bool_param = True
+    return response
+
+
+@pytest.mark.parametrize(
+    ("response", "ends", "seen"),
+    [
+        (final(), True, ["headers", "data", "end", "closed"]),
+        (service_pb2.ModelStreamInferResponse(error_message="too long"), True, ["headers", "data", "end", "closed"]),
+        (final(), False, ["headers", "data", "end", "reset", "closed"]),
+        (None, True, ["headers", "data", "reset", "closed"]),
+    ],
+    ids=["whole", "refused", "server does not end it", "in progress"],
+)
+def test_a_stream_is_only_cancelled_while_a_request_is_in_progress(
+    monkeypatch: pytest.MonkeyPatch,
+    response: service_pb2.ModelStreamInferResponse | None,
+    ends: bool,
+    seen: list[str],
+) -> None:
+    """Triton can crash if a stream is cancelled while it still completes a response."""
+    peer = StreamingPeer(ends=ends)
+    monkeypatch.setattr(http2, "TimestampedSocket", peer)
+    monkeypatch.setattr(http2, "_FINISH_S", 60.0 if ends else 0.0)
+
+    async def ask() -> None:
+        calls = calls_of(triton._GrpcStream)
+        asking = asyncio.create_task(calls.generate(session.GenerationRequest("x", 4)))
+        while "data" not in peer.seen:
+            await asyncio.sleep(0)
+        if response is None:
+            asking.cancel()
+        else:
+            peer.respond(response)
+        await asyncio.wait([asking])
+        await calls.cancel()
+        await calls.close()
+
+    asyncio.run(ask())
+    assert peer.seen == seen
+
+
 class BreakingPeer(Peer):
     """Its connection breaks while the client writes for the nth time: the preface, settings, headers, the message."""
 
@@ -269,12 +344,8 @@ class BreakingPeer(Peer):
 def test_a_connection_that_breaks_while_a_call_is_sent_ends_the_call(
     monkeypatch: pytest.MonkeyPatch, kind: type[triton._GrpcUnary], nth: int
 ) -> None:
-    client = triton.Client(Service("", "x:1", None, None, "m", None), "m", "grpc", timeout_s=5)
-    inputs = {"text_input": "TYPE_STRING", "max_tokens": "TYPE_INT32"}
-    client.model = triton.ServedModel("m", batched=True, decoupled=True, inputs=inputs, accumulates=False, counts=False)
-
     async def ask() -> list[str | None]:
-        calls, errors = kind(client), []
+        calls, errors = calls_of(kind), []
         for _ in range(2):  # a call that broke does not spoil the next
             monkeypatch.setattr(http2, "TimestampedSocket", BreakingPeer(nth))
             errors.append((await calls.generate(session.GenerationRequest("x", 4))).error)

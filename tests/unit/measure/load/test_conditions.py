@@ -33,6 +33,7 @@ from trtllm_pipeline.measure.load.conditions import (
 from trtllm_pipeline.measure.load.load import Load
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import Target
+from trtllm_pipeline.measure.load.workloads import Workload
 
 HERE = Service("127.0.0.1:8000", "127.0.0.1:8001", None, None, "ensemble", None)
 TARGET = Target("grpc", HERE, "ensemble", 30.0, 16)
@@ -185,6 +186,27 @@ def test_the_commit_is_that_of_our_own_checkout_alone(tmp_path: Path, monkeypatc
     package.write_text("changed")
     assert str(commit()).endswith("-dirty")
     probe.commit.cache_clear()
+
+
+def test_more_levels_of_synthetic_prompts_are_the_same_workload() -> None:
+    """One prompt for each request, so that a larger batch has more of them."""
+
+    def of(count: int, **changed: Any) -> dict[str, Any]:
+        synthetic = Workload(input_tokens=9, output_tokens=16, fresh=True, **changed).to_json()
+        return workload(TARGET, PROMPTS[:count], Load(concurrency=(1,)).levels(PROMPTS[:count]), synthetic)
+
+    def fields(found: dict[str, Any]) -> dict[str, Any]:
+        return {name: found[name] for name in ("prompts", "prompts_digest", "max_tokens")}
+
+    assert fields(of(2)) == fields(of(4))
+    assert of(2)["prompts"] is None
+    assert workload_words(Conditions(workload=of(2))).startswith(
+        "a synthetic prompt for each request (input_tokens 9, "
+    )
+    for other in ({"shared_prefixes": 2}, {"seed": 1}, {"lengths": ((9, 16),)}):
+        assert of(2, **other)["prompts_digest"] != of(2)["prompts_digest"]
+    lengths = [of(2, lengths=((9, 16), (size, 16)))["prompts_digest"] for size in (9, 10)]
+    assert lengths[0] != lengths[1]
 
 
 def test_the_workload_is_what_is_going_to_be_asked() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.measure.load.test_perf_metrics import ALIVE, Words, analyze, client, due, moved, request, write
 from tests.unit.measure.load.test_validity import answer, at_once, late, probes, reported, roofline, silent
+from trtllm_pipeline.measure.load.counters import LEAST_READINGS
 from trtllm_pipeline.measure.load.validity import ENOUGH_REQUESTS, GATES
 
 
@@ -86,6 +87,14 @@ def repeats(latencies_ms: list[int]) -> Run:
     return Run(records, settings={"stop_when": {"e2e_p50": 0.03}})
 
 
+def exported(readings: int, *problems: str) -> Run:
+    """So many new readings of a GPU by its exporter, after the first one."""
+    samples = [[at, 300.0, 5.0, 1755.0, 97.0, 58.0, float(at)] for at in range(readings + 1)]
+    device = {"name": "G", "uuid": "u", "exporter": "here:9400", "samples": samples}
+    gpu = {"type": "gpu", "concurrency": 1, "repeat": 0, "devices": [device], "problems": [*problems]}
+    return Run([answer(0), gpu])
+
+
 def sent(*texts: str, phases: str = "") -> Run:
     """Prompts one after another. A `w` in `phases` is a warmup request."""
     phase = {"w": "warmup", "m": "measured"}
@@ -124,6 +133,7 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
         Run([answer(0, input_tokens=4, total_tokens=8)]),
         Run([answer(0, input_tokens=4, total_tokens=7)]),
     ),
+    "exported_gpus": (exported(LEAST_READINGS - 1), exported(LEAST_READINGS)),
     "rows_left_out": (
         Run([answer(0)], {"rows_left_out": "p.jsonl: rows left out: 1 of 2"}),
         Run([answer(0)], {"rows_left_out": ""}),
@@ -165,6 +175,8 @@ def test_a_gate_speaks_and_is_silent(tmp_path: Path, gate: str) -> None:
         ("beside", lambda: Run([answer(0)], {"exclusive": "gpu"}), "info"),
         ("adapters", lambda: BOTH_WAYS["adapters"][0], "info"),
         ("rows_left_out", lambda: BOTH_WAYS["rows_left_out"][0], "warning"),
+        ("rows_left_out", lambda: Run([answer(0)], {"unsent_of_trace": "t.jsonl: the last 9 requests"}), "info"),
+        ("exported_gpus", lambda: exported(LEAST_READINGS, "here:9400: cannot be read"), "warning"),
         ("failures", lambda: failing(1, 100), "warning"),
         ("failures", lambda: failing(2, 100), "invalid"),
         ("client_cpu", lambda: Run([answer(0), client(cpu=0.81, wall_ms=900)]), "warning"),

@@ -102,8 +102,10 @@ def test_where_nothing_says_how_many_each_text_or_pair_of_lengths_is_a_prompt(to
 
 def test_conditions_tell_the_lengths_of_a_file_instead_of_means() -> None:
     pairs = ((30, 5), (12, 8))
-    assert Workload(input_tokens=0, lengths=pairs).to_json() == {"lengths": "2 pairs"}
-    assert Workload(input_tokens=9, output_tokens=4, lengths=pairs).to_json() == {"lengths": "2 pairs"}
+    told = Workload(input_tokens=9, output_tokens=4, lengths=pairs).to_json()
+    assert str(told.pop("lengths")).startswith("2 pairs, digest ")
+    assert told == {}
+    assert len({str(Workload(input_tokens=0, lengths=each).to_json()) for each in (pairs, pairs, pairs[::-1])}) == 2
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,21 @@ def test_without_code_nothing_in_the_folder_asks_for_it(folder: Path, tmp_path: 
         ("hf_quant_config.json", {"quant_algo": "FP8"}, "fp8", "FP8 by its hf_quant_config.json"),
         ("hf_quant_config.json", {"quant_algo": "fp8_pb_wo"}, "fp8_block", "fp8_pb_wo by its hf_quant_config.json"),
         ("hf_quant_config.json", {"quant_algo": "W4A16_AWQ"}, "int4_awq", "W4A16_AWQ by its hf_quant_config.json"),
+        (
+            "hf_quant_config.json",
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "FP8"}}},
+            "mixed",
+            "MIXED_PRECISION by its hf_quant_config.json",
+        ),
+        (
+            "hf_quant_config.json",
+            {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "W4A16_NVFP4"}},
+            },
+            "mixed_nvfp4",
+            "MIXED_PRECISION by its hf_quant_config.json",
+        ),
         ("config.json", None, None, None),
     ],
 )

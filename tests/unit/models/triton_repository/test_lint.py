@@ -5,17 +5,33 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.helpers.broken_repositories import BROKEN, BROKEN_LLMAPI, RELEASE, Case, copy, step, write_engine, write_good
+from tests.helpers.broken_repositories import (
+    BROKEN,
+    BROKEN_LLMAPI,
+    POLICIES,
+    RELEASE,
+    STEPS,
+    Case,
+    copy,
+    step,
+    write_engine,
+    write_good,
+    write_policy,
+    write_small,
+    write_step,
+)
 from tests.standins import templates as standin
 from trtllm_pipeline.base.errors import UsageError
-from trtllm_pipeline.models.triton_repository import lint
+from trtllm_pipeline.models.triton_repository import lint, model_config
 from trtllm_pipeline.tensorrt.embedded import repository as embedded
 from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
 
 BY_RELEASE = {"TRT407", "TRT606"}
+OF_VLLM = {"TRT608", "TRT609"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +45,7 @@ def case(good: Path, tmp_path: Path) -> Case:
 
 
 def test_every_rule_has_its_broken_repository() -> None:
-    assert {rule.id for rule in lint.RULES} == BROKEN.keys() | BROKEN_LLMAPI.keys() | BY_RELEASE
+    assert {rule.id for rule in lint.RULES} == BROKEN.keys() | BROKEN_LLMAPI.keys() | BY_RELEASE | OF_VLLM
     assert len({rule.name for rule in lint.RULES}) == len(lint.RULES)
 
 
@@ -163,6 +179,149 @@ def test_a_repository_that_is_none_of_ours_is_good(tmp_path: Path) -> None:
             "output [ { name: 'y' data_type: TYPE_FP32 dims: [ 3 ] } ]\n"
         )
     assert lint.lint(tmp_path) == []
+
+
+def found(folder: Path, **options: Any) -> list[tuple[str, str]]:
+    return [(finding.rule, finding.message) for finding in lint.lint(folder, **options)]
+
+
+@pytest.mark.parametrize(("policy", "versions", "rules"), POLICIES)
+def test_versions_that_triton_serves(tmp_path: Path, policy: str, versions: tuple[str, ...], rules: list[str]) -> None:
+    assert [rule for rule, _ in found(write_policy(tmp_path, "a", policy, versions))] == rules
+
+
+@pytest.mark.parametrize(("policy", "asked", "served"), STEPS)
+def test_versions_that_a_step_asks_for(tmp_path: Path, policy: str, asked: str, served: str | None) -> None:
+    findings = found(write_step(tmp_path, "e", policy, asked))
+    assert [rule for rule, _ in findings] == ([] if served is None else ["TRT315"])
+    assert all(message.endswith(f"served: {served}") for _, message in findings)
+
+
+def test_versions_that_are_not_served_need_no_file(tmp_path: Path) -> None:
+    write_policy(tmp_path, "a", "", ("1", "2"))
+    (tmp_path / "a" / "1" / "model.py").unlink()
+    assert found(tmp_path) == []
+    (tmp_path / "a" / "2" / "model.py").unlink()
+    assert [rule for rule, _ in found(tmp_path)] == ["TRT105"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "ids", "words"),
+    [
+        ("{ count: 1 kind: KIND_CPU }", "", None),
+        ("{ count: 1 kind: KIND_MODEL }", "", None),
+        ("{ count: 1 kind: KIND_GPU gpus: [ 0 ] }", "", None),
+        ("{ count: 2 kind: KIND_CPU }", "0,1;2,3", None),
+        ("{ count: 2 kind: KIND_CPU }", "0,1", "KIND_CPU starts 2 instances; gpu_device_ids lists 1 set of GPUs"),
+        ("{ count: 1 kind: KIND_GPU gpus: [ 0, 1 ] }", "", "KIND_GPU starts 2 instances; gpu_device_ids lists no sets"),
+        ("{ count: 1 kind: KIND_GPU }", "", "KIND_GPU starts 1 instance for each GPU"),
+        ("{ count: 1 }", "", "KIND_AUTO starts 1 instance for each GPU"),
+        ("", "", "has no instance_group"),
+    ],
+)
+def test_each_instance_of_an_engine_needs_its_gpus(case: Case, groups: str, ids: str, words: str | None) -> None:
+    path = case.repository / "tensorrt_llm" / "config.pbtxt"
+    config = model_config.read(path)
+    config.ClearField("instance_group")
+    config.parameters["gpu_device_ids"].string_value = ids
+    path.write_text(model_config.to_text(config) + (f"instance_group [ {groups} ]" if groups else ""))
+    findings = found(case.repository)
+    assert [rule for rule, _ in findings] == ([] if words is None else ["TRT414"])
+    assert all(message.startswith(words or "") for _, message in findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("kv_cache_free_gpu_memory_fraction", "; did you mean kv_cache_free_gpu_mem_fraction?"),
+        ("max_tokens_in_kv_cache", "; did you mean max_tokens_in_paged_kv_cache?"),
+        ("Max_beam_width", "; did you mean max_beam_width?"),
+        ("batching_type", "; did you mean gpt_model_type?"),
+        ("use_paged_context_fmha", "; it is an option of trtllm-build"),
+        ("of_mine", ""),
+    ],
+)
+def test_parameters_that_the_backend_does_not_read(case: Case, name: str, near: str) -> None:
+    case.parameter("tensorrt_llm", **{name: "1"})
+    assert found(case.repository) == [("TRT513", f"the tensorrtllm backend does not read {name}{near}")]
+
+
+def test_python_models_may_read_parameters_of_their_own(case: Case) -> None:
+    case.parameter("preprocessing", of_mine="1", add_special_token="true")
+    assert found(case.repository) == [
+        ("TRT513", "the model's code does not mention add_special_token; did you mean add_special_tokens?")
+    ]
+    code = case.repository / "preprocessing" / "1" / "model.py"
+    code.write_text('wanted = parameters["add_special_token"]')
+    assert found(case.repository) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "tensor_parallel_size:",
+            "tensor_paralel_size:",
+            "tensor_paralel_size is unknown; did you mean tensor_parallel_size?",
+        ),
+        ("tensor_parallel_size:", "tp_size:", "tp_size is unknown; did you mean tensor_parallel_size?"),
+        (
+            "backend:",
+            "free_gpu_memory_fraction: 0.5\nbackend:",
+            "free_gpu_memory_fraction is unknown; did you mean kv_cache_config.free_gpu_memory_fraction?",
+        ),
+        ("backend:", "Max_num_tokens: 2\nbackend:", "Max_num_tokens is unknown; did you mean max_num_tokens?"),
+        (
+            "backend:",
+            "cuda_graph_config: {max_batch_sizes: [1]}\nbackend:",
+            "cuda_graph_config.max_batch_sizes is unknown",
+        ),
+        ("backend:", "something_of_next_year: 1\nbackend:", None),
+    ],
+)
+def test_keys_of_model_yaml(case: Case, old: str, new: str, message: str | None) -> None:
+    case.yaml(old, new)
+    findings = found(case.llmapi)
+    assert [rule for rule, _ in findings] == ([] if message is None else ["TRT607"])
+    assert all(text.startswith(message or "") for _, text in findings)
+
+
+VLLM = 'backend: "vllm" instance_group [ { count: 1 kind: KIND_MODEL } ]'
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "line", "words"),
+    [
+        ('{"model": "a/b", "gpu_memory_utilization": 0.5}', None, None, ""),
+        ('{"model": "a/b",\n "gpu_memory_utilization": 0.5,}', "TRT608", 2, "is not JSON"),
+        ('["model"]', "TRT608", None, "is not a JSON object"),
+        ('{"gpu_memory_utilization": 0.5}', "TRT608", None, "names no model"),
+        ('{"model": "a/b",\n "gpu_memory_utilisation": 1}', "TRT609", 2, "did you mean gpu_memory_utilization?"),
+        ('{"model": "a/b", "max_seq_len": 64}', "TRT609", 1, "max_seq_len is unknown; did you mean max_model_len?"),
+        ('{"model": "a/b", "something_of_next_year": 1}', None, None, ""),
+    ],
+)
+def test_model_json_of_vllm(tmp_path: Path, text: str, rule: str | None, line: int | None, words: str) -> None:
+    findings = lint.lint(write_small(tmp_path, "vllm_model", VLLM, files={"model.json": text}))
+    assert [(finding.rule, finding.line) for finding in findings] == ([(rule, line)] if rule else [])
+    assert all(words in finding.message for finding in findings)
+
+
+def test_vllm_needs_its_model_json(tmp_path: Path) -> None:
+    assert [rule for rule, _ in found(write_small(tmp_path, "vllm_model", VLLM, files={}))] == ["TRT105"]
+
+
+def test_the_batch_of_an_embedded_engine(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    engine.mkdir()
+    build = {"max_batch_size": 4, "max_input_len": 64, "max_seq_len": 128}
+    (engine / "config.json").write_text(json.dumps({"build_config": build}))
+    (engine / "tokenizer.json").write_text("{}")
+    (tmp_path / "out").mkdir()
+    embedded.write(tmp_path / "out", engine, engine, RepositoryEmbedded(max_batch_size=4))
+    path = tmp_path / "out" / "tensorrt_llm" / "config.pbtxt"
+    path.write_text(path.read_text().replace("max_batch_size: 4", "max_batch_size: 5"))
+    assert found(tmp_path / "out") == [("TRT404", "max_batch_size is 5, but the engine's is 4")]
 
 
 def test_rules_are_selected_by_id_beginning_and_name() -> None:

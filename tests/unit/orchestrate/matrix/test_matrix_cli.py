@@ -84,9 +84,17 @@ def test_schema(capsys: pytest.CaptureFixture[str], kind: str) -> None:
 def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     listed = run_json(capsys, "models", "list")["recipes"]
-    assert {"name": "small", "summary": "a small model", "family": "llama", "license": "MIT"} in listed
-    assert "smollm2-135m-instruct" in [recipe["name"] for recipe in listed]
-    assert re.search(r"^small-2 +a small model$", run(capsys, "models", "list")[1], re.MULTILINE)
+    every = ["tensorrt_llm", "tensorrt_llm_pytorch", "embedded"]
+    small = {"name": "small", "summary": "a small model", "family": "llama", "license": "MIT", "toolchains": every}
+    assert small in listed
+    serving = {recipe["name"]: recipe["toolchains"] for recipe in listed}
+    assert serving["smollm2-135m-instruct"] == every
+    assert serving["gpt-oss-20b"] == every[1:2]
+    assert serving["llava-onevision-qwen2-7b"] == every[:1]
+    assert [name for name, toolchains in serving.items() if not toolchains] == ["internvl3-8b", "llava-1.5-7b"]
+    shown = run(capsys, "models", "list")[1]
+    assert shown.count("(no toolchain serves it here; a plan says why)") == 2
+    assert re.search(r"^small-2 +a small model$", shown, re.MULTILINE)
     assert run_json(capsys, "models", "show", "small")["num_hidden_layers"] == 6
     assert "note: >-" in run(capsys, "models", "show", "smollm2-135m-instruct")[1]
     code, _, err = run(capsys, "models", "show", "smollm2-135m")
@@ -102,7 +110,13 @@ def test_show_for_an_assumed_machine(capsys: pytest.CaptureFixture[str]) -> None
     assert all("SM 75" in cell["reason"] for cell in cells), cells
 
 
-@pytest.mark.parametrize(("release", "words"), [("1.9", "planned like 1.4"), ("0.5", "plans need 0.8 or newer")])
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("1.9", "planned like 1.4"),
+        ("0.5", "plans need 0.8 or newer"),
+    ],
+)
 def test_an_unknown_release_is_a_warning(
     write: Write, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, release: str, words: str
 ) -> None:
@@ -110,3 +124,21 @@ def test_an_unknown_release_is_a_warning(
     assert not caplog.messages
     run(capsys, "matrix", "show", str(write()), "--assume", f"H100,tensorrt_llm=={release}")
     assert caplog.messages == [f"TensorRT-LLM {release}.0 is unknown (known: 0.8 to 1.4); {words}"]
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ("1.3.0rc15", None),
+        ("1.3.0rc16", "not on PyPI; nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc16 has it, or build it from source"),
+        ("1.3.0rc20", "not on PyPI; nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc20 has it, or build it from source"),
+        ("1.3.0rc22.post1", None),
+        ("1.3.0", "was never published: 1.3 has candidates alone, up to 1.3.0rc29"),
+        ("1.4.0rc1", None),
+    ],
+)
+def test_a_release_that_pip_cannot_install_is_a_warning(
+    write: Write, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, release: str, words: str | None
+) -> None:
+    run(capsys, "matrix", "show", str(write()), "--assume", f"H100,tensorrt_llm=={release}")
+    assert words in " ".join(caplog.messages) if words else not caplog.messages

@@ -77,7 +77,7 @@ def cells(path: Path, sets: tuple[str, ...] = ()) -> tuple[Cell, ...]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"concurrency": []}, "needs a concurrency, a request_rate, find_rate or find_concurrency"),
+        ({"concurrency": []}, "needs a concurrency, a request_rate, a trace_speed, find_rate or find_concurrency"),
         ({"find_rate": 0.95}, "find_rate needs slo"),
         (
             {"find_rate": 0.95, "slo": {"ttft_ms": 300.0}, "requests": 16},
@@ -155,7 +155,9 @@ def test_levels_and_objectives_that_cannot_be_are_named(name: str, wrong: object
 
 
 def test_a_measurement_needs_a_level() -> None:
-    with pytest.raises(ValueError, match="needs a concurrency, a request_rate, find_rate or find_concurrency"):
+    with pytest.raises(
+        ValueError, match="needs a concurrency, a request_rate, a trace_speed, find_rate or find_concurrency"
+    ):
         PerfParams(max_tokens=4, concurrency=())
 
 

@@ -90,8 +90,8 @@ def test_a_method_without_a_model_of_its_own_has_none(model: Path) -> None:
     ngram = asked(model, method="ngram")
     assert pinned(ngram).companions == {}
     assert infeasible(asked(model, method="ngram", model="./not-there")) == (
-        "settings.speculative.model: ngram has no use for it, draft and eagle and eagle3 and medusa may; remove it, or give it "
-        "to the methods that read it by an `override` with `where: { settings.speculative.method: ... }`"
+        "settings.speculative.model: ngram has no use for it, dflash and draft and eagle and eagle3 and medusa and pard may; "
+        "remove it, or give it to the methods that read it by an `override` with `where: { settings.speculative.method: ... }`"
     )
     plain, drafting = plan(pinned(asked(model))), plan(pinned(ngram))
     changed = {run.stage.name for run in drafting.stage_runs.values() if run.id not in plain.stage_runs}
@@ -111,6 +111,24 @@ def test_a_head_of_another_model_is_refused_before_anything_is_fetched(
 ) -> None:
     write(model.parent / "head", config)
     reason = pinned(asked(model, method="eagle3", model="./head")).reason
+    assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "words"),
+    [
+        ("pard", {"vocab_size": 128256}, None),
+        ("pard", {"vocab_size": 32000}, "has 32000 words in its vocabulary"),
+        ("dflash", {"hidden_size": 4096, "dflash_config": {"mask_token_id": 1}}, None),
+        ("dflash", {"hidden_size": 2048, "dflash_config": {}}, "is for models with a hidden size of 2048"),
+        ("dflash", HEAD, "is not a DFlash model: its config.json has no dflash_config"),
+    ],
+)
+def test_models_that_draft_in_one_pass_fit_or_are_refused(
+    model: Path, method: str, config: dict[str, Any], words: str | None
+) -> None:
+    write(model.parent / "head", config)
+    reason = pinned(asked(model, method=method, model="./head")).reason
     assert reason is None if words is None else words in str(reason)
 
 

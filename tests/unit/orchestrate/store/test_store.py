@@ -782,6 +782,27 @@ def test_an_index_in_use_is_not_replaced(tmp_path: Path, monkeypatch: pytest.Mon
     }
 
 
+def test_an_index_that_another_process_makes_just_now_is_shared_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exists, first = os.path.lexists, list[Store]()
+
+    def exists_a_moment_later(path: Path) -> bool:
+        found = exists(path)
+        if not first:
+            monkeypatch.setattr(os.path, "lexists", exists)
+            first.append(Store(tmp_path / "w"))
+        return found
+
+    monkeypatch.setattr(os.path, "lexists", exists_a_moment_later)
+    second = Store(tmp_path / "w")
+    for number, store in enumerate((*first, second)):
+        store.index.begin_run(str(number), "m.yaml", ())
+    assert [run.id for run in second.index.runs()] == ["1", "0"]
+    for store in (*first, second):
+        store.close()
+
+
 @pytest.mark.parametrize("repaired", ["empty file", "folder", "text"])
 def test_whatever_is_in_the_place_of_the_index_is_put_aside(tmp_path: Path, repaired: str) -> None:
     (tmp_path / "w").mkdir()

@@ -118,7 +118,7 @@ def test_events_are_json_whatever_the_text_holds() -> None:
     ]
     assert {event["model"] for event in events} == {'m"\n\u2028'}
     assert all(event["usage"] is None and event["choices"][0]["index"] == 1 for event in events)
-    (last,) = parsed(answers.usage(TokenUsage(2, 3)))
+    (last,) = parsed(answers.end(lambda: TokenUsage(2, 3)).decode().removesuffix("data: [DONE]\n\n"))
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 5)
 
 

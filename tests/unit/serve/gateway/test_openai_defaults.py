@@ -32,5 +32,5 @@ def test_defaults_are_of_requests_that_leave_them_out(
     params: dict[str, Any], body: dict[str, Any], sent: dict[str, Any]
 ) -> None:
     before = dict(body)
-    assert with_defaults(body, GatewayParams(**params)) == sent
+    assert with_defaults("completions", body, GatewayParams(**params)) == sent
     assert body == before

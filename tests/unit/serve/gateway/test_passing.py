@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter
+from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter, check_of
 
 DONE = b"data: [DONE]\n\n"
 
@@ -127,3 +127,42 @@ def test_a_stream_is_cut_alike_however_it_arrives(lines: list[bytes], data: st.D
         found += pieces.feed(stream[start:end])
     assert b"".join([*found, pieces.end()]) == stream
     assert (found, pieces.end()) == (expected, whole.end())
+
+
+RESPONSE = {"object": "response", "status": "completed", "output": [], "usage": {"input_tokens": 3, "output_tokens": 2}}
+
+
+def typed(kind: str, **more: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **more})}\n\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("last", "failure"),
+    [
+        ([typed("response.completed", response=RESPONSE)], None),
+        ([typed("response.incomplete", response={**RESPONSE, "status": "incomplete"}), DONE], None),
+        (
+            [typed("response.failed", response={"status": "failed", "error": {"message": "out of memory"}})],
+            "out of memory",
+        ),
+        ([typed("error", code="x", message="out of memory")], "out of memory"),
+        ([b'data: {"error": {"message": "out of memory"}}\n\n'], "out of memory"),
+        ([], "ended without a whole response"),
+        ([DONE], "ended without a whole response"),
+    ],
+)
+def test_responses_are_followed(last: list[bytes], failure: str | None) -> None:
+    check = check_of("responses")
+    begun = typed("response.created", response={**RESPONSE, "status": "in_progress", "usage": None})
+    events = [begun, typed("response.output_text.delta", delta="a"), *last]
+    assert [check.event(each) for each in events] == [False, True, *[False] * len(last)]
+    assert (check.failure is None) == (failure is None)
+    assert (failure or "") in (check.failure or "")
+    if failure is None:
+        assert check.usage == {"prompt_tokens": 3, "completion_tokens": 2}
+
+
+def test_a_whole_response_is_followed() -> None:
+    check = check_of("responses")
+    assert check.whole(json.dumps({**RESPONSE, "output": [{"type": "message"}]}).encode())
+    assert check.failure is None

@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers import fabricated, trtllm_cells
 from tests.unit.orchestrate.run.test_forecast import cell
+from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.text_blocks import as_markdown, on_terminal
 from trtllm_pipeline.orchestrate.memory.estimates import GPU, Estimate, Need
 from trtllm_pipeline.orchestrate.results.fits import Fit, Fits
@@ -137,6 +138,15 @@ def test_a_cell_that_works_on_less_at_a_time_is_not_said_to_fail() -> None:
 @pytest.mark.parametrize(("cells", "words"), [(1, "the cell"), (4, "all 4 cells")])
 def test_enough_memory_is_said(cells: int, words: str) -> None:
     assert as_markdown(Fits(cells, ()).blocks()).strip().endswith(f"enough memory for {words}")
+
+
+def test_enough_memory_names_the_machine_and_what_is_unknown_of_it() -> None:
+    assumed = replace(parse("2xH100,tensorrt_llm==1.2"), assumed=True)
+    words = "the assumed machine has enough GPU memory for all 4 cells; its host memory is unknown"
+    assert as_markdown(Fits(4, (), machine=assumed).blocks()).strip().endswith(words)
+    known = replace(parse("2xH100,memory_gib=512"), assumed=True)
+    words = "the assumed machine has enough memory for all 4 cells"
+    assert as_markdown(Fits(4, (), machine=known).blocks()).strip().endswith(words)
 
 
 def test_no_memory_is_enough_for_what_cannot_work() -> None:

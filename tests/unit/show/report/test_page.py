@@ -25,6 +25,7 @@ from trtllm_pipeline.show.report.columns import columns
 from trtllm_pipeline.show.report.comparison import compare
 from trtllm_pipeline.show.report.html.page import to_html
 from trtllm_pipeline.show.report.measured import Measured, Side
+from trtllm_pipeline.show.report.writers import main_load
 
 
 def page(cells: int, *, hostile: bool = False, **options: Any) -> str:
@@ -198,6 +199,7 @@ def test_the_head_and_each_cell_say_on_what_and_under_which_load() -> None:
     moved = dataclasses.replace(rows[1], conditions=other("system", cpu=HOSTILE))
     text = to_html([rows[0], moved, *rows[2:]], record, "matrices/my.yaml", plots=False)
     head = html.unescape(text[text.index("<header>") : text.index("</header>")])
+    assert f"load <b>{main_load(rows)}</b>" in head
     for fact in ("on <b>1 x NVIDIA H200, 140 GiB</b>", "measured <b>2026-09-21</b>", "matrix <b>my.yaml</b>"):
         assert fact in head
     assert "<h1>model-0</h1>" in head

@@ -86,5 +86,9 @@ def test_a_plan_as_a_job_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert "| `build` | 2 | 0 | 2 | " in text
     assert "**Why**" in text
     assert "stage runs: not made yet" in text
+    assert main([*plan, "--set", "axes.max_batch_size=[2,16]", "--set", "settings.perf.concurrency=null"]) == 0
+    text = capsys.readouterr().out
+    assert "load of 2 cells, bs2: 192 in, 16 out, 1/2 in flight, " in text
+    assert "load of 2 cells, bs16: 192 in, 16 out, 1/4/16 in flight, " in text
     assert main([*plan, "--set", "axes.parallel=[tp1,tp8]"]) == 0
     assert "<details><summary>2 cells can never work</summary>" in capsys.readouterr().out

@@ -133,7 +133,7 @@ def test_batches_of_4_and_8_are_one_with_one_request_in_flight() -> None:
     assert found[0].output_tps_per_device == found[1].output_tps_per_device == pytest.approx(100, rel=0.01)
     assert found[0].requests == 600
     assert "best of 1 that meet the objectives" in shown(large, small)
-    assert "the same work as bs4" in shown(large, small)
+    assert "the same work as bs4, figures from both" in shown(large, small)
     queued = [replace(each, levels=(level(draw, tps, 8),)) for each, tps in ((small, 100), (large, 150))]
     assert [each.same_work_as for each in recommend(Side("r", tuple(queued)), (), None, "throughput")] == [None, None]
 

@@ -104,6 +104,7 @@ def test_the_table_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
         "note (2 cells): the steady window was too short: rates include ramp-up and drain",
         "Measured on an unknown system",
         "Latencies are medians (p50), @4 is concurrency 4, ! has warnings.",
+        "A wider terminal also shows tok/s 95% @4, input tok/s @4",
         "Load: 1/4 in flight, 40 requests",
         "-v: definitions, system and load in full",
     ]
@@ -191,6 +192,12 @@ def test_the_table_is_never_wider_than_the_terminal(
     body = lines[heads + 1 : lines.index("", heads)]
     assert sum("done" in line for line in body) == len(rows)
     assert len(body) in {len(rows), len(rows) + len(models)}, "one line a cell, and one a model where they are grouped"
+
+
+def test_columns_without_room_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow, wide = (table((row("fp16"),), width, monkeypatch) for width in (72, 300))
+    assert "A wider terminal also shows tok/s 95% @4, req/s @4, contains, " in narrow
+    assert "wider terminal" not in wide
 
 
 def test_heads_say_when_concurrencies_differ(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,3 +493,7 @@ def test_a_row_states_the_load_that_was_measured() -> None:
     assert load_of(row("fp16")) == "1/4 in flight, 40 requests", "lengths that nobody recorded are left out"
     assert loads_of([own, exact, own, row("fp8", levels=())])[0] == f"{load_of(own)} (2 cells)"
     assert loads_of([exact]) == [load_of(exact)]
+    fewer = dataclasses.replace(
+        exact, levels=tuple(dataclasses.replace(level, requests=30 + place) for place, level in enumerate(exact.levels))
+    )
+    assert loads_of([exact, fewer]) == ["2048 in, 512 out, 1/4 in flight, 30 to 128 requests"]

@@ -192,7 +192,7 @@ def test_a_server_that_runs_already_is_given_nothing() -> None:
     took = launch.stage.resources(one, H100S)
     assert (took.gpus, took.exclusive.value) == (0, "machine")
     assert stages[1:] == ["launch", "smoke", "perf", "accuracy"]
-    assert "not started by us" in toolchains.caveats([one])[0]
+    assert "not started by us" in toolchains.caveats([one], H100S)[0]
 
 
 def test_of_a_model_that_runs_elsewhere_only_what_counts_tokens_is_downloaded() -> None:

@@ -9,6 +9,7 @@ from tests.helpers.trtllm_cells import settings_of
 from trtllm_pipeline.base.domain import Cell, CellId, Json
 from trtllm_pipeline.base.machine.assume import parse
 from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM
+from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains import model_shape
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
 from trtllm_pipeline.tensorrt.trtllm.rules import infeasible
@@ -281,3 +282,17 @@ def test_a_machine_without_a_gpu_is_told_so() -> None:
     found = infeasible(trtllm_cells.cell("fp8"), parse("tensorrt_llm==0.20.0,gpus=0"))
     assert "GPU" in str(found)
     assert "use_paged_context_fmha" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("release", "sm", "warns"),
+    [("1.3.0rc29", 89, True), ("1.4.0rc1", 89, True), ("1.3.0rc29", 90, False), ("1.2.1", 100, False)],
+)
+def test_nvfp4_by_marlin_on_sm_89_is_a_warning(release: str, sm: int, warns: bool) -> None:
+    pytorch = _pytorch(precision="nvfp4")
+    machine = _machine(release, sm=sm)
+    said = toolchains.caveats([pytorch], machine)
+    assert any("NVFP4 weights are computed by Marlin on SM 89" in each for each in said) is warns
+    mixture = _pytorch(precision="nvfp4", recipe={"num_experts": 8})
+    said = toolchains.caveats([mixture], machine)
+    assert any("moe_config.backend: MARLIN" in each for each in said) is warns

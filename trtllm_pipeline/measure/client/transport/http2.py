@@ -12,6 +12,7 @@ import asyncio
 import re
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import unquote
@@ -36,6 +37,8 @@ _WINDOW: Final = 2**31 - 1
 """The maximum, so that flow control never holds a measured server back."""
 MAX_FRAME_BYTES: Final = 16_384
 """Limit for a received frame. This side never announces a larger one."""
+_FINISH_S: Final = 5.0
+"""How long to wait for the server's end of a call that this side has ended."""
 MAX_HEADER_BYTES: Final = 1 << 15
 """Limit for one encoded header block. `hpack` limits the decoded headers to 64 KiB and its table to 4 KiB."""
 _OF_A_STREAM: Final = frozenset({_DATA, _HEADERS, _RST_STREAM, _CONTINUATION})
@@ -382,8 +385,24 @@ class GrpcCall:
             self.open = False
             raise Http2Error(self._broken_by)
 
+    async def finish(self) -> None:
+        """End a call whose requests have all been answered: this side's end, then the server's, then the connection.
+
+        Otherwise the end would be a cancellation to the server. It becomes one if the server does not end the call in time.
+        """
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.arrived = lambda _now_ns, _message: None
+        self.ended = lambda _reason: None if ended.done() else ended.set_result(None)
+        try:
+            if self.open:
+                self._http2.data(self._stream, b"", end=True)
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ended, _FINISH_S)
+        finally:
+            self.close()
+
     def close(self) -> None:
-        """End the call and the connection."""
+        """End the call and the connection at once. A call in progress is cancelled."""
         self.open = False
         if self._socket is not None:
             if self._socket.open:

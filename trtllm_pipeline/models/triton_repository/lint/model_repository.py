@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _UNSET: Final = re.compile(
     r"""\bkey\s*:\s*["'](?P<key>\w+)["'][\s,;]*value\s*:?\s*\{\s*string_value\s*:\s*["']\$\{(?P<name>\w+)\}["']"""
 )
+_VERSION: Final = re.compile(r"0|[1-9]\d*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,20 @@ class Model:
 
     @cached_property
     def versions(self) -> tuple[Path, ...]:
-        """Its version directories."""
-        return tuple(sorted(path for path in self.folder.iterdir() if path.is_dir() and path.name.isdigit()))
+        """Its version directories, the newest last. Triton ignores names with leading zeros."""
+        found = (path for path in self.folder.iterdir() if path.is_dir() and _VERSION.fullmatch(path.name))
+        return tuple(sorted(found, key=lambda path: int(path.name)))
+
+    @cached_property
+    def served(self) -> tuple[Path, ...]:
+        """The version directories that its version policy selects. Without a policy, the newest."""
+        policy = None if self.config is None else self.config.version_policy
+        choice = None if policy is None else policy.WhichOneof("policy_choice")
+        if policy is None or choice is None:
+            return self.versions[-1:]
+        if choice == "latest":
+            return self.versions[-policy.latest.num_versions :] if policy.latest.num_versions else ()
+        return tuple(path for path in self.versions if choice == "all" or int(path.name) in policy.specific.versions)
 
     @property
     def is_ensemble(self) -> bool:
@@ -74,11 +87,29 @@ class Model:
         return config is not None and (config.backend == "tensorrtllm" or "gpt_model_type" in config.parameters)
 
     @property
+    def is_embedded(self) -> bool:
+        """True if it runs an engine of the embedded toolchain, under TensorRT-LLM's tensor names."""
+        config = self.config
+        return (
+            config is not None
+            and not self.is_engine
+            and "gpt_model_path" in config.parameters
+            and any(each.name == "input_ids" for each in config.input)
+        )
+
+    @property
     def is_llmapi(self) -> bool:
         """True if it runs TensorRT-LLM's LLM API, by its sampling inputs or its model.yaml."""
         if any((version / "model.yaml").is_file() for version in self.versions):
             return True
         return self.config is not None and any(each.name.startswith("sampling_param_") for each in self.config.input)
+
+    @cached_property
+    def code(self) -> str:
+        """The Python code in its directory."""
+        return "\n".join(
+            path.read_text(encoding="utf-8", errors="replace") for path in sorted(self.folder.rglob("*.py"))
+        )
 
     def unset(self) -> Iterator[tuple[str, str, int]]:
         """Parameters whose whole value is a placeholder, as templates have them: key, placeholder, its line."""
@@ -131,6 +162,10 @@ class ModelRepository:
         """The models that run a TensorRT-LLM engine."""
         yield from ((model, config) for model, config in self.parsed() if model.is_engine)
 
+    def embedded(self) -> Iterator[tuple[Model, ModelConfig]]:
+        """The models that run an engine of the embedded toolchain."""
+        yield from ((model, config) for model, config in self.parsed() if model.is_embedded)
+
 
 def read(folder: Path, *, engine: Engine | None = None, release: str | None = None) -> ModelRepository:
     """The repository in `directory`."""
@@ -153,9 +188,10 @@ def _model(folder: Path) -> Model:
 
 def _engine_of(models: Mapping[str, Model]) -> Engine | None:
     for model in models.values():
-        if model.is_engine and "gpt_model_path" in model.parameters:
+        if (model.is_engine or model.is_embedded) and "gpt_model_path" in model.parameters:
+            read = Engine.of_trtllm_build if model.is_engine else Engine.read
             try:
-                return Engine.of_trtllm_build(Path(model.parameters["gpt_model_path"]))
+                return read(Path(model.parameters["gpt_model_path"]))
             except EngineError:
                 return None
     return None

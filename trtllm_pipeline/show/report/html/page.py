@@ -54,6 +54,7 @@ from trtllm_pipeline.show.report.writers import (
     lengths_of,
     load_of,
     loads_of,
+    main_load,
     moment,
     notes_of,
     summary_of,
@@ -69,7 +70,7 @@ _SERIES: Final = 50
 _LOGS_BYTES: Final = 1_000_000
 """Maximum total length of all log ends before compression. Beyond it, only failures include their logs."""
 _LOADS: Final = 3
-"""Maximum number of different loads at the head of the page. All are among the conditions."""
+"""Maximum number of different loads among the facts of the run. All are among the conditions."""
 _SYMBOLS: Final = {
     CellStatus.DONE: "✓",
     CellStatus.UP_TO_DATE: "=",
@@ -417,7 +418,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _opening(rows: Sequence[CellResult], matrix: str) -> list[tuple[str, str]]:
-    """Hardware, engine and date of the measurements. Details are folded further down."""
+    """Hardware, engine, load and date of the measurements. Details are folded further down."""
     measured = [row for row in rows if row.levels]
     gpus = [machine_words(row.conditions).split("; ") for row in measured]
     hardware = _some([parts[-1] for parts in gpus])
@@ -427,7 +428,7 @@ def _opening(rows: Sequence[CellResult], matrix: str) -> list[tuple[str, str]]:
     engine = _some([*toolchains, *(_named(field, value) for field, value in known if value is not None)])
     times = [row.conditions.measured_s for row in measured if row.conditions.measured_s is not None]
     date = str(moment(max(times)))[:10] if times else ""
-    facts = {"on": hardware, "engine": engine, "measured": date, "matrix": matrix}
+    facts = {"on": hardware, "engine": engine, "load": main_load(rows), "measured": date, "matrix": matrix}
     return [(name, value) for name, value in facts.items() if value]
 
 

@@ -35,7 +35,9 @@ _SAMPLING = {
     "min_length": "min_length",
     "min_tokens": "min_length",
     "return_log_probs": "return_log_probs",
+    "return_top_log_probs": "top_log_probs",
 }
+_ANY_OBJECT = '{"type": "object"}'
 
 
 class TritonPythonModel:
@@ -100,6 +102,7 @@ class TritonPythonModel:
                     [] if streaming or (self._exclude_input if exclude is None else exclude) else list(prompt),
                     Characters(self._text),
                     sampling.return_log_probs,
+                    sampling.top_log_probs,
                     0 if pad is None else pad,
                     len(prompt),
                 )
@@ -141,11 +144,13 @@ class PendingRow:
     tokens: list[int]
     characters: Characters
     log_probs_wanted: bool
+    top_wanted: int
     pad_id: int
     input_tokens: int
     output_tokens: int = 0
     """Generated tokens among `tokens`, which may start with the prompt."""
     log_probs: list[float] = field(default_factory=list)
+    top: list[Sequence[tuple[int, float]]] = field(default_factory=list)
     cum_log_prob: float = 0.0
     finished: bool = False
 
@@ -191,6 +196,7 @@ class PendingRequest:
             if event.log_prob is not None:
                 row.log_probs.append(event.log_prob)
                 row.cum_log_prob += event.log_prob
+                row.top.append(event.top)
         if event.finish is not None:
             row.finished = True
             if event.finish is Finish.ERROR:
@@ -205,7 +211,7 @@ class PendingRequest:
             self.cancel()
         elif self.streaming and whole:
             self.sender.send(_response(self.sequences, self.counts, self.wanted))
-            row.tokens, row.output_tokens, row.log_probs = [], 0, []
+            row.tokens, row.output_tokens, row.log_probs, row.top = [], 0, [], []
         if done:
             self.forget(self)
 
@@ -231,10 +237,30 @@ def _samplings(request: Any, batch: int) -> list[Sampling]:
                 setting[attribute] = value
     ends = messages.rows(request, "end_id", batch)
     words = [read_word_lists(messages.array(request, f"{kind}_words_list"), batch) for kind in ("stop", "bad")]
+    guides = _schemas(request, batch)
     return [
-        Sampling(**setting, end_id=None if end is None or end < 0 else end, stop_words=stop, bad_words=bad)
-        for setting, end, stop, bad in zip(settings, ends, *words, strict=True)
+        Sampling(
+            **setting, json_schema=guide, end_id=None if end is None or end < 0 else end, stop_words=stop, bad_words=bad
+        )
+        for setting, guide, end, stop, bad in zip(settings, guides, ends, *words, strict=True)
     ]
+
+
+def _schemas(request: Any, batch: int) -> list[str | None]:
+    """The JSON schema that guides each row. None for a row without a guide."""
+    kinds, guides = (messages.rows(request, each.name, batch) for each in tensors.GUIDE)
+    return [
+        _schema(messages.text(kind or ""), messages.text(guide or ""))
+        for kind, guide in zip(kinds, guides, strict=True)
+    ]
+
+
+def _schema(kind: str, guide: str) -> str | None:
+    if kind == "json_schema" or not kind:
+        return guide or None
+    if kind == "json":
+        return _ANY_OBJECT
+    raise RequestError(f"guided_decoding_guide_type {kind} is not supported; expected json or json_schema")
 
 
 def read_word_lists(lists: np.ndarray[Any, Any] | None, batch: int) -> list[tuple[tuple[int, ...], ...]]:
@@ -267,6 +293,14 @@ def _response(sequences: Sequence[PendingRow], counts: Sequence[str], wanted: Co
         log_probs = [[row.log_probs + [0.0] * (made - len(row.log_probs))] for row in sequences]
         outputs.append(messages.tensor("output_log_probs", log_probs, np.float32))
         outputs.append(messages.tensor("cum_log_probs", [[row.cum_log_prob] for row in sequences], np.float32))
+    if count := max(row.top_wanted for row in sequences):
+        made = max(len(row.top) for row in sequences)
+        top = np.zeros((len(sequences), made, count, 2))
+        for index, row in enumerate(sequences):
+            for position, best in enumerate(row.top):
+                top[index, position, : len(best)] = best
+        outputs.append(messages.tensor("top_token_ids", top[..., 0], np.int32))
+        outputs.append(messages.tensor("top_log_probs", top[..., 1], np.float32))
     numbers = {
         "num_input_tokens": [[row.input_tokens] for row in sequences],
         "num_output_tokens": [[row.output_tokens] for row in sequences],

@@ -157,9 +157,9 @@ def _renamed(name: str, given: Any) -> Any:
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One response with the tokens of all. Streamed requests have one row."""
     joined = dict(parts[-1])
-    for name in ("output_ids", "output_log_probs"):
+    for name, axis in (("output_ids", 2), ("output_log_probs", 2), ("top_log_probs", 1), ("top_token_ids", 1)):
         if name in joined:
-            joined[name] = pb.Tensor(name, np.concatenate([part[name].as_numpy() for part in parts], axis=2))
+            joined[name] = pb.Tensor(name, np.concatenate([part[name].as_numpy() for part in parts], axis=axis))
     joined["sequence_length"] = messages.tensor(
         "sequence_length", [[joined["output_ids"].as_numpy().shape[2]]], np.int32
     )

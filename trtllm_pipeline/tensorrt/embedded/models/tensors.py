@@ -55,12 +55,19 @@ SAMPLING: Final[dict[str, tuple[str, DataType]]] = {
     "random_seed": ("random_seed", "UINT64"),
     "seed": ("seed", "UINT64"),
     "return_log_probs": ("return_log_probs", "BOOL"),
+    "return_top_log_probs": ("return_top_log_probs", "INT32"),
     "return_num_input_tokens": ("return_num_input_tokens", "BOOL"),
     "return_num_output_tokens": ("return_num_output_tokens", "BOOL"),
     "exclude_input_in_output": ("exclude_input_in_output", "BOOL"),
     "stream": ("streaming", "BOOL"),
     "stop": ("stop", "BOOL"),
 }
+
+GUIDE: Final = (
+    _ragged("guided_decoding_guide_type", "STRING", 1),
+    _ragged("guided_decoding_guide", "STRING", 1),
+)
+"""Available through the ensemble and the BLS model under the same names."""
 
 UNSUPPORTED: Final = (
     _scalar("num_return_sequences", "INT32", neutral=1),
@@ -73,8 +80,6 @@ UNSUPPORTED: Final = (
     _scalar("lora_task_id", "UINT64"),
     _ragged("lora_weights", "FP16", -1, -1),
     _ragged("lora_config", "INT32", -1, 3),
-    _ragged("guided_decoding_guide_type", "STRING", 1),
-    _ragged("guided_decoding_guide", "STRING", 1),
 )
 """Rejected by the engine model, and available through the ensemble and the BLS model under the same names."""
 
@@ -121,11 +126,14 @@ ENGINE_INPUTS: Final = (
     _ragged("stop_words_list", "INT32", 2, -1),
     _ragged("bad_words_list", "INT32", 2, -1),
     *(_scalar(name, kind) for name, kind in SAMPLING.values()),
+    *GUIDE,
     *UNSUPPORTED,
     *UNSUPPORTED_ENGINE_ONLY,
 )
 COUNTS: Final = (Tensor("num_input_tokens", "INT32"), Tensor("num_output_tokens", "INT32"))
 """Sent if the input `return_` plus their name requests them."""
+TOP: Final = (Tensor("top_log_probs", "FP32", (-1, -1)), Tensor("top_token_ids", "INT32", (-1, -1)))
+"""Not TensorRT-LLM's: for each token, the `return_top_log_probs` most likely ones, [tokens, most likely first]."""
 ENGINE_OUTPUTS: Final = (
     Tensor("output_ids", "INT32", (-1, -1)),
     Tensor("sequence_length", "INT32", (-1,)),
@@ -134,6 +142,7 @@ ENGINE_OUTPUTS: Final = (
     Tensor("batch_index", "INT32"),
     Tensor("sequence_index", "INT32"),
     *COUNTS,
+    *TOP,
 )
 POSTPROCESSING_INPUTS: Final = (
     Tensor("TOKENS_BATCH", "INT32", (-1, -1), optional=False),
@@ -147,7 +156,7 @@ TEXT_INPUTS: Final = (
     Tensor("stop_words", "STRING", (-1,)),
     *(Tensor(name, kind) for name, (_, kind) in SAMPLING.items()),
     *(Tensor(name, item.type, item.dims) for name, item in UNSUPPORTED_TEXT.items()),
-    *(Tensor(item.name, item.type, item.dims) for item in UNSUPPORTED),
+    *(Tensor(item.name, item.type, item.dims) for item in (*GUIDE, *UNSUPPORTED)),
 )
 """Inputs of the ensemble and of the BLS model."""
 TEXT_OUTPUTS: Final = (
@@ -157,6 +166,7 @@ TEXT_OUTPUTS: Final = (
     Tensor("batch_index", "INT32"),
     Tensor("sequence_index", "INT32"),
     *COUNTS,
+    *TOP,
 )
 
 PREPROCESSING_STEP: Final = {
@@ -182,5 +192,5 @@ ENGINE_STEP: Final = {
 ENGINE_PASSED: Final = {
     # tensor of the engine model -> tensor of the client, passed through unchanged
     **{engine: name for name, (engine, _) in SAMPLING.items() if engine not in ENGINE_STEP},
-    **{item.name: item.name for item in UNSUPPORTED},
+    **{item.name: item.name for item in (*GUIDE, *UNSUPPORTED)},
 }

@@ -1,4 +1,4 @@
-"""Stands for TensorRT-LLM's llmapi model: the same letters as the stand-in engine, with the llmapi's own tensors.
+"""Stands for TensorRT-LLM's llmapi model: the same tokens as the stand-in engine, with the llmapi's own tensors.
 
 Reads the model.yaml beside it as the real one does, and refuses what the LLM API refuses: a model folder that is not
 there, and prompts longer than max_seq_len. TRTLLM_STANDIN_ANSWERS is as of `trtllm-serve`.
@@ -6,6 +6,7 @@ there, and prompts longer than max_seq_len. TRTLLM_STANDIN_ANSWERS is as of `trt
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,10 @@ class TritonPythonModel:
         self.answers = json.loads(Path(answers).read_text(encoding="utf-8")) if answers else {}
         model = json.loads((Path(self.settings["model"]) / "config.json").read_text(encoding="utf-8"))
         self.answers = self.answers.get(model.get("model_type"), self.answers)
+        sys.path.append("@ROOT@")  # see `templates`
+        from tests.standins.tokens import Tokens
+
+        self.tokens = Tokens(Path(self.settings["model"]))
 
     def execute(self, requests):
         if not self.decoupled:
@@ -82,26 +87,19 @@ class TritonPythonModel:
             return pb.InferenceResponse(error=pb.TritonError(str(error)))
 
     def parts(self, request):
-        """One letter after the other: the prompt again, from its second letter on."""
-        prompt = bytes(scalar(request, "text_input", b""))
+        """One token after the other."""
+        prompt = scalar(request, "text_input", b"").decode(errors="replace")
         wanted = int(scalar(request, "sampling_param_max_tokens", 32))
-        known = self.answers.get(prompt.decode(errors="replace"))
+        known = self.answers.get(prompt)
         if known is not None:
-            return [letter.encode() for letter in known]
-        longest = self.settings["max_seq_len"]
-        if len(prompt) + wanted > longest:
-            raise ValueError(f"The sum of prompt length ({len(prompt)}) and max_tokens ({wanted}) exceeds {longest}")
+            return [part.encode() for part in self.tokens.split(known)]
+        count, longest = self.tokens.count(prompt), self.settings["max_seq_len"]
+        if count + wanted > longest:
+            raise ValueError(f"The sum of prompt length ({count}) and max_tokens ({wanted}) exceeds {longest}")
         stops = pb.get_input_tensor_by_name(request, "sampling_param_stop")
-        stops = [] if stops is None else [bytes(word) for word in stops.as_numpy().reshape(-1) if word]
-        shift = 1 + self.adapter(request)
-        made = b""
-        for index in range(wanted):
-            letter = prompt[(index + shift) % len(prompt) :][:1]
-            made += letter
-            ended = next((stop for stop in stops if made.endswith(stop)), None)
-            if ended is not None:
-                return [bytes([each]) for each in made[: -len(ended)]]
-        return [bytes([each]) for each in made]
+        stops = [] if stops is None else [word.decode() for word in stops.as_numpy().reshape(-1) if word]
+        made, _ = self.tokens.until(self.tokens.next(prompt, wanted, 1 + self.adapter(request)), stops)
+        return [part.encode() for part in made]
 
     def adapter(self, request):
         """The rank of the adapter that a request asks for, 0 without one. Source: `get_lora_request_from_request` of helpers.py."""

@@ -202,3 +202,29 @@ def decoupled_cache(model: Model, config: Any) -> Iterator[Violation]:
     """A decoupled model with a response cache."""
     if config.model_transaction_policy.decoupled and config.response_cache.enable:
         yield model.at("response_cache", "decoupled, with response_cache")
+
+
+@rule(
+    "TRT218",
+    "give each tensor a name, a data_type and dims; -1 is a dimension of any size",
+    each=ModelRepository.parsed,
+)
+def tensor_incomplete(model: Model, config: Any) -> Iterator[Violation]:
+    """A tensor without name, data_type or dims, or with a dimension that is neither positive nor -1."""
+    for kind, tensors in (("input", config.input), ("output", config.output)):
+        for tensor in tensors:
+            lacking = [field for field in ("name", "data_type", "dims") if not getattr(tensor, field)]
+            wrong = [size for size in tensor.dims if size < 1 and size != -1]
+            if lacking or wrong:
+                fault = f"has no {' and no '.join(lacking)}" if lacking else f"has dimension {wrong[0]}"
+                message = f"{kind} {tensor.name} {fault}" if tensor.name else f"an {kind} {fault}"
+                yield model.at("name" if tensor.name else kind, message, value=tensor.name or None)
+
+
+@rule("TRT219", "Triton rejects it: use KIND_GPU, or leave gpus out", each=ModelRepository.parsed)
+def cpu_with_gpus(model: Model, config: Any) -> Iterator[Violation]:
+    """An instance group of KIND_CPU or KIND_MODEL that names GPUs."""
+    for group in config.instance_group:
+        kind = group.Kind.Name(group.kind)
+        if group.gpus and kind in {"KIND_CPU", "KIND_MODEL"}:
+            yield model.at("gpus", f"an instance group of {kind} names GPUs {', '.join(map(str, group.gpus))}")

@@ -15,12 +15,25 @@ from trtllm_pipeline.models.triton_repository.lint.rule import rule
 _LOGITS: Final = ("context_logits", "generation_logits")
 _FREE_LOGITS: Final = (0, 17)
 """First release whose templates have logits_datatype."""
+_GUIDED: Final = (0, 19)
+"""First release whose C++ backend decodes with a grammar."""
+_GUIDED_PARAMETERS: Final = ("tokenizer_dir", "guided_decoding_backend", "xgrammar_tokenizer_info_path")
+"""Parameters that it reads without a default. Source: getGuidedDecodingConfigFromParams of model_instance_state.cc."""
+_TENSORS: Final = ("input_ids", "request_output_len")
+"""Inputs without which the C++ backend cannot create a request."""
 
 
 def _served(repository: ModelRepository) -> Iterator[tuple[Model, Any, Engine]]:
     """Each engine model with its engine, if there is one to compare with."""
     if repository.engine is not None:
         yield from ((model, config, repository.engine) for model, config in repository.engines())
+
+
+def _limited(repository: ModelRepository) -> Iterator[tuple[Model, Any, Engine]]:
+    """The same, with the models of the embedded toolchain, whose engines have a max_batch_size too."""
+    yield from _served(repository)
+    if repository.engine is not None:
+        yield from ((model, config, repository.engine) for model, config in repository.embedded())
 
 
 def _number(model: Model, name: str) -> int | None:
@@ -72,7 +85,7 @@ def rank_files(model: Model, _config: Any, engine: Engine) -> Iterator[Violation
         yield model.at_parameter("gpt_model_path", f"{engine.folder} has world size {engine.world_size} but {message}")
 
 
-@rule("TRT404", "lower it, or build the engine with a larger max_batch_size", each=_served)
+@rule("TRT404", "lower it, or build the engine with a larger max_batch_size", each=_limited)
 def batch_size(model: Model, config: Any, engine: Engine) -> Iterator[Violation]:
     """A max_batch_size above the engine's."""
     if engine.max_batch_size is not None and config.max_batch_size > engine.max_batch_size:
@@ -189,5 +202,55 @@ def adapters_type(model: Model, config: Any, engine: Engine) -> Iterator[Violati
 
 def _release(engine: Engine) -> tuple[int, ...]:
     """Major and minor number of an engine's release; an unknown one counts as new."""
-    match = re.match(r"(\d+)\.(\d+)", engine.version or "")
-    return _FREE_LOGITS if match is None else (int(match[1]), int(match[2]))
+    return _numbers(engine.version) or _FREE_LOGITS
+
+
+def _numbers(release: str | None) -> tuple[int, ...] | None:
+    """Major and minor number of a release. None if it is unknown."""
+    match = re.match(r"(\d+)\.(\d+)", release or "")
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _whole_models(repository: ModelRepository) -> Iterator[tuple[Model, Any]]:
+    """The models that load a whole model, each in every instance: engine models and LLM API models."""
+    yield from ((model, config) for model, config in repository.parsed() if model.is_engine or model.is_llmapi)
+
+
+@rule(
+    "TRT414",
+    "use one instance_group with count 1 and KIND_CPU: the model finds its GPUs itself. For more instances, give each its "
+    "GPUs in the parameter gpu_device_ids: 0,1;2,3",
+    severity="warning",
+    each=_whole_models,
+)
+def engine_instances(model: Model, config: Any) -> Iterator[Violation]:
+    """More instances of an engine model or LLM API model than sets of GPUs in gpu_device_ids. Each instance loads the whole model."""
+    sets = len([each for each in model.parameters.get("gpu_device_ids", "").split(";") if each])
+    given = f"gpu_device_ids lists {sets or 'no'} set{'s' * (sets != 1)} of GPUs"
+    if not config.instance_group:
+        yield Violation(model.path, "has no instance_group: Triton starts an instance for each GPU")
+    for group in config.instance_group:
+        kind, count = group.Kind.Name(group.kind), max(group.count, 1)
+        if kind == "KIND_GPU" and config.backend == "python":
+            continue  # TRT213
+        if kind in {"KIND_GPU", "KIND_AUTO"} and not group.gpus:
+            yield model.at("instance_group", f"{kind} starts {count} instance{'s' * (count > 1)} for each GPU; {given}")
+        elif (instances := count * max(len(group.gpus), 1)) > max(sets, 1):
+            yield model.at("instance_group", f"{kind} starts {instances} instances; {given}")
+
+
+@rule(
+    "TRT415",
+    "add them; a parameter that is not used has an empty string_value: the backend reads these without a default",
+)
+def backend_needs(repository: ModelRepository) -> Iterator[Violation]:
+    """An engine model without an input or a parameter that the C++ backend of the release needs."""
+    for model, config in repository.engines():
+        if config.backend != "tensorrtllm":
+            continue
+        release = repository.release or (repository.engine.version if repository.engine else None)
+        guided = _GUIDED_PARAMETERS if (_numbers(release) or (0,)) >= _GUIDED else ()
+        inputs = {tensor.name for tensor in config.input}
+        for kind, needed, present in (("parameters", guided, config.parameters), ("inputs", _TENSORS, inputs)):
+            if lacking := [name for name in needed if name not in present]:
+                yield Violation(model.path, f"lacks the {kind} {', '.join(lacking)}")

@@ -266,3 +266,27 @@ def decoupled_drafts(repository: ModelRepository) -> Iterator[Violation]:
         if called["draft"] is not None and config.model_transaction_policy.decoupled:
             message = f"is decoupled, but calls {called['draft'].name} for drafts, which cannot be streamed"
             yield model.at("decoupled", message)
+
+
+@rule("TRT315", "write model_version: -1 for the newest version, or a version that Triton serves")
+def step_version(repository: ModelRepository) -> Iterator[Violation]:
+    """A step that asks for a version of its model that is not served. Without model_version it asks for version 0."""
+    for model, ensemble in _ensembles(repository):
+        for step in ensemble.config.ensemble_scheduling.step:
+            member = repository.models.get(step.model_name)
+            served = [] if member is None else [int(path.name) for path in member.served]
+            if served and step.model_version not in {-1, *served}:
+                written = "" if step.model_version else ", the default of model_version"
+                message = (
+                    f"a step asks for version {step.model_version} of {step.model_name}{written}; "
+                    f"served: {', '.join(map(str, served))}"
+                )
+                yield model.at("model_name", message, value=step.model_name)
+
+
+@rule("TRT316", "remove the field: an ensemble has neither instances nor a backend", each=_ensembles)
+def ensemble_fields(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
+    """An ensemble with an instance_group or a backend, which Triton rejects."""
+    for field in ("instance_group", "backend"):
+        if getattr(ensemble.config, field):
+            yield model.at(field, f"is an ensemble with {field}")

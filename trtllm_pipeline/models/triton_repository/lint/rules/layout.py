@@ -10,6 +10,8 @@ from trtllm_pipeline.models.triton_repository.lint.rule import rule
 
 _FILES: Final = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan", "pytorch": "model.pt"}
 """File that each backend loads unless `default_model_filename` names another."""
+_FIXED_FILES: Final = {"vllm": "model.json"}
+"""File that a backend loads whatever `default_model_filename` is."""
 
 
 @rule("TRT101", "name the directory that holds the model directories")
@@ -40,14 +42,40 @@ def name_differs(model: Model, config: Any) -> Iterator[Violation]:
 def no_version(repository: ModelRepository) -> Iterator[Violation]:
     """A model without a version directory."""
     for model in repository.with_config():
-        if not any(version.name.lstrip("0") for version in model.versions):
-            yield Violation(model.folder, "has no version directory, named by a whole number from 1")
+        if not model.versions:
+            yield Violation(model.folder, "has no version directory, named by a whole number without leading zeros")
 
 
 @rule("TRT105", "add the file, or name another one in `default_model_filename`", each=ModelRepository.parsed)
 def model_file_missing(model: Model, config: Any) -> Iterator[Violation]:
     """A version without the file that its backend loads."""
-    wanted = config.default_model_filename or _FILES.get(config.backend)
-    for version in model.versions:
+    wanted = _FIXED_FILES.get(config.backend) or config.default_model_filename or _FILES.get(config.backend)
+    for version in model.served:
         if wanted and not (version / wanted).exists():
             yield Violation(version, f"has no {wanted}, which the {config.backend} backend loads")
+
+
+@rule(
+    "TRT106",
+    "name a version directory that is there, or leave version_policy out: Triton then serves the newest version",
+    each=ModelRepository.parsed,
+)
+def version_policy(model: Model, _config: Any) -> Iterator[Violation]:
+    """A version_policy that selects none of the version directories."""
+    if model.versions and not model.served:
+        present = ", ".join(path.name for path in model.versions)
+        yield model.at("version_policy", f"the policy selects no version; present: {present}")
+
+
+@rule(
+    "TRT107",
+    "add the version directory, or remove the version from the policy",
+    severity="warning",
+    each=ModelRepository.parsed,
+)
+def version_absent(model: Model, config: Any) -> Iterator[Violation]:
+    """A version in version_policy that has no directory, next to others that have one."""
+    present = {int(path.name) for path in model.versions}
+    for number in config.version_policy.specific.versions:
+        if model.served and number not in present:
+            yield model.at("version_policy", f"version {number} has no directory")

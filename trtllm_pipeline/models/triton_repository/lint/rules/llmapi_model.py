@@ -1,18 +1,21 @@
-"""TRT6: repositories of the LLM API (`llmapi`), whose settings are in `1/model.yaml`."""
+"""TRT6: models whose settings are a file of their version directory: model.yaml of the LLM API, model.json of vLLM."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import user_files
+from trtllm_pipeline.models.triton_repository.lint.known_names import advice, known_names, nearest
 from trtllm_pipeline.models.triton_repository.lint.model_repository import ModelRepository, Violation
 from trtllm_pipeline.models.triton_repository.lint.rule import rule
 
 FILE_NAME: Final = "model.yaml"
+VLLM_FILE_NAME: Final = "model.json"
 _SIZES: Final = (
     *("tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
     *("max_batch_size", "max_num_tokens", "max_seq_len"),
@@ -20,8 +23,8 @@ _SIZES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class ModelYaml:
-    """One model.yaml."""
+class SettingsFile:
+    """One model.yaml or model.json."""
 
     path: Path
     settings: Any
@@ -30,20 +33,31 @@ class ModelYaml:
     def at(self, key: str, message: str) -> Violation:
         """A violation at the line of `key`."""
         text = self.path.read_text(encoding="utf-8")
-        match = re.search(rf"(?m)^[ \t]*{re.escape(key)}\s*:", text)
+        match = re.search(rf"""(?m)(?:^|[{{,])[ \t]*["']?{re.escape(key)}["']?\s*:""", text)
         return Violation(self.path, message, None if match is None else text.count("\n", 0, match.start()) + 1)
 
 
-def _files(repository: ModelRepository) -> Iterator[ModelYaml]:
+def _files(repository: ModelRepository) -> Iterator[SettingsFile]:
     for model in repository.with_config():
-        for path in (version / FILE_NAME for version in model.versions if model.is_llmapi):
-            try:
-                yield ModelYaml(path, user_files.decode_yaml(path.read_bytes()))
-            except (OSError, ValueError) as error:
-                yield ModelYaml(path, error)
+        for path in (version / FILE_NAME for version in model.served if model.is_llmapi):
+            yield _read(path, user_files.decode_yaml)
 
 
-def _settings(repository: ModelRepository) -> Iterator[tuple[ModelYaml, dict[str, Any]]]:
+def _vllm_files(repository: ModelRepository) -> Iterator[SettingsFile]:
+    """The model.json that are there. TRT105 finds the others."""
+    for model, config in repository.parsed():
+        paths = [version / VLLM_FILE_NAME for version in model.served if config.backend == "vllm"]
+        yield from (_read(path, json.loads) for path in paths if path.is_file())
+
+
+def _read(path: Path, decode: Callable[[bytes], Any]) -> SettingsFile:
+    try:
+        return SettingsFile(path, decode(path.read_bytes()))
+    except (OSError, ValueError) as error:
+        return SettingsFile(path, error)
+
+
+def _settings(repository: ModelRepository) -> Iterator[tuple[SettingsFile, dict[str, Any]]]:
     """The files that are a mapping, with it."""
     yield from ((file, file.settings) for file in _files(repository) if isinstance(file.settings, dict))
 
@@ -62,7 +76,7 @@ def model_yaml(repository: ModelRepository) -> Iterator[Violation]:
 
 
 @rule("TRT602", "set model to the absolute path of a Hugging Face directory", each=_settings)
-def yaml_model(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]:
+def yaml_model(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Violation]:
     """A model.yaml whose model is missing or is a path that does not exist."""
     model = settings.get("model")
     if not isinstance(model, str) or not model:
@@ -72,7 +86,7 @@ def yaml_model(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]
 
 
 @rule("TRT603", "triton_config: {max_batch_size: 0, decoupled: true}", each=_settings)
-def triton_config(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]:
+def triton_config(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Violation]:
     """A model.yaml without triton_config.max_batch_size and triton_config.decoupled."""
     triton = settings.get("triton_config")
     values = triton if isinstance(triton, dict) else {}
@@ -82,7 +96,7 @@ def triton_config(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violati
 
 
 @rule("TRT604", "write a whole number, or remove the key", each=_settings)
-def yaml_sizes(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]:
+def yaml_sizes(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Violation]:
     """A size in model.yaml that is not a positive whole number."""
     for name in _SIZES:
         if name in settings and (type(settings[name]) is not int or settings[name] < 1):
@@ -90,7 +104,7 @@ def yaml_sizes(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]
 
 
 @rule("TRT605", "use a fraction such as 0.9, TensorRT-LLM's default", each=_settings)
-def yaml_fraction(file: ModelYaml, settings: dict[str, Any]) -> Iterator[Violation]:
+def yaml_fraction(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Violation]:
     """A kv_cache_config.free_gpu_memory_fraction that is not above 0 and at most 1."""
     cache = settings.get("kv_cache_config")
     value = cache.get("free_gpu_memory_fraction") if isinstance(cache, dict) else None
@@ -106,3 +120,47 @@ def yaml_backend(repository: ModelRepository) -> Iterator[Violation]:
         backend = settings.get("backend", "pytorch")
         if major >= 1 and backend in {"tensorrt", "trt", None}:
             yield file.at("backend", f"backend {backend!r} with release {repository.release}")
+
+
+@rule("TRT607", "correct the key: the LLM API refuses unknown ones when the model is loaded", each=_settings)
+def yaml_key(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Violation]:
+    """A key in model.yaml that the LLM API does not have: misspelled, in the wrong section, or another program's name."""
+    yield from _unknown(file, settings, known_names().llmapi, known_names().instead["llmapi"])
+
+
+@rule("TRT608", "write one JSON object: no comma after the last member, no comments, names and texts in double quotes")
+def vllm_json(repository: ModelRepository) -> Iterator[Violation]:
+    """A model.json of the vLLM backend that is not a JSON object or names no model."""
+    for file in _vllm_files(repository):
+        settings = file.settings
+        if isinstance(settings, json.JSONDecodeError):
+            yield Violation(file.path, f"is not JSON: {settings.msg}", settings.lineno)
+        elif isinstance(settings, Exception):
+            yield Violation(file.path, f"cannot be read: {settings}")
+        elif not isinstance(settings, dict):
+            yield Violation(file.path, "is not a JSON object")
+        elif not isinstance(settings.get("model"), str):
+            yield file.at("model", "names no model")
+
+
+@rule("TRT609", "correct the key: the vLLM backend stops at unknown ones when the model is loaded")
+def vllm_key(repository: ModelRepository) -> Iterator[Violation]:
+    """A key in model.json that vLLM does not have: misspelled, or another program's name."""
+    for file in _vllm_files(repository):
+        if isinstance(file.settings, dict):
+            yield from _unknown(file, file.settings, known_names().vllm, known_names().instead["vllm"])
+
+
+def _unknown(
+    file: SettingsFile, settings: dict[str, Any], sections: Mapping[str, Sequence[str]], instead: Mapping[str, str]
+) -> Iterator[Violation]:
+    """Keys that are close to a known one. The lists lack keys of other releases, which must not be reported."""
+    elsewhere = {
+        key: f"{name}.{key}" for name, keys in sections.items() if name for key in keys if key not in sections[""]
+    }
+    for name, known in sections.items():
+        values = settings.get(name) if name else settings
+        for key in values if isinstance(values, dict) else ():
+            near = None if key in known else nearest(str(key), known, {} if name else {**elsewhere, **instead})
+            if near is not None:
+                yield file.at(str(key), f"{name}{'.' * bool(name)}{key} is unknown{advice(near)}")

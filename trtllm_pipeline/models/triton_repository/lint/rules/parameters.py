@@ -6,10 +6,12 @@ does not fail: it is silently ignored.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from trtllm_pipeline.models.triton_repository.lint.known_names import LOOSE, advice, known_names, nearest
 from trtllm_pipeline.models.triton_repository.lint.model_repository import Model, ModelRepository, Violation
 from trtllm_pipeline.models.triton_repository.lint.rule import rule
 
@@ -223,3 +225,25 @@ def lookahead_sizes(model: Model, _config: Any) -> Iterator[Violation]:
     lacking = [name for name in needed if not model.parameters.get(name)]
     if model.parameters.get("decoding_mode") == "lookahead" and lacking:
         yield model.at_parameter("decoding_mode", f"decoding_mode is lookahead, but {', '.join(lacking)} missing")
+
+
+@rule(
+    "TRT513",
+    "correct the name, or remove the parameter: the model works with the default",
+    severity="warning",
+    each=ModelRepository.parsed,
+)
+def parameter_unread(model: Model, config: Any) -> Iterator[Violation]:
+    """A parameter that TensorRT-LLM's model does not read: misspelled, or another program's name."""
+    names = known_names()
+    ours = {*names.tensorrtllm, *names.python}
+    if config.backend == "tensorrtllm":
+        for key in sorted(set(config.parameters) - set(names.tensorrtllm)):
+            near = nearest(key, names.tensorrtllm, names.instead["tensorrtllm"], LOOSE)
+            yield model.at_parameter(key, f"the tensorrtllm backend does not read {key}{advice(near)}")
+    elif config.backend == "python" and ours & set(config.parameters):
+        # People extend these models.
+        for key in sorted(set(config.parameters) - ours):
+            near = nearest(key, ours, {})
+            if near is not None and not re.search(rf"\b{re.escape(key)}\b", model.code):
+                yield model.at_parameter(key, f"the model's code does not mention {key}{advice(near)}")

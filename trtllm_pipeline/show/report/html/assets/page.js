@@ -219,7 +219,7 @@
       const [first] = twins.sort(lessExpensive);
       const ttft = twins.map((point) => point.latency.ttft_ms).filter((value) => value !== null);
       const widths = { out: pooled(twins.map((point) => [point.out, point.level.half?.out])), ttft_ms: pooled(twins.map((point) => [point.latency.ttft_ms, point.level.half?.ttft_ms])) };
-      return { ...first, out: median(twins.map((point) => point.out)), perGpu: median(twins.map((point) => point.perGpu)),
+      return { ...first, alike: twins.length, out: median(twins.map((point) => point.out)), perGpu: median(twins.map((point) => point.perGpu)),
         latency: { ...first.latency, ttft_ms: ttft.length ? median(ttft) : null }, level: { ...first.level, half: widths } };
     });
   }
@@ -321,6 +321,7 @@
       cost: [point.cost === null ? "" : `$${point.cost.toFixed(2)}`, "per million tokens"],
       certainty: [certainty(point, metric), ""],
       score: [point.score === null ? "" : point.score.toFixed(2), `${$("score").value}${range}`],
+      alike: [point.alike ? `medians of ${point.alike} cells` : "", "that do the same work"],
     };
     const rest = Object.entries(shown).filter(([name, [value]]) => name !== metric && value !== "").map(([, [value, unit]]) => `${value} ${unit}`);
     return make("article", { className: `card ${tint(point.cell)}` }, make("h3", {}, goal),
