@@ -1,11 +1,10 @@
 # Names that other houses may import from `trtllm_pipeline.base`: its door. Loaded on first use by `doors.py`.
-from domain import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
-from domain import PARALLEL as PARALLEL
-
 from . import terminal as terminal
 from . import text_blocks as text_blocks
 from . import text_tables as text_tables
 from .domain import ALONE as ALONE
+from .domain import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
+from .domain import PARALLEL as PARALLEL
 from .domain import USUAL_KV_SHARE as USUAL_KV_SHARE
 from .domain import USUAL_NUM_TOKENS as USUAL_NUM_TOKENS
 from .domain import Cell as Cell
