@@ -203,7 +203,7 @@ Beside = Annotated[
         of_matrix=True,
     ),
 ]
-Frontend = Literal["triton", "trtllm_serve", "triton_openai"]
+Frontend = Literal["triton", "trtllm_serve", "triton_openai", "disaggregated"]
 OPENAI_SERVERS: Final[tuple[str, ...]] = ("vllm", "sglang", "transformers", "llama_cpp")
 """OpenAI-compatible servers whose command lines are known."""
 Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
@@ -320,7 +320,10 @@ class LaunchFrontend(LaunchParams):
 
     frontend: Annotated[
         Frontend,
-        Param("server: Triton, TensorRT-LLM's OpenAI server trtllm-serve, or the OpenAI front end of Triton's images"),
+        Param(
+            "server: Triton, TensorRT-LLM's OpenAI server trtllm-serve, the OpenAI front end of Triton's images, or servers of "
+            "trtllm-serve for prompts and for generation behind a router"
+        ),
     ] = "triton"
 
 

@@ -17,9 +17,14 @@ SERVE_FILE: Final = "serve.json"
 """Output of a repository stage for `trtllm-serve`: its command line without the address."""
 SETTINGS_FILE: Final = "llm_api.yaml"
 """Next to it, the settings of the LLM API that have no option."""
+CONTEXT_SETTINGS_FILE: Final = "context_llm_api.yaml"
+"""The same of disaggregated servers that read prompts."""
 FRONTEND_TRITON: Final = "triton"
 FRONTEND_TRITON_OPENAI: Final = "triton_openai"
 """The OpenAI front end in Triton's images, with Triton in the same process."""
+FRONTEND_DISAGGREGATED: Final = "disaggregated"
+"""Servers of trtllm-serve that read prompts, others that generate, and the router of `trtllm-serve disaggregated`."""
+IN_TRITON: Final = frozenset({FRONTEND_TRITON, FRONTEND_TRITON_OPENAI})
 NONE: Final = "none"
 """Precision of a KV cache that is not quantized."""
 PYTORCH_PRECISIONS: Final = ("fp16", "bf16", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
@@ -54,6 +59,13 @@ ServeOptions = Annotated[
 Served = Annotated[
     Literal["triton", "trtllm_serve"],
     Param("what it is served by: Triton, with any front end, or TensorRT-LLM's OpenAI server trtllm-serve"),
+]
+ServedWeights = Annotated[
+    Literal["triton", "trtllm_serve", "disaggregated"],
+    Param(
+        "what it is served by: Triton, with any front end, TensorRT-LLM's OpenAI server trtllm-serve, or several of those "
+        "behind a router"
+    ),
 ]
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 """As Triton calls them in instance_group."""
@@ -201,7 +213,7 @@ class EngineRepository(RepositorySettings):
 class WeightsRepository(LlmApi):
     """Parameters of the repository stage for Hugging Face weights."""
 
-    frontend: Served = FRONTEND_TRITON
+    frontend: ServedWeights = FRONTEND_TRITON
     options: ServeOptions = None
     max_batch_size: Batch
     max_seq_len: Length
@@ -209,6 +221,7 @@ class WeightsRepository(LlmApi):
     tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
     pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
     moe_expert_parallel_size: ExpertParallel = None
+    enable_attention_dp: Annotated[bool, Param("each GPU computes attention for its own requests", later=True)] = False
     speculative: Annotated[
         Literal["draft", "eagle3", "mtp", "ngram", "sa", "pard", "dflash"] | None,
         IfSet("who drafts tokens", null="nobody"),
@@ -220,6 +233,12 @@ class WeightsRepository(LlmApi):
     llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
         field(default_factory=dict)
     )
+    context_servers: Annotated[int, Param("(disaggregated) servers that read prompts", ge=1, later=True)] = 1
+    generation_servers: Annotated[int, Param("(disaggregated) servers that generate tokens", ge=1, later=True)] = 1
+    context: Annotated[
+        dict[str, Any],
+        Param("(disaggregated) differences of servers that read prompts, as tensor_parallel_size=2", key_with=ITSELF),
+    ] = field(default_factory=dict)
     unquantized: Annotated[bool, Param("refuse a model whose weights are quantized", runtime=True)] = False
 
 
