@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from trtllm_pipeline.tensorrt.modelopt import formats
-from trtllm_pipeline.tensorrt.stage.params import CheckParams, IfSet, Option, Param, Parameters, Scalar, Selection
+from trtllm_pipeline.tensorrt.stage.params import (
+    CheckParams,
+    IfSet,
+    Later,
+    Option,
+    Param,
+    Parameters,
+    Scalar,
+    Selection,
+)
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
@@ -183,7 +192,7 @@ class EngineCheck(CheckParams):
         tuple[int, ...], IfSet("sizes of lookahead decoding: window, n-gram, verification set", ge=0)
     ] = ()
     gpu_weights_percent: Annotated[
-        float, Param("share of the weights kept on the GPU, of an engine that streams them", ge=0, le=1, later=True)
+        float, Later("share of the weights kept on the GPU, of an engine that streams them", ge=0, le=1)
     ] = 1.0
 
 
@@ -221,7 +230,7 @@ class WeightsRepository(LlmApi):
     tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
     pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
     moe_expert_parallel_size: ExpertParallel = None
-    enable_attention_dp: Annotated[bool, Param("each GPU computes attention for its own requests", later=True)] = False
+    enable_attention_dp: Annotated[bool, Later("each GPU computes attention for its own requests")] = False
     speculative: Annotated[
         Literal["draft", "eagle3", "mtp", "ngram", "sa", "pard", "dflash"] | None,
         IfSet("who drafts tokens", null="nobody"),
@@ -233,11 +242,11 @@ class WeightsRepository(LlmApi):
     llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
         field(default_factory=dict)
     )
-    context_servers: Annotated[int, Param("(disaggregated) servers that read prompts", ge=1, later=True)] = 1
-    generation_servers: Annotated[int, Param("(disaggregated) servers that generate tokens", ge=1, later=True)] = 1
+    context_servers: Annotated[int, Later("(disaggregated) servers that read prompts", ge=1)] = 1
+    generation_servers: Annotated[int, Later("(disaggregated) servers that generate tokens", ge=1)] = 1
     context: Annotated[
         dict[str, Any],
-        Param("(disaggregated) differences of servers that read prompts, as tensor_parallel_size=2", key_with=ITSELF),
+        IfSet("(disaggregated) differences of servers that read prompts, as tensor_parallel_size=2"),
     ] = field(default_factory=dict)
     unquantized: Annotated[bool, Param("refuse a model whose weights are quantized", runtime=True)] = False
 
