@@ -70,6 +70,10 @@ LOOKING = ("status", "explain", "logs", "report", "store")
 WRITTEN_BY_MATRIX_INIT = "my-matrix.yaml"
 _TRTLLM_PAGES = ("coming-from-other-tools.md", "gpu-machine.md", "tensorrt-llm.md", "troubleshooting.md", "clusters.md")
 _OTHER_FLAGS = {
+    "tensorrt-llm.md": (  # vLLM and SGLang
+        *("--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel"),
+        *("--tp-size", "--dp-size", "--enable-dp-attention", "--ep-size"),
+    ),
     "README.md": ("--build-arg", "--gpus", "--init", "--rm", "--shm-size", "--ulimit"),  # docker
     "clusters.md": ("--head", "--port", "--address", "--bind-to", "--partition", "--account", "--time"),  # ray, sbatch
     "coming-from-other-tools.md": (
@@ -241,6 +245,7 @@ def test_other_programs_are_known() -> None:
         "docker",
         "kubectl",
         "sha256sum",
+        "export",
         "start",
         "tar",
         "sh",
