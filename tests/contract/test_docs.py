@@ -106,7 +106,13 @@ _OTHER_FLAGS = {
     "failures.md": ("--shm-size", "--pids-limit", "--gpus", "--ipc", "--ulimit", "--extra-index-url", "--mpi"),
     "gpu-machine.md": ("--build-arg", "--format", "--gpus", "--init", "--rm", "--runtime", "--shm-size", "--ulimit"),
     "images.md": ("--build-arg", "--format", "--require-hashes"),
-    "performance.md": ("--backend", "--dataset", "--engine_dir", "--report_json", "--collect-interval"),  # trtllm-bench, dcgm-exporter
+    "performance.md": (
+        "--backend",
+        "--dataset",
+        "--engine_dir",
+        "--report_json",
+        "--collect-interval",
+    ),  # trtllm-bench, dcgm-exporter
     "provenance.md": (  # cosign, sha256sum
         *("--bundle", "--key", "--type", "--digest", "--new-bundle-format", "--insecure-ignore-tlog", "--quiet"),
         "--strict",
