@@ -237,7 +237,7 @@ class WeightsRepository(LlmApi):
     generation_servers: Annotated[int, Param("(disaggregated) servers that generate tokens", ge=1, later=True)] = 1
     context: Annotated[
         dict[str, Any],
-        Param("(disaggregated) differences of servers that read prompts, as tensor_parallel_size=2", key_with=ITSELF),
+        IfSet("(disaggregated) differences of servers that read prompts, as tensor_parallel_size=2"),
     ] = field(default_factory=dict)
     unquantized: Annotated[bool, Param("refuse a model whose weights are quantized", runtime=True)] = False
 
