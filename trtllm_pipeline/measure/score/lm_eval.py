@@ -165,7 +165,7 @@ def _command(program: Sequence[str], evaluation: Evaluation, item: TaskItem, out
     if evaluation.max_length is not None:
         arguments["max_length"] = str(evaluation.max_length)
     if evaluation.timeout_s is not None:
-        arguments["timeout"] = f"{evaluation.timeout_s:.0f}"
+        arguments["timeout"] = str(max(1, round(evaluation.timeout_s)))
     if evaluation.tokenizer == "none":
         arguments["tokenizer_backend"] = "None"
     elif evaluation.tokenizer is not None:
@@ -215,6 +215,8 @@ def evaluate(
         started(argv)
         _run(argv, item, evaluation, progress)
         found.append(TaskResults.read(output / item.name, item.name, shares=shares))
+        if found[-1].ranks and not evaluation.likelihoods:
+            raise _no_likelihoods(item)
     given = {name: getattr(evaluation, name) for name in ("url", "model", "endpoint", "limit")}
     result = _summary(
         found,
@@ -235,7 +237,12 @@ def _run(argv: Sequence[str], item: TaskItem, evaluation: Evaluation, progress: 
             f"{folder} is not a directory with tasks", hint="--include-path DIR, or settings.accuracy.include_path"
         )
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=folder,
+        env={**os.environ, "LMEVAL_LOG_LEVEL": "INFO"},  # the kind of requests is logged
     ) as process:
         try:
             for line in _lines(process):
@@ -296,6 +303,8 @@ class TaskResults:
     tasks: Mapping[str, Mapping[str, Any]]
     """Version, examples before a question, number of questions and standard errors of each task."""
     lm_eval_version: str | None
+    ranks: bool
+    """Some task ranks choices by log probabilities."""
     answers: Sequence[Mapping[str, Any]]
     """Rows of answers.jsonl. An answer has a score only if the score of the task is the mean of its questions' scores."""
 
@@ -387,7 +396,9 @@ def _read(file: Path, asked: str, *, shares: bool) -> TaskResults:
         }
         for task in shown
     }
-    return TaskResults(scores, errors, questions, about, data.get("lm_eval_version"), list(answers.values()))
+    kinds = {(data.get("configs", {}).get(part) or {}).get("output_type") for each in parts.values() for part in each}
+    ranks = bool(kinds - {None, "generate_until"})
+    return TaskResults(scores, errors, questions, about, data.get("lm_eval_version"), ranks, list(answers.values()))
 
 
 def _parts(task: str, groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ def test_each_filter_has_a_score(tmp_path: Path) -> None:
     strict, flexible = "gsm8k.exact_match.strict_match", "gsm8k.exact_match.flexible_extract"
     assert found.scores == {strict: 0.5, flexible: 1.0}
     assert found.errors == {strict: 0.5, flexible: 0.0}
+    assert not found.ranks
     assert [(row["id"], row["answer"], row["scores"]) for row in found.answers] == [
         ("gsm8k/0", " 12", {strict: 1.0, flexible: 1.0}),
         ("gsm8k/1", " is 7", {strict: 0.0, flexible: 1.0}),
@@ -68,7 +69,10 @@ def test_a_group_is_scored_by_the_answers_to_its_parts(tmp_path: Path) -> None:
         "mmlu_law": {"acc,none": 0.5, "acc_stderr,none": 0.5, "alias": " - law"},
     }
     groups = {"mmlu": ["mmlu_stem", "mmlu_law"], "mmlu_stem": ["mmlu_physics"]}
-    found = TaskResults.read(left(tmp_path, samples, results=results, group_subtasks=groups), "mmlu")
+    configs = {name: {"output_type": "multiple_choice"} for name in samples}
+    folder = left(tmp_path, samples, results=results, group_subtasks=groups, configs=configs)
+    found = TaskResults.read(folder, "mmlu")
+    assert found.ranks
     assert (found.scores, found.questions) == ({"mmlu.acc": 0.5}, {"mmlu.acc": 4})
     assert [(row["id"], row["answer"], row["scores"]["mmlu.acc"]) for row in found.answers] == [
         ("mmlu_physics/0", "0", 0.0),
