@@ -24,7 +24,7 @@ def main() -> int:
 def _without_typer(words: Sequence[str]) -> int:
     import json
 
-    from trtllm_pipeline.orchestrate import DEFAULT_WORKSPACE
+    from trtllm_pipeline.base import DEFAULT_WORKSPACE
     from trtllm_pipeline.show import doctor_findings
 
     if words[:1] != ["doctor"]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import needed
+from tests.helpers.launched import still_running
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import ServerError
 from trtllm_pipeline.base.machine import triton_installation
@@ -92,20 +93,8 @@ class Stage:
 
     def left(self, prefix: str = "") -> list[str]:
         """Processes that were started from here and still run, and files in shared memory that start with `prefix`."""
-        mine = self.marker.encode()
-        found = [path.name for path in triton_server.SHARED_MEMORY.glob(f"{prefix}*")] if prefix else []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    if mine in (entry / "environ").read_bytes() and b"Z" not in state(entry):
-                        found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-                except OSError:
-                    continue
-        return found
-
-
-def state(process: Path) -> bytes:
-    return (process / "stat").read_bytes().rpartition(b")")[2].split()[0]
+        files = [path.name for path in triton_server.SHARED_MEMORY.glob(f"{prefix}*")] if prefix else []
+        return [*files, *still_running(self.marker)]
 
 
 def seen_over(world: mpi_server.World) -> ServerError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers import needed
+from tests.helpers.launched import still_running
 from tests.helpers.waiting import eventually
 from tests.standins import templates
 from tests.standins.installation import Installation, install
@@ -142,22 +143,8 @@ class Lane:
     def kill(self, process: subprocess.Popen[str]) -> None:
         """kill -9 of the pipeline alone; all it has started ends by itself."""
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         assert eventually(lambda: not self.left()), self.left()
-
-
-def still_running(marker: str) -> list[str]:
-    """Command lines of the living processes that have `marker` in their environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                living = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-                if living and marker.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue
-    return found
 
 
 def cells(report: str) -> dict[str, dict[str, Any]]:

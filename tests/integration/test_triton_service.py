@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.helpers.embedded_engines import script_engine
+from tests.helpers.launched import LaunchStage, responds
 from tests.helpers.triton_client import Client, Stream
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import FailureClass, ServerError
@@ -46,30 +47,9 @@ except PipelineError as error:
 """
 
 
-class Service:
-    """A launch stage in its own process, as an executor would run it."""
-
+class Service(LaunchStage):
     def __init__(self, models: Path, attempt: Path, **params: object) -> None:
-        attempt.mkdir()
-        self.attempt = attempt
-        self.log = attempt / "log"
-        with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(models), str(attempt), json.dumps(params)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-            )
-
-    def ready(self, timeout_s: float = 90) -> dict[str, object]:
-        service = self.attempt / "service.json"
-        deadline = time.monotonic() + timeout_s
-        while not service.exists():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, "not ready in time"
-            time.sleep(0.02)
-        return dict(json.loads(service.read_text()))
+        super().__init__(attempt, PROGRAM, str(models), str(attempt), json.dumps(params))
 
     def client(self) -> Client:
         service = self.ready()
@@ -77,13 +57,13 @@ class Service:
         models = ("ensemble", "tensorrt_llm_bls")
         return Client(
             triton_server.TritonProcess(
-                process=self.process, ports=ports, output=self.log, prefix="", models=models, loaded=models
+                process=self.process, ports=ports, output=self.attempt / "log", prefix="", models=models, loaded=models
             )
         )
 
     def end(self) -> tuple[int, str]:
         status = self.process.wait(180)
-        return status, self.log.read_text()
+        return status, self.log()
 
 
 @pytest.fixture(scope="module")
@@ -182,20 +162,13 @@ def test_a_printed_command_starts_the_server_and_leaves_the_repository_as_it_is(
     try:
         assert eventually(lambda: shell.poll() is not None or responds(f"{url}/ready")), (tmp_path / "log").read_text()
         body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
-        assert httpx.post(f"{url}/generate", json=body, timeout=30).json()["text_output"]
+        assert httpx.post(f"{url}/generate", json=body, timeout=60).json()["text_output"]
     finally:
         os.killpg(shell.pid, signal.SIGINT)
         shell.stdin.close()
         shell.wait(60)
     assert gone(shell.pid)
     assert sorted(models.rglob("*")) == before
-
-
-def responds(url: str) -> bool:
-    try:
-        return httpx.get(url).is_success
-    except httpx.TransportError:
-        return False
 
 
 def test_an_open_stream_does_not_keep_it_from_ending(models: Path, tmp_path: Path) -> None:
@@ -217,7 +190,7 @@ def test_a_dead_model_process_is_brought_back(models: Path, tmp_path: Path) -> N
         server = int(str(service.ready()["pid"]))
         victim = next(pid for pid, model in triton_server.stub_processes(server) if model == "tensorrt_llm")
         os.kill(victim, signal.SIGKILL)
-        assert eventually(lambda: service.log.read_text().count("ready: ") >= 2), service.log.read_text()
+        assert eventually(lambda: service.log().count("ready: ") >= 2), service.log()
         assert client.text(text_input="s", max_tokens=4) == "top-"
         assert client.text("tensorrt_llm_bls", text_input="s", max_tokens=4) == "top-"
         service.process.terminate()
@@ -229,10 +202,11 @@ def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: 
     with launched(models, tmp_path / "attempt", ready_timeout_s=60) as service:
         deadline = time.monotonic() + 90
         while not (victims := [pid for pid, model in stubs_of(service.process.pid) if model == "tensorrt_llm"]):
-            assert time.monotonic() < deadline, service.log.read_text()
+            assert time.monotonic() < deadline, service.log()
             time.sleep(0.01)
         os.kill(victims[0], signal.SIGSTOP)  # so that it continues loading until the launcher has seen it
-        time.sleep(1)
+        slept = naps(service.process.pid)
+        assert eventually(lambda: naps(service.process.pid) > slept + 100)  # it looks between two naps
         os.kill(victims[0], signal.SIGKILL)
         status, log = service.end()
     assert status == 1
@@ -241,6 +215,12 @@ def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: 
     assert "the kernel did not kill it" in log or "the kernel has no counter" in log
     assert gone(service.process.pid)
     assert not shared_memory(service.process.pid)
+
+
+def naps(pid: int) -> int:
+    """How often a process has given up the processor to wait for something."""
+    (line,) = (each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("voluntary"))
+    return int(line.split()[1])
 
 
 def stubs_of(launcher: int) -> list[tuple[int, str]]:
@@ -265,7 +245,7 @@ def test_a_server_that_dies_is_started_again_where_it_was(models: Path, tmp_path
     with launched(models, tmp_path / "attempt", restarts=1) as service:
         first = service.ready()
         os.kill(int(str(first["pid"])), signal.SIGSEGV)
-        assert eventually(lambda: service.log.read_text().count("ready: ") >= 2), service.log.read_text()
+        assert eventually(lambda: service.log().count("ready: ") >= 2), service.log()
         second = service.ready()
         assert {**second, "pid": 0} == {**first, "pid": 0}
         assert second["pid"] != first["pid"]
@@ -286,9 +266,13 @@ def test_a_hangup_stops_it_in_order(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path: Path, protocol: str) -> None:
+def test_a_stage_waits_for_a_server_that_is_started_again(
+    models: Path, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "RELOAD_PATIENCE_S", 200.0)
+
     async def ask(path: Path) -> str | None:
-        async with asking.Client(asking.Service.read(path), "ensemble", protocol, timeout_s=60) as client:
+        async with asking.Client(asking.Service.read(path), "ensemble", protocol, timeout_s=200) as client:
             return (await client.session().generate(asking.GenerationRequest("s", 4))).error
 
     with launched(models, tmp_path / "attempt") as service:
@@ -299,7 +283,7 @@ def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path
         )
         deadline = time.monotonic() + 90
         while listening_on(int(port)):
-            assert time.monotonic() < deadline, service.log.read_text()
+            assert time.monotonic() < deadline, service.log()
             time.sleep(0.01)
         assert asyncio.run(ask(service.attempt / "service.json")) is None
 

@@ -6,16 +6,15 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from tests.helpers.launched import LaunchStage, still_running
 from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import FailureClass, ServerError
 from trtllm_pipeline.measure.client.service import Service
@@ -39,45 +38,17 @@ except PipelineError as error:
 """
 
 
-class Launched:
-    """The launch stage in its own process."""
-
+class Launched(LaunchStage):
     def __init__(self, folder: Path, *options: str, **params: object) -> None:
-        self.attempt = folder / "attempt"
-        self.attempt.mkdir()
         self.die = folder / "die"
         self.marker = f"TEST_MARKER_{uuid.uuid4().hex}"
-        command = [*STAND_IN, "--die", str(self.die), *options]
-        with (self.attempt / "log").open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(self.attempt), json.dumps(params), json.dumps(command)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), self.marker: "1"},
-            )
-
-    def log(self) -> str:
-        return (self.attempt / "log").read_text()
-
-    def ready(self) -> dict[str, Any]:
-        path = self.attempt / "service.json"
-        assert eventually(lambda: path.exists() or self.process.poll() is not None, 60)
-        assert path.exists(), self.log()
-        return dict(json.loads(path.read_text()))
+        attempt, command = folder / "attempt", [*STAND_IN, "--die", str(self.die), *options]
+        words = (str(attempt), json.dumps(params), json.dumps(command))
+        super().__init__(attempt, PROGRAM, *words, **{self.marker: "1"})
 
     def left(self) -> list[str]:
         """Processes that were started from here and still run."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    living = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-                    if living and self.marker.encode() in (entry / "environ").read_bytes():
-                        found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-                except OSError:
-                    continue
-        return found
+        return still_running(self.marker)
 
 
 @pytest.fixture
@@ -91,7 +62,7 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     yield start
     for each in started:
         each.process.terminate()
-        each.process.wait(30)
+        each.process.wait(60)
         assert eventually(lambda: not each.left()), each.left()  # noqa: B023
 
 
@@ -109,7 +80,7 @@ def test_it_says_where_it_is_and_ends_when_told(launched: Callable[..., Launched
     assert Service.read(service.attempt / "service.json").model == "Qwen/Qwen3-8B"
     assert sum("time.sleep(300)" in line for line in service.left()) == 2
     service.process.terminate()
-    assert service.process.wait(30) == 0
+    assert service.process.wait(60) == 0
     assert not (service.attempt / "service.json").exists()
     assert not service.left()
 
@@ -118,7 +89,7 @@ def test_one_that_is_deaf_is_stopped(launched: Callable[..., Launched]) -> None:
     service = launched("--deaf", "--workers", "1", stop_timeout_s=1.0)
     service.ready()
     service.process.terminate()
-    assert service.process.wait(30) == 0
+    assert service.process.wait(60) == 0
     assert not service.left()
 
 
@@ -135,7 +106,7 @@ def test_a_dead_server_ends_the_stage_with_its_log(launched: Callable[..., Launc
     service = launched("--workers", "1", restarts=0)
     service.ready()
     service.die.write_text("3")
-    assert service.process.wait(30) == 1
+    assert service.process.wait(60) == 1
     assert "ended with exit status 3" in service.log()
     assert "    told to die" in service.log()
 
@@ -151,7 +122,7 @@ def test_a_dead_server_is_started_again_on_its_port(launched: Callable[..., Laun
 @pytest.mark.seam
 def test_one_that_is_never_healthy(launched: Callable[..., Launched]) -> None:
     service = launched("--never", ready_timeout_s=1.0, stop_timeout_s=1.0)
-    assert service.process.wait(30) == 1
+    assert service.process.wait(60) == 1
     assert "FailureClass.TIMEOUT" in service.log()
     assert "was not ready after 1 s" in service.log()
     assert ":\n    serving Qwen" in service.log()

@@ -27,7 +27,6 @@ from .plan.plan import to_run as to_run
 from .plan.plan_file import Outline as Outline
 from .plan.plan_file import OutlineCell as OutlineCell
 from .plan.plan_file import OutlineRun as OutlineRun
-from .plan.planner import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
 from .plan.planner import REQUEST_FILE as REQUEST_FILE
 from .plan.planner import Request as Request
 from .plan.planner import check_feasible as check_feasible

@@ -4,9 +4,13 @@ There is no `from __future__ import annotations`, since field types are read at 
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Final
 
 from trtllm_pipeline.tensorrt import Param, params
+
+_Setting: Final = partial(Param, runtime=True)
+_OF_MODEL: Final = "the model's generation_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,95 +19,61 @@ class GatewayParams:
 
     temperature: Annotated[
         float | None,
-        Param(
-            "temperature of requests that set none; 0 is greedy",
-            ge=0,
-            le=100,
-            null="the model's generation_config.json, or 1",
-            runtime=True,
-        ),
+        _Setting("temperature of requests that set none; 0 is greedy", ge=0, le=100, null=f"{_OF_MODEL}, or 1"),
     ] = None
-    top_p: Annotated[
-        float | None,
-        Param("top_p of requests that set none", gt=0, le=1, null="the model's generation_config.json", runtime=True),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        Param("top_k of requests that set none", ge=0, null="the model's generation_config.json", runtime=True),
-    ] = None
+    top_p: Annotated[float | None, _Setting("top_p of requests that set none", gt=0, le=1, null=_OF_MODEL)] = None
+    top_k: Annotated[int | None, _Setting("top_k of requests that set none", ge=0, null=_OF_MODEL)] = None
     repetition_penalty: Annotated[
-        float | None,
-        Param(
-            "repetition penalty of requests that set none",
-            gt=0,
-            le=100,
-            null="the model's generation_config.json",
-            runtime=True,
-        ),
+        float | None, _Setting("repetition penalty of requests that set none", gt=0, le=100, null=_OF_MODEL)
     ] = None
     max_tokens: Annotated[
         int | None,
-        Param(
+        _Setting(
             "maximum output tokens of requests that set none",
             ge=1,
             le=params.MOST_TOKENS,
             null="as many as fit for chat, 16 for completions",
-            runtime=True,
         ),
     ] = None
-    stop: Annotated[tuple[str, ...], Param("stop texts, in addition to those of a request", runtime=True)] = ()
-    end_id: Annotated[int | None, Param("token that ends the output", ge=0, null="the server's", runtime=True)] = None
-    pad_id: Annotated[int | None, Param("token that pads batches", ge=0, null="the server's", runtime=True)] = None
+    stop: Annotated[tuple[str, ...], _Setting("stop texts, in addition to those of a request")] = ()
+    end_id: Annotated[int | None, _Setting("token that ends the output", ge=0, null="the server's")] = None
+    pad_id: Annotated[int | None, _Setting("token that pads batches", ge=0, null="the server's")] = None
     max_concurrency: Annotated[
-        int, Param("maximum requests in progress per model", ge=1, le=params.MOST_IN_FLIGHT, runtime=True)
+        int, _Setting("maximum requests in progress per model", ge=1, le=params.MOST_IN_FLIGHT)
     ] = 128
     max_queue: Annotated[
         int,
-        Param(
-            "maximum waiting requests per model; further ones are refused (429)",
-            ge=0,
-            le=params.MOST_IN_FLIGHT,
-            runtime=True,
-        ),
+        _Setting("maximum waiting requests per model; further ones are refused (429)", ge=0, le=params.MOST_IN_FLIGHT),
     ] = 256
-    queue_timeout_s: Annotated[
-        float, Param("timeout of waiting requests [s], then 429", gt=0, le=1e9, runtime=True)
-    ] = 60.0
+    queue_timeout_s: Annotated[float, _Setting("timeout of waiting requests [s], then 429", gt=0, le=1e9)] = 60.0
     max_connections: Annotated[
         int,
-        Param(
-            "maximum client connections; requests on further ones are refused (503)",
-            ge=1,
-            le=params.MOST_IN_FLIGHT,
-            runtime=True,
+        _Setting(
+            "maximum client connections; requests on further ones are refused (503)", ge=1, le=params.MOST_IN_FLIGHT
         ),
     ] = 1024
     max_body_bytes: Annotated[
-        int, Param("maximum request size [bytes]; larger ones are refused (413)", ge=1024, le=1 << 28, runtime=True)
+        int, _Setting("maximum request size [bytes]; larger ones are refused (413)", ge=1024, le=1 << 28)
     ] = 2 << 20
-    body_timeout_s: Annotated[
-        float, Param("timeout for receiving a request body [s], then 408", gt=0, le=1e9, runtime=True)
-    ] = 30.0
-    generation_timeout_s: Annotated[
-        float, Param("timeout of one response [s], then 504", gt=0, le=1e9, runtime=True)
-    ] = 600.0
+    body_timeout_s: Annotated[float, _Setting("timeout for receiving a request body [s], then 408", gt=0, le=1e9)] = (
+        30.0
+    )
+    generation_timeout_s: Annotated[float, _Setting("timeout of one response [s], then 504", gt=0, le=1e9)] = 600.0
     write_timeout_s: Annotated[
-        float, Param("timeout for a client that does not read its response [s]", gt=0, le=1e9, runtime=True)
+        float, _Setting("timeout for a client that does not read its response [s]", gt=0, le=1e9)
     ] = 30.0
-    keep_alive_s: Annotated[float, Param("timeout of idle connections [s]", gt=0, le=1e9, runtime=True)] = 30.0
+    keep_alive_s: Annotated[float, _Setting("timeout of idle connections [s]", gt=0, le=1e9)] = 30.0
     stop_timeout_s: Annotated[
-        float, Param("time for running responses to finish when the gateway stops [s]", ge=0, le=1e9, runtime=True)
+        float, _Setting("time for running responses to finish when the gateway stops [s]", ge=0, le=1e9)
     ] = 10.0
     allowed_hosts: Annotated[
         tuple[str, ...],
-        Param(
+        _Setting(
             "accepted Host headers in addition to localhost, 127.0.0.1 and [::1], if the gateway listens on loopback without "
-            "API keys",
-            runtime=True,
+            "API keys"
         ),
     ] = ()
     cors_origin: Annotated[
-        tuple[str, ...],
-        Param("web origins whose pages may use the gateway: SCHEME://HOST[:PORT], or * for all", runtime=True),
+        tuple[str, ...], _Setting("web origins whose pages may use the gateway: SCHEME://HOST[:PORT], or * for all")
     ] = ()
-    renderers: Annotated[int, Param("processes per model that render chat templates", ge=1, le=64, runtime=True)] = 2
+    renderers: Annotated[int, _Setting("processes per model that render chat templates", ge=1, le=64)] = 2

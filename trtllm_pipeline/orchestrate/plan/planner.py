@@ -50,7 +50,6 @@ LOCAL: Final = "local"
 """The executor on this machine."""
 RAY: Final = "ray"
 SLURM: Final = "slurm"
-DEFAULT_WORKSPACE: Final = ".pipeline"
 
 SECTIONS: Final[Mapping[str, str]] = {
     "max_num_tokens": "build",

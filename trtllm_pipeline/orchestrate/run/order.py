@@ -15,14 +15,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final
 
-from trtllm_pipeline.base import (
-    Exclusive,
-    Json,
-    Machine,
-    Resources,
-    Scope,
-    StageRunId,
-)
+from trtllm_pipeline.base import Exclusive, Json, Machine, Resources, Scope, StageRunId
 from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections, Estimate, is_known
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_run
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling

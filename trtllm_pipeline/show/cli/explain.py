@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from trtllm_pipeline.orchestrate import plan_of
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import emit_as
 
@@ -36,7 +35,7 @@ def explain(
       pipeline explain fp16 --set axes.max_batch_size=[16]
       pipeline explain fp8 build --matrix my.yaml --assume 2xH100,tensorrt_llm==1.2
     """
-    from trtllm_pipeline.orchestrate import forecast
+    from trtllm_pipeline.orchestrate import forecast, plan_of
     from trtllm_pipeline.show.report.plan_text import explanation, explanation_text
 
     store = options.store_at(workspace)

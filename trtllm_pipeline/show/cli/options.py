@@ -17,10 +17,12 @@ from urllib.parse import urlsplit
 
 import typer
 
-from trtllm_pipeline.base import UsageError
-from trtllm_pipeline.orchestrate import DEFAULT_WORKSPACE, Request, Store, is_workspace
+from trtllm_pipeline.base import DEFAULT_WORKSPACE, UsageError
 from trtllm_pipeline.show.cli import completion
 from trtllm_pipeline.show.report.report_formats import AFTER_RUN, COMPARED, FORMATS
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.orchestrate import Request, Store
 
 WORKSPACE = DEFAULT_WORKSPACE
 
@@ -357,7 +359,7 @@ def request(
     assume: str | None,
 ) -> Request:
     """The request that the options specify. Raises UsageError if the matrix is neither a file nor a shipped name."""
-    from trtllm_pipeline.orchestrate import matrices
+    from trtllm_pipeline.orchestrate import Request, matrices
 
     return Request(matrices.find_matrix(matrix), tuple(sets or ()), tuple(cells or ()), until, toolchain, assume)
 
@@ -377,7 +379,7 @@ def request_or_latest(
         return request(matrix, cells, sets, until, toolchain, assume)
     if store is None:
         raise UsageError("--matrix FILE is missing", hint="create a matrix with pipeline matrix init")
-    from trtllm_pipeline.orchestrate import served_cell
+    from trtllm_pipeline.orchestrate import Request, served_cell
 
     latest = served_cell.latest_request(store)
     if latest.toolchain is not None:  # an environment variable does not override the latest run's toolchain
@@ -418,6 +420,8 @@ def typed_again(workspace: str) -> str:
 
 def store_at(workspace: str) -> Store | None:
     """The workspace, or None if it does not exist yet. Never creates it."""
+    from trtllm_pipeline.orchestrate import Store, is_workspace
+
     folder = Path(workspace)
     return Store(folder) if is_workspace(folder) else None
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from trtllm_pipeline.base import UsageError, terminal
-from trtllm_pipeline.orchestrate import plan_of, report_file
 from trtllm_pipeline.show.cli import options
 from trtllm_pipeline.show.cli.output import emit, emit_json, emit_rendered
 
@@ -42,7 +41,7 @@ def status(
       pipeline status --run latest~1
       pipeline status --runs
     """
-    from trtllm_pipeline.orchestrate import plan_file
+    from trtllm_pipeline.orchestrate import plan_file, plan_of
     from trtllm_pipeline.orchestrate import runs as run_folders
     from trtllm_pipeline.show.progress.cell_status import MatrixStatus, status_of, to_json, to_text
     from trtllm_pipeline.show.progress.left import goes_on, read
@@ -78,7 +77,7 @@ def status(
 
 
 def _took(folder: Path) -> Took | None:
-    from trtllm_pipeline.orchestrate import forecast
+    from trtllm_pipeline.orchestrate import forecast, report_file
     from trtllm_pipeline.show.progress.cell_status import Took
 
     check = forecast.of_report(folder / report_file.NAME)

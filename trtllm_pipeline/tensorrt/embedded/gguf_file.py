@@ -22,14 +22,7 @@ from numpy.typing import NDArray
 from trtllm_pipeline.base import StageError, write_json
 from trtllm_pipeline.models import Fields, model_files
 from trtllm_pipeline.models import read_tokenizer as load_tokenizer
-from trtllm_pipeline.tensorrt.embedded.architecture import (
-    EMBEDDING,
-    HEAD,
-    Llama3Scaling,
-    ModelConfig,
-    refused,
-    tensors,
-)
+from trtllm_pipeline.tensorrt.embedded.architecture import EMBEDDING, HEAD, Llama3Scaling, ModelConfig, refused, tensors
 from trtllm_pipeline.tensorrt.embedded.models.text import BYTE_TOKEN, byte_level_alphabet
 from trtllm_pipeline.tensorrt.embedded.params import ConvertEmbedded
 from trtllm_pipeline.tensorrt.embedded.quantize import PRECISIONS, GgufPrecision, blocks_do_not_fit, encode

@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.tensorrt.embedded import safetensors
-from trtllm_pipeline.tensorrt.embedded.architecture import (
-    EMBEDDING,
-    HEAD,
-    read_config,
-    tensors,
-)
+from trtllm_pipeline.tensorrt.embedded.architecture import EMBEDDING, HEAD, read_config, tensors
 from trtllm_pipeline.tensorrt.embedded.params import ARCHITECTURES
 
 if TYPE_CHECKING:

@@ -16,11 +16,7 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpResponseParser
 
 from trtllm_pipeline.measure.client.transport import ProtocolError
-from trtllm_pipeline.measure.client.transport.timestamped_socket import (
-    MAX_MESSAGE_BYTES,
-    Arrived,
-    TimestampedSocket,
-)
+from trtllm_pipeline.measure.client.transport.timestamped_socket import MAX_MESSAGE_BYTES, Arrived, TimestampedSocket
 
 MAX_HEAD_BYTES: Final = 1 << 16
 """Limit for everything but the body: the header with the interim responses before it, chunk sizes, and the trailer."""

@@ -1,0 +1,4 @@
+[ "${1:-}" = prepare ] || {
+    need pipeline
+    set -- @command@
+}
