@@ -229,7 +229,8 @@ def _recipes(document: Document, matrix: Path, changes: Sequence[Assignment]) ->
         try:
             files[model], paths[model] = recipe_document(model, matrix, offline=offline)
         except (UsageError, DownloadError) as error:
-            faults.append(document.fault(place, ": ".join(filter(None, (error.message, error.hint)))))
+            mark = " " if error.message.endswith("?") else ": "
+            faults.append(document.fault(place, mark.join(filter(None, (error.message, error.hint)))))
         except MatrixError as error:
             about_model = [document.fault(place, str(fault)) for fault in error.faults]
             faults += error.faults if is_recipe_name(model) else about_model
