@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from tests.helpers.chat_models import LOG, Running, gateway, said, spoken
 from tests.helpers.openai_shapes import chunk_of, shaped
@@ -20,6 +21,7 @@ openai = pytest.importorskip("openai")
 
 from openai.types import Completion, Model  # noqa: E402
 from openai.types.chat import ChatCompletion  # noqa: E402
+from openai.types.responses import Response, ResponseStreamEvent  # noqa: E402
 
 TOOLS: list[Any] = [
     {
@@ -388,6 +390,84 @@ def test_what_guides_the_model(tmp_path: Path, others: list[Any]) -> None:
         assert json.loads(made.function.arguments) == {"city": "Oslo"}
 
 
+# ---------------------------------------------------------------------------------------------------------- responses
+
+
+RESPONSE_TOOLS: list[Any] = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
+
+
+@pytest.mark.seam
+def test_responses_and_their_tools(client: Any) -> None:
+    """The items of a response go back with the results of its calls."""
+    items: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "both"}]}]
+    first = client.responses.create(model="scripted", input=items, instructions="Be brief.", tools=RESPONSE_TOOLS)
+    assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
+    assert (first.output_text, first.status) == ("Let me look.", "completed")
+    items += first.output
+    for item in first.output[1:]:
+        city = json.loads(item.arguments)["city"]
+        items.append({"type": "function_call_output", "call_id": item.call_id, "output": f"{item.name} {city}"})
+    second = client.responses.create(model="scripted", input=items, tools=RESPONSE_TOOLS, store=False)
+    assert second.output_text == "The tools say: get_weather Köln and get_time Rome."
+    with pytest.raises(openai.BadRequestError, match="send the earlier items in input") as caught:
+        client.responses.create(model="scripted", input="hello", previous_response_id=first.id)
+    assert caught.value.param == "previous_response_id"
+    with pytest.raises(openai.BadRequestError, match="no guided decoding") as caught:
+        client.responses.create(model="scripted", input="x", text={"format": {"type": "json_object"}})
+    assert caught.value.param == "text.format"
+
+
+@pytest.mark.parametrize(
+    ("asked", "types", "status"),
+    [
+        ({"input": "hello"}, ["message"], "completed"),
+        ({"input": "hello", "max_output_tokens": 2}, ["message"], "incomplete"),
+        ({"input": "think"}, ["reasoning", "message"], "completed"),
+        ({"input": "both", "tools": RESPONSE_TOOLS}, ["message", "function_call", "function_call"], "completed"),
+        ({"input": "x", "tools": RESPONSE_TOOLS, "tool_choice": "required"}, ["function_call"], "completed"),
+    ],
+    ids=str,
+)
+def test_every_response_has_the_published_shape(
+    running: Running, asked: dict[str, Any], types: list[str], status: str
+) -> None:
+    """The events of a stream build the response that is sent whole."""
+    event_type: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    with httpx.Client(timeout=30) as http:
+        whole = shaped(Response, http.post(f"{running.url}/responses", json={"model": "scripted", **asked}).text)
+        streamed = http.post(f"{running.url}/responses", json={"model": "scripted", **asked, "stream": True})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for event in streamed.text.removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        events.append(event_type.validate_json(data.removeprefix("data: "), strict=True))
+        assert name == f"event: {events[-1].type}"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    last = events[-1].response
+    assert (events[-1].type, last.status, whole.status) == (f"response.{status}", status, status)
+    assert [item.type for item in last.output] == [item.type for item in whole.output] == types
+    assert last.usage == whole.usage
+    for number, (item, same) in enumerate(zip(last.output, whole.output, strict=True)):
+        mine = [event for event in events if getattr(event, "output_index", None) == number]
+        text = "".join(event.delta for event in mine if event.type.endswith(".delta"))
+        assert text == (item.arguments if item.type == "function_call" else item.content[0].text)
+        assert text == (same.arguments if item.type == "function_call" else same.content[0].text)
+        assert (mine[0].type, mine[-1].type) == ("response.output_item.added", "response.output_item.done")
+        assert mine[-1].item == item
+
+
+def test_a_response_that_fails_ends_with_an_error(running: Running, client: Any) -> None:
+    with pytest.raises(openai.APIError, match="the engine died"):
+        list(client.responses.create(model="scripted", input="fail", stream=True))
+    streamed = httpx.post(
+        f"{running.url}/responses", json={"model": "scripted", "input": "fail", "stream": True}, timeout=30
+    )
+    name, data = streamed.text.strip().split("\n\n")[-1].split("\n")
+    error = TypeAdapter(ResponseStreamEvent).validate_json(data.removeprefix("data: "), strict=True)
+    assert (name, error.type, error.code) == ("event: error", "error", "bad_gateway")
+
+
 # ------------------------------------------------------------------------------------------------------------- shapes
 
 
@@ -408,7 +488,7 @@ REQUESTS: list[dict[str, Any]] = [
 def test_every_answer_has_the_published_shape(running: Running, asked: dict[str, Any]) -> None:
     chat = "messages" in asked
     path = f"{running.url}/{'chat/completions' if chat else 'completions'}"
-    with httpx.Client(timeout=30) as http:
+    with httpx.Client(timeout=60) as http:
         whole = http.post(path, json={"model": "scripted", **asked})
         assert whole.status_code == 200
         assert whole.headers["content-type"] == "application/json"
@@ -442,7 +522,7 @@ def _check_stream(text: str, *, chat: bool, usage: bool, choices: int) -> None:
 
 
 def test_models_and_errors_have_the_published_shape(running: Running) -> None:
-    with httpx.Client(base_url=running.url, timeout=30) as http:
+    with httpx.Client(base_url=running.url, timeout=60) as http:
         listed = http.get("/models").json()
         assert listed["object"] == "list"
         for model in listed["data"]:

@@ -158,8 +158,8 @@ def _usage(usage: TokenUsage) -> dict[str, Any] | None:
         return None
     return {
         "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": None},
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},  # unknown; the type has no null
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": None},
+        "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts["total_tokens"],
     }

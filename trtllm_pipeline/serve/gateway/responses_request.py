@@ -96,7 +96,6 @@ def read_response(body: Mapping[str, Any]) -> ParsedRequest:
             "parallel_tool_calls": parallel,
             "previous_response_id": None,
             "reasoning": {"effort": effort, "summary": None},
-            "store": False,
             "temperature": sampling.get("temperature"),
             "text": {"format": text.get("format") or {"type": "text"}},
             "tool_choice": body.get("tool_choice") or "auto",

@@ -92,7 +92,7 @@ def test_fields_of_a_chat() -> None:
         {"reasoning_effort": "low"},
     )
     assert (parsed.logprobs, parsed.top_logprobs, parsed.stream) == (True, 2, True)
-    assert (parsed.repeated["metadata"], parsed.repeated["store"]) == ({}, False)
+    assert (parsed.repeated["metadata"], parsed.repeated["top_p"]) == ({}, None)
 
 
 @pytest.mark.parametrize(
