@@ -47,6 +47,10 @@ STANDS_FOR: Final = {
 NOT_OF_A_RELEASE: Final = {
     ("after 0.19 (fork, commit 3b9703d)", "--kv_cache_dtype"),  # the fork added a value
     ("main@008b2b8", "--cluster_key"),  # the release has two GPUs more
+    (
+        "main after the July 2026 engine removal (commit 029e223)",
+        "--backend",
+    ),  # AutoDeploy went after it
 }
 """Values of sources between releases that no release had."""
 OTHER_RELEASES: Final = (
