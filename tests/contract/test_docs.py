@@ -70,6 +70,10 @@ LOOKING = ("status", "explain", "logs", "report", "store")
 WRITTEN_BY_MATRIX_INIT = "my-matrix.yaml"
 _TRTLLM_PAGES = ("coming-from-other-tools.md", "gpu-machine.md", "tensorrt-llm.md", "troubleshooting.md", "clusters.md")
 _OTHER_FLAGS = {
+    "tensorrt-llm.md": (  # vLLM and SGLang
+        *("--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel"),
+        *("--tp-size", "--dp-size", "--enable-dp-attention", "--ep-size"),
+    ),
     "README.md": ("--build-arg", "--gpus", "--init", "--rm", "--shm-size", "--ulimit"),  # docker
     "clusters.md": ("--head", "--port", "--address", "--bind-to", "--partition", "--account", "--time"),  # ray, sbatch
     "coming-from-other-tools.md": (
@@ -88,7 +92,10 @@ _OTHER_FLAGS = {
             "--max-concurrency",
             "--max-num-batched-tokens",
             "--enforce-eager",
+            "--dataset-name",
+            "--dataset-path",
         ),
+        *("--input-file", "--custom-dataset-type", "--fixed-schedule"),
         "--no-",
     ),
     "commands.md": ("--config", "--web", "--homepath"),  # Prometheus, Grafana
@@ -99,7 +106,13 @@ _OTHER_FLAGS = {
     "failures.md": ("--shm-size", "--pids-limit", "--gpus", "--ipc", "--ulimit", "--extra-index-url", "--mpi"),
     "gpu-machine.md": ("--build-arg", "--format", "--gpus", "--init", "--rm", "--runtime", "--shm-size", "--ulimit"),
     "images.md": ("--build-arg", "--format", "--require-hashes"),
-    "performance.md": ("--backend", "--dataset", "--engine_dir", "--report_json"),  # trtllm-bench
+    "performance.md": (
+        "--backend",
+        "--dataset",
+        "--engine_dir",
+        "--report_json",
+        "--collect-interval",
+    ),  # trtllm-bench, dcgm-exporter
     "provenance.md": (  # cosign, sha256sum
         *("--bundle", "--key", "--type", "--digest", "--new-bundle-format", "--insecure-ignore-tlog", "--quiet"),
         "--strict",
@@ -232,6 +245,7 @@ def test_other_programs_are_known() -> None:
         "docker",
         "kubectl",
         "sha256sum",
+        "export",
         "start",
         "tar",
         "sh",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.openai_cells import H100S, PORTS, cell
+from tests.helpers.trtllm_cells import RECIPE
 from tests.standins import openai_server
 from trtllm_pipeline.tensorrt.others import command
 from trtllm_pipeline.tensorrt.others.server import argv
@@ -35,6 +36,16 @@ def test_each_command_line_is_taken(name: str) -> None:
         assert given.get("tensor_parallel_size", given.get("tp_size", tp)) == tp
         taken += 1
     assert taken >= 2
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_data_parallel_attention_is_taken(name: str) -> None:
+    one = cell(name, tp=4, ep=4, dp=2, recipe={**RECIPE, "num_experts": 8})
+    assert toolchains.load(name).infeasible(one, H100S) is None
+    asked = toolchains.load(name).stage("launch").read(one)
+    given = vars(openai_server.parser(name).parse_args(argv(asked, {"model": Path("/m")}, "127.0.0.1", PORTS)[1:]))
+    assert given.get("data_parallel_size", given.get("dp_size")) == 2
+    assert given.get("enable_expert_parallel") or given["ep_size"] == 4
 
 
 @pytest.mark.parametrize(("name", "option"), [("vllm", "max_seqs"), ("sglang", "max_num_seqs")])

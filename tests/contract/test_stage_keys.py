@@ -124,7 +124,7 @@ def test_what_was_recorded_is_what_ships() -> None:
     assert sorted(recorded()) == sorted(f"{matrix} {release}".strip() for matrix, release in cases())
     stages = {json.loads(text)["stage"] for entry in recorded().values() for text in entry}
     known = {stage.name for name in toolchains.names() for stage in toolchains.load(name).stages}
-    assert stages == known - {"score", "visual", "trtllm_bench", *companions.NAMES}
+    assert stages == known - {"score", "tasks", "visual", "trtllm_bench", *companions.NAMES}
 
 
 @pytest.mark.parametrize(("matrix", "release"), [("quickstart", ""), ("qwen2", "0.16.0"), ("qwen2", "1.0.0")])

@@ -22,7 +22,7 @@ def run(installed: Installation, tool: str, *arguments: str) -> subprocess.Compl
         [str(installed.program(tool)), *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         cwd=installed.folder,
         env={**os.environ, **installed.environment},
         check=False,

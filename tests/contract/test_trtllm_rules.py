@@ -236,6 +236,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         _WITHOUT_SCRIPTS,
     ),
     "TLM607": Example(cell(check__max_tokens=192), cell(check__max_tokens=191), on()),
+    "TLM608": Example(
+        some_cell(tp=4, ep=4, dp=4, recipe=MIXTRAL),
+        some_cell(tp=4, ep=4, dp=4, recipe=MIXTRAL, toolchain=PYTORCH),
+        on(),
+    ),
     "TLM701": Example(cell(**NGRAM), cell(lane=PYTORCH, **NGRAM), on()),
     "TLM702": Example(
         cell(lane=PYTORCH, speculative__method="eagle3"),
@@ -300,6 +305,12 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         cell(lane=PYTORCH, perf__ignore_eos=True),
         cell(lane=PYTORCH, **TRTLLM_SERVE, perf__ignore_eos=True),
         on(),
+    ),
+    "TLM732": Example(
+        cell(lane=PYTORCH, serve__frontend="disaggregated"),
+        cell(lane=PYTORCH, serve__frontend="disaggregated"),
+        on("1.0.0"),
+        on("1.1.0"),
     ),
 }
 

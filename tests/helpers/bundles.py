@@ -38,7 +38,7 @@ def started(folder: Path, environment: dict[str, str]) -> Iterator[int]:
         assert process.poll() is None, (folder.parent / "start.log").read_text()
         yield ports[0]
         process.terminate()
-        assert process.wait(30) == 0, (folder.parent / "start.log").read_text()
+        assert process.wait(60) == 0, (folder.parent / "start.log").read_text()
     finally:
         process.kill()
         process.wait()

@@ -127,7 +127,7 @@ def gateway(
 
 
 def _url(path: Path, process: subprocess.Popen[str]) -> str:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not path.exists():
         assert process.poll() is None, f"the gateway ended with {process.returncode}"
         assert time.monotonic() < deadline, "the gateway does not listen"

@@ -50,5 +50,5 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     """One with the bucket "engines"; gives the variables by which clients find it."""
     port = unused_ports(1)[0]
     with server("moto.server", "-H", "127.0.0.1", "-p", str(port), port=port, folder=folder) as url:
-        urllib.request.urlopen(urllib.request.Request(f"{url}/engines", method="PUT"), timeout=30).close()
+        urllib.request.urlopen(urllib.request.Request(f"{url}/engines", method="PUT"), timeout=60).close()
         yield {**S3, "AWS_ENDPOINT_URL": url}

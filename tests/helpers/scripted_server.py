@@ -514,13 +514,13 @@ def running(
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    service = asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    service = asyncio.run_coroutine_threadsafe(server.start(), loop).result(60)
     try:
         yield server, service
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
 
 
 @contextmanager
@@ -535,7 +535,7 @@ def server_process(log: Path, *timeline: str) -> Iterator[Service]:
             assert process.stdout is not None
             raw = json.loads(process.stdout.readline())
             yield Service(raw["http"], raw["grpc"], None, raw["pid"], raw["model"], None)
-            process.communicate("", timeout=10)
+            process.communicate("", timeout=60)
         finally:
             process.kill()
 

@@ -63,6 +63,7 @@ def cell(
     tp: int = 1,
     pp: int = 1,
     ep: int = 1,
+    dp: int = 1,
     batch: int = 8,
     osl: int = 64,
     toolchain: str = ENGINES,
@@ -82,6 +83,7 @@ def cell(
         recipe={**RECIPE, **(recipe or {})},
         settings=settings_of(settings or {}),
         ep=ep,
+        dp=dp,
     )
 
 

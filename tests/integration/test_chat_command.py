@@ -52,7 +52,7 @@ def url() -> Iterator[str]:
 
 
 def piped(url: str, text: str, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PIPELINE, url, *more], input=text, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run([*PIPELINE, url, *more], input=text, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.seam
@@ -110,12 +110,12 @@ def test_an_interrupt_in_a_pipe_ends_it_all(url: str) -> None:
         assert process.stdout.read(4) == " 0 1"
         process.send_signal(signal.SIGINT)
         process.stdin.close()
-        assert process.wait(30) == 130
+        assert process.wait(60) == 130
         assert "messages" not in process.stdout.read()
 
 
 def test_bytes_that_are_no_text(url: str) -> None:
-    done = subprocess.run([*PIPELINE, url], input=b"a\xffb\n", capture_output=True, timeout=30, check=False)
+    done = subprocess.run([*PIPELINE, url], input=b"a\xffb\n", capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.startswith(b"1 messages, user: 'a")
 
@@ -215,7 +215,7 @@ def test_a_terminal(url: str) -> None:
         terminal.type("/nothing\n")
         assert "unknown command /nothing" in terminal.wait(r"several lines\n.*> ")
         terminal.type("\x04")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(60) == 0
 
 
 def test_no_colours_where_none_are_wanted(url: str) -> None:
@@ -224,7 +224,7 @@ def test_no_colours_where_none_are_wanted(url: str) -> None:
         terminal.type("think\n")
         assert "\x1b[" not in terminal.wait(r"ms\]\n")
         terminal.type("/exit\n")
-        assert terminal.process.wait(30) == 0
+        assert terminal.process.wait(60) == 0
 
 
 def test_an_engine_is_served_for_as_long_as_one_talks(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_an_engine_is_served_for_as_long_as_one_talks(tmp_path: Path) -> None:
 
 def test_a_workspace_without_servers(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*PIPELINE, "--workspace", str(tmp_path)], input="x\n", capture_output=True, text=True, timeout=30, check=False
+        [*PIPELINE, "--workspace", str(tmp_path)], input="x\n", capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2
     assert "no server is ready" in done.stderr

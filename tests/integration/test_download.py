@@ -329,7 +329,7 @@ def test_a_killed_process_goes_on_in_the_next_attempt(hub: FakeHub, tmp_path: Pa
     arguments = [json.dumps(pinned), str(tmp_path / "killed"), str(tmp_path / "partial")]
     child = subprocess.Popen([sys.executable, "-c", program, *arguments])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not hub.ranges(BIG) and time.monotonic() < deadline:
             time.sleep(0.02)
         child.send_signal(signal.SIGKILL)

@@ -123,7 +123,7 @@ def test_requests_that_join_a_running_batch_are_answered_as_by_the_reference(mod
         for number, prompt in enumerate(prompts):
             runtime.submit(prompt, 40, Sampling(), listener(number))
             time.sleep(0.01)  # the next one joins while this one is being answered
-        assert all(each.wait(30) for each in ended)
+        assert all(each.wait(60) for each in ended)
     assert answers == expected
 
 

@@ -45,7 +45,7 @@ def pipeline(*words: str, code: int = 0, **variables: str) -> subprocess.Complet
 
 def ask(port: int, path: str = "/v2/models/ensemble/generate", body: object = BODY) -> dict[str, Any]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return dict(json.loads(answer.read()))
 
 
@@ -414,7 +414,7 @@ def test_the_leader_starts_ranks_on_its_workers(tmp_path: Path) -> None:
         said, _ = leader.communicate(timeout=60)
         assert "rank 0 of 2 on x-0\n" in said, said
         assert "rank 1 of 2 on x-0-1\n" in said, said
-        assert worker.wait(30) is not None, "so that its pod is started again"
+        assert worker.wait(60) is not None, "so that its pod is started again"
     finally:
         for process in (leader, worker):
             process.kill()

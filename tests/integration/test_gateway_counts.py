@@ -52,7 +52,7 @@ def process(config: Path) -> Iterator[str]:
         [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(config)], stdout=subprocess.DEVNULL
     ) as found:
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while not (told := config.with_name("gateway.json")).exists():
                 assert found.poll() is None
                 assert time.monotonic() < deadline
@@ -64,7 +64,7 @@ def process(config: Path) -> Iterator[str]:
 
 def ask(base: str, text: str, **more: Any) -> httpx.Response:
     body = {"model": "scripted", "messages": [{"role": "user", "content": text}], **more}
-    return httpx.post(f"{base}/chat/completions", json=body, timeout=30)
+    return httpx.post(f"{base}/chat/completions", json=body, timeout=60)
 
 
 def counted(base: str, name: str, **labels: str) -> float:
@@ -133,7 +133,7 @@ def test_what_fails_is_counted_where_it_failed(running: Running) -> None:
 
 
 def test_queue_rejections_and_clients_that_leave(running: Running) -> None:
-    with ThreadPoolExecutor(3) as pool, httpx.Client(timeout=30) as client:
+    with ThreadPoolExecutor(3) as pool, httpx.Client(timeout=60) as client:
         body = {"model": "scripted", "messages": [{"role": "user", "content": "long"}], "stream": True}
         with client.stream("POST", f"{running.url}/chat/completions", json=body) as first:
             lines = first.iter_lines()

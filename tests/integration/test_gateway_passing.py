@@ -90,7 +90,7 @@ class Passing:
     def __init__(self, url: str, upstream: Upstream) -> None:
         self.url = url
         self.upstream = upstream
-        self.client = httpx.Client(timeout=30, trust_env=False)
+        self.client = httpx.Client(timeout=60, trust_env=False)
 
     def body(self, *, stream: bool) -> dict[str, Any]:
         return {"model": "renamed", "messages": [{"role": "user", "content": "hi"}], "stream": stream}

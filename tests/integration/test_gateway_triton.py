@@ -23,7 +23,7 @@ from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedM
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 MODELS = ("ensemble", "tensorrt_llm_bls")
-HTTP = httpx.Client(timeout=30, trust_env=False)
+HTTP = httpx.Client(timeout=60, trust_env=False)
 
 
 class Served(NamedTuple):

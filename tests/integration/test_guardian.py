@@ -85,7 +85,7 @@ def test_a_process_runs_where_and_as_told_and_is_accounted_for(guardian: Guardia
     assert spawned.id == exited.id == "a"
     assert exited.returncode == 3
     assert 60e6 < exited.max_rss_bytes < 200e6
-    assert 0 < exited.user_s + exited.sys_s <= exited.wall_s + 0.1 < 10
+    assert 0 < exited.user_s + exited.sys_s <= exited.wall_s + 0.1
     assert log.read_text() == f"before\n{tmp_path} green\n"
     assert exited.swept == 0
 
@@ -204,6 +204,7 @@ def test_an_id_in_use_is_refused(guardian: Guardian, tmp_path: Path, nap: str) -
 # What is left behind.
 
 DAEMON = "(setsid sleep {nap} &)"
+DEAF = "(trap '' TERM; touch deaf; exec {command}) & while [ ! -e deaf ]; do sleep 0.01; done"
 BARE_DAEMON = "(env -i $(command -v setsid) $(command -v sleep) {nap} &)"
 
 
@@ -220,7 +221,7 @@ def test_what_a_process_leaves_behind_ends_with_it(guardian: Guardian, tmp_path:
 
 
 def test_what_ignores_being_terminated_is_killed(guardian: Guardian, tmp_path: Path, nap: str) -> None:
-    shell(guardian, tmp_path, f"(trap '' TERM; exec sleep {nap}) & sleep 0.1")
+    shell(guardian, tmp_path, DEAF.format(command=f"sleep {nap}"))
     began = time.monotonic()
     wait_for(guardian, Exited)
     assert time.monotonic() - began > 1.5
@@ -242,18 +243,26 @@ def test_a_claim_is_held_as_long_as_anything_of_the_stage_run_lives(
     claim = tmp_path / "claim"
     with claim.open("w") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
-        shell(guardian, tmp_path, f"(trap '' TERM; exec setsid sleep {nap}) & sleep 0.3", claim_fds=[ours.fileno()])
+        deaf = DEAF.format(command=f"setsid sleep {nap}")
+        script = f"{deaf}; while [ ! -e goes ]; do sleep 0.01; done"
+        shell(guardian, tmp_path, script, claim_fds=[ours.fileno()])
         wait_for(guardian, Spawned)
     with claim.open() as other:
+
+        def freed() -> bool:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
         assert eventually(lambda: sleepers(nap))
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The first process has ended, its daemon continues ignoring what it is told.
-        assert eventually(lambda: len(sleepers(nap)) == 1)
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert not freed()
+        (tmp_path / "goes").touch()
+        # The first process ends. Its daemon ignores what it is told, until it is killed.
+        assert eventually(freed)
+        assert not sleepers(nap)
         wait_for(guardian, Exited)
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @pytest.mark.seam
@@ -329,8 +338,10 @@ def test_a_signal_goes_to_the_first_process_or_to_all(guardian: Guardian, tmp_pa
 def test_closing_lets_services_stop_first_and_leaves_nothing(tmp_path: Path, nap: str) -> None:
     guardian = Guardian()
     log = shell(guardian, tmp_path, f"trap 'sleep 0.3; echo stopped; exit' TERM; sleep {nap} & wait")
-    shell(guardian, tmp_path, f"{DAEMON} ; {BARE_DAEMON}; sleep 0.2".format(nap=nap), "other", log=tmp_path / "other")
-    assert eventually(lambda: len(sleepers(nap)) == 3)
+    shell(
+        guardian, tmp_path, f"{DAEMON} ; {BARE_DAEMON}; sleep {{nap}}".format(nap=nap), "other", log=tmp_path / "other"
+    )
+    assert eventually(lambda: len(sleepers(nap)) == 4)
     guardian.close()
     assert log.read_text() == "stopped\n"
     assert not sleepers(nap)

@@ -488,7 +488,7 @@ REQUESTS: list[dict[str, Any]] = [
 def test_every_answer_has_the_published_shape(running: Running, asked: dict[str, Any]) -> None:
     chat = "messages" in asked
     path = f"{running.url}/{'chat/completions' if chat else 'completions'}"
-    with httpx.Client(timeout=30) as http:
+    with httpx.Client(timeout=60) as http:
         whole = http.post(path, json={"model": "scripted", **asked})
         assert whole.status_code == 200
         assert whole.headers["content-type"] == "application/json"
@@ -522,7 +522,7 @@ def _check_stream(text: str, *, chat: bool, usage: bool, choices: int) -> None:
 
 
 def test_models_and_errors_have_the_published_shape(running: Running) -> None:
-    with httpx.Client(base_url=running.url, timeout=30) as http:
+    with httpx.Client(base_url=running.url, timeout=60) as http:
         listed = http.get("/models").json()
         assert listed["object"] == "list"
         for model in listed["data"]:

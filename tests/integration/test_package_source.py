@@ -247,6 +247,7 @@ def test_another_tokenizer_is_refused(tmp_path: Path, weights: dict[str, np.ndar
     ("found", "start"), [("pip", ["/bin/pip"]), ("uv", ["/bin/uv", "tool", "run", "pip"]), ("", None)]
 )
 def test_which_pip_is_used(found: str, start: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(package_index.importlib.util, "find_spec", lambda _: object())
     assert package_index._pip("x==1") == [sys.executable, "-m", "pip"]
     monkeypatch.setattr(package_index.importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(package_index.shutil, "which", lambda name: f"/bin/{name}" if name == found else None)
@@ -265,12 +266,19 @@ def fake_pip(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bytes_are_told_while_pip_fetches(tmp_path: Path, source: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(
         "import os, time, pathlib\n"
-        "pathlib.Path(os.environ['TMPDIR'], 'part').write_bytes(bytes(5000))\ntime.sleep(0.5)\nraise SystemExit(3)",
+        "pathlib.Path(os.environ['TMPDIR'], 'part').write_bytes(bytes(5000))\n"
+        f"while not pathlib.Path({str(tmp_path / 'told')!r}).exists():\n    time.sleep(0.01)\n"
+        "raise SystemExit(3)",
         monkeypatch,
     )
     told: list[tuple] = []
+
+    def tell(*args: object) -> None:
+        told.append(args)
+        (tmp_path / "told").touch()
+
     with pytest.raises(DownloadError, match="pip could not download it"):
-        fetch(resolve([source]), tmp_path, progress=lambda *args: told.append(args), partial=tmp_path / "partial")
+        fetch(resolve([source]), tmp_path, progress=tell, partial=tmp_path / "partial")
     assert (5000, None, "bytes") in told
     assert not list((tmp_path / "partial").glob("pip-*"))
 

@@ -31,7 +31,7 @@ STEPS = 4
 def ask(address: str, expression: str) -> list[dict[str, object]]:
     """What an instant query gives."""
     query = urllib.parse.urlencode({"query": expression})
-    with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/api/v1/query?{query}", timeout=60) as answer:
         return json.load(answer)["data"]["result"]
 
 

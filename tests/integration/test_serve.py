@@ -219,7 +219,8 @@ def test_what_hangs_is_unresponsive_and_started_again_if_that_was_asked(host: Ho
     file = Path(said["folder"], {"server": "service.json", "gateway": "gateway.json"}[part])
     os.kill(json.loads(file.read_text())["pid"], signal.SIGSTOP)
     found = host.becomes("one", "unresponsive")
-    assert f"the {part} has not answered since " in found["reason"]
+    # The second is the reason while it is stopped, to be started again.
+    assert found["reason"].startswith((f"the {part} has not answered since ", f"the {part} did not answer for 8 s: "))
     assert found["endpoints"] is None
     again = host.becomes("one", "ready", restarts=1)
     assert again["ports"] == said["ports"]
@@ -250,7 +251,7 @@ def test_what_is_halted_while_it_starts_is_woken(host: Host, halted: str) -> Non
 
     assert eventually(there)
     os.kill(found[0], signal.SIGSTOP)
-    _, err = start.communicate(timeout=40)
+    _, err = start.communicate(timeout=120)
     assert start.returncode == 0, err
     assert host.status("one")["state"] == "ready"
 
@@ -289,7 +290,7 @@ def test_what_died_is_started_again_on_its_ports_if_that_was_asked(host: Host, k
     assert again["keeper_pid"] == said["keeper_pid"]
     assert httpx.get(f"{again['endpoints']['openai']}/models").is_success
     follower.send_signal(signal.SIGINT)
-    out, err = follower.communicate(timeout=20)
+    out, err = follower.communicate(timeout=60)
     assert follower.returncode == 0, err
     assert "started again in 1 s" in out
     assert "again: restarting: " in err
@@ -315,7 +316,7 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
     assert httpx.post(f"{url}/completions", json=body).status_code == 401
 
     def answer() -> str:
-        found = httpx.post(f"{url}/completions", json=body, headers={"Authorization": "Bearer secret-key"}, timeout=30)
+        found = httpx.post(f"{url}/completions", json=body, headers={"Authorization": "Bearer secret-key"}, timeout=60)
         return str(found.json()["choices"][0]["text"])
 
     assert answer() == "def"
@@ -340,7 +341,7 @@ def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
 
 def test_ctrl_c_while_it_starts_ends_it(host: Host) -> None:
     process = host.start("serve", "start", PLAIN, "--name", "one")
-    assert eventually(lambda: any("kept.keeper" in each for each in host.left()), 20)
+    assert eventually(lambda: any("kept.keeper" in each for each in host.left()))
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

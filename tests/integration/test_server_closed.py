@@ -147,7 +147,7 @@ def restriction(client: Client) -> tuple[str, str]:
 
 def over_http(port: int, *headers: bytes) -> bytes:
     """The status line of an answer to a request that has these headers."""
-    with socket.create_connection((triton_server.LOOPBACK, port), timeout=5) as connection:
+    with socket.create_connection((triton_server.LOOPBACK, port), timeout=60) as connection:
         connection.sendall(
             b"\r\n".join((b"GET /v2/logging HTTP/1.1", b"Host: a", *headers, b"Connection: close", b"\r\n"))
         )
@@ -205,12 +205,12 @@ def over_grpc(port: int, *blocks: bytes) -> bytes:
     begin = b"".join(literal(b"\0", name, value) for name, value in plain.items())
     parts = [begin + (blocks[0] if blocks else b""), *blocks[1:]]
     said = b""
-    with socket.create_connection((triton_server.LOOPBACK, port), timeout=5) as connection:
+    with socket.create_connection((triton_server.LOOPBACK, port), timeout=60) as connection:
         connection.sendall(http2.PREFACE + http2.frame(4, 0, 0))
         for number, part in enumerate(parts):
             connection.sendall(http2.frame(9 if number else 1, 4 if number == len(parts) - 1 else 0, 1, part))
         connection.sendall(http2.frame(0, 1, 1, http2.message(b"")))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while b"grpc-status" not in said and time.monotonic() < deadline:
             try:
                 more = connection.recv(65536)

@@ -69,7 +69,7 @@ NodeName=n3 Name=gpu Type=l40s File=/dev/full
 
 
 def tell(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def states() -> dict[str, str]:

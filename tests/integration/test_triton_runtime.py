@@ -49,7 +49,7 @@ class Collected:
             self.ended.set()
 
     def tokens(self) -> list[int | None]:
-        assert self.ended.wait(30)
+        assert self.ended.wait(60)
         return [event.token for event in self.events if event.token is not None]
 
 

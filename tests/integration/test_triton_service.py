@@ -162,7 +162,7 @@ def test_a_printed_command_starts_the_server_and_leaves_the_repository_as_it_is(
     try:
         assert eventually(lambda: shell.poll() is not None or responds(f"{url}/ready")), (tmp_path / "log").read_text()
         body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
-        assert httpx.post(f"{url}/generate", json=body, timeout=30).json()["text_output"]
+        assert httpx.post(f"{url}/generate", json=body, timeout=60).json()["text_output"]
     finally:
         os.killpg(shell.pid, signal.SIGINT)
         shell.stdin.close()
@@ -205,7 +205,8 @@ def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: 
             assert time.monotonic() < deadline, service.log()
             time.sleep(0.01)
         os.kill(victims[0], signal.SIGSTOP)  # so that it continues loading until the launcher has seen it
-        time.sleep(1)
+        slept = naps(service.process.pid)
+        assert eventually(lambda: naps(service.process.pid) > slept + 100)  # it looks between two naps
         os.kill(victims[0], signal.SIGKILL)
         status, log = service.end()
     assert status == 1
@@ -214,6 +215,12 @@ def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: 
     assert "the kernel did not kill it" in log or "the kernel has no counter" in log
     assert gone(service.process.pid)
     assert not shared_memory(service.process.pid)
+
+
+def naps(pid: int) -> int:
+    """How often a process has given up the processor to wait for something."""
+    (line,) = (each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("voluntary"))
+    return int(line.split()[1])
 
 
 def stubs_of(launcher: int) -> list[tuple[int, str]]:
@@ -259,9 +266,13 @@ def test_a_hangup_stops_it_in_order(models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_a_stage_waits_for_a_server_that_is_started_again(models: Path, tmp_path: Path, protocol: str) -> None:
+def test_a_stage_waits_for_a_server_that_is_started_again(
+    models: Path, tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "RELOAD_PATIENCE_S", 200.0)
+
     async def ask(path: Path) -> str | None:
-        async with asking.Client(asking.Service.read(path), "ensemble", protocol, timeout_s=60) as client:
+        async with asking.Client(asking.Service.read(path), "ensemble", protocol, timeout_s=200) as client:
             return (await client.session().generate(asking.GenerationRequest("s", 4))).error
 
     with launched(models, tmp_path / "attempt") as service:

@@ -391,6 +391,67 @@ def test_the_pytorch_lane_is_served_by_triton_and_by_trtllm_serve(tmp_path: Path
     assert set(lane.starts()) == {"trtllm-serve"}, "Triton's model needs no program"
 
 
+DISAGGREGATED = """\
+name: disaggregated
+axes:
+  model: [tiny]
+  precision: [fp16]
+  max_batch_size: [4]
+  lengths: ["256,32"]
+  toolchain: [tensorrt_llm_pytorch]
+settings:
+  serve: { frontend: disaggregated }
+  disaggregated: { context_servers: 1, generation_servers: 2, context_parallel: tp2, context_llm_args: { enable_chunked_prefill: true } }
+  perf: { workload: prompts, concurrency: [2], requests: 4, exclusive: none }
+"""
+
+
+@pytest.mark.parametrize("release", ["1.1.0", "1.3.0"])
+def test_disaggregated_servers_are_served_measured_and_stopped_together(tmp_path: Path, release: str) -> None:
+    lane = Lane(tmp_path / "lane", release)
+    lane.matrix.write_text(DISAGGREGATED, encoding="utf-8")
+    (cell,) = lane.run().values()
+    assert cell["status"] == "done", cell
+    assert cell["served_gpus"] == 4
+    (level,) = cell["perf"]
+    assert (level["failures"], level["output_tokens_per_s"] > 0) == (0, True)
+    starts = lane.installed.invocations("trtllm-serve")
+    servers = {start.argv[-1]: start for start in starts if start.argv[0] != "disaggregated"}
+    (router,) = (start for start in starts if start.argv[0] == "disaggregated")
+    devices = [str(start.cuda_visible_devices).split(",") for start in servers.values()]
+    assert sorted(map(len, devices)) == [1, 1, 2]
+    assert len({device for own in devices for device in own}) == 4
+    path = Path(router.argv[1].removeprefix("--config_file="))
+    config = json.loads(path.read_text())
+    urls = [*config["context_servers"]["urls"], *config["generation_servers"]["urls"]]
+    assert {url.partition(":")[2] for url in urls} == servers.keys()
+    context = servers[urls[0].partition(":")[2]].argv
+    assert context[context.index("--tp_size") + 1] == "2"
+    (repository,) = lane.outputs("repository")
+    written = {name: (repository / name).read_text() for name in ("llm_api.yaml", "context_llm_api.yaml")}
+    assert all("max_tokens_in_buffer: 288" in text for text in written.values())
+    assert ["disable_overlap_scheduler" in text for text in written.values()] == [False, True]
+    assert ["enable_chunked_prefill" in text for text in written.values()] == [False, True]
+    assert {log.name for log in path.parent.glob("*.log")} >= {"server.log", "context0.log", "generation1.log"}
+    assert lane.left() == []
+
+
+def test_the_end_of_one_disaggregated_server_ends_the_others_and_is_named(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / "lane", "1.2.0")
+    lane.matrix.write_text(DISAGGREGATED, encoding="utf-8")
+    process = lane.start(*lane.words(), variables={"TRTLLM_STANDIN_TOKEN_S": "2"})
+    assert eventually(lambda: bool(list(lane.workspace.glob("work/*/service.json")))), process.poll()
+    (config,) = lane.workspace.glob("work/*/disaggregated.yaml")
+    port = json.loads(config.read_text())["generation_servers"]["urls"][1].partition(":")[2].encode()
+    lines = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
+    (pid,) = (int(pid) for pid, words in lines.items() if words.endswith(b"--port\0" + port + b"\0"))
+    os.kill(pid, signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "generation1 was ended by signal SIGKILL" in out + err
+    assert lane.left() == []
+
+
 AS_IS = """\
 name: as-is
 axes:

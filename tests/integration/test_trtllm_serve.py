@@ -62,7 +62,7 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     yield start
     for each in started:
         each.process.terminate()
-        each.process.wait(30)
+        each.process.wait(60)
         assert eventually(lambda: not each.left()), each.left()  # noqa: B023
 
 
@@ -80,7 +80,7 @@ def test_it_says_where_it_is_and_ends_when_told(launched: Callable[..., Launched
     assert Service.read(service.attempt / "service.json").model == "Qwen/Qwen3-8B"
     assert sum("time.sleep(300)" in line for line in service.left()) == 2
     service.process.terminate()
-    assert service.process.wait(30) == 0
+    assert service.process.wait(60) == 0
     assert not (service.attempt / "service.json").exists()
     assert not service.left()
 
@@ -89,7 +89,7 @@ def test_one_that_is_deaf_is_stopped(launched: Callable[..., Launched]) -> None:
     service = launched("--deaf", "--workers", "1", stop_timeout_s=1.0)
     service.ready()
     service.process.terminate()
-    assert service.process.wait(30) == 0
+    assert service.process.wait(60) == 0
     assert not service.left()
 
 
@@ -106,7 +106,7 @@ def test_a_dead_server_ends_the_stage_with_its_log(launched: Callable[..., Launc
     service = launched("--workers", "1", restarts=0)
     service.ready()
     service.die.write_text("3")
-    assert service.process.wait(30) == 1
+    assert service.process.wait(60) == 1
     assert "ended with exit status 3" in service.log()
     assert "    told to die" in service.log()
 
@@ -122,7 +122,7 @@ def test_a_dead_server_is_started_again_on_its_port(launched: Callable[..., Laun
 @pytest.mark.seam
 def test_one_that_is_never_healthy(launched: Callable[..., Launched]) -> None:
     service = launched("--never", ready_timeout_s=1.0, stop_timeout_s=1.0)
-    assert service.process.wait(30) == 1
+    assert service.process.wait(60) == 1
     assert "FailureClass.TIMEOUT" in service.log()
     assert "was not ready after 1 s" in service.log()
     assert ":\n    serving Qwen" in service.log()

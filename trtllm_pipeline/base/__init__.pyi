@@ -4,6 +4,7 @@ from . import text_blocks as text_blocks
 from . import text_tables as text_tables
 from .domain import ALONE as ALONE
 from .domain import DEFAULT_WORKSPACE as DEFAULT_WORKSPACE
+from .domain import PARALLEL as PARALLEL
 from .domain import USUAL_KV_SHARE as USUAL_KV_SHARE
 from .domain import USUAL_NUM_TOKENS as USUAL_NUM_TOKENS
 from .domain import Cell as Cell
@@ -12,6 +13,7 @@ from .domain import Exclusive as Exclusive
 from .domain import Fingerprint as Fingerprint
 from .domain import Json as Json
 from .domain import Needs as Needs
+from .domain import Parallelism as Parallelism
 from .domain import Resources as Resources
 from .domain import Scope as Scope
 from .domain import SettingChange as SettingChange
@@ -20,6 +22,7 @@ from .domain import StageStatus as StageStatus
 from .domain import in_order as in_order
 from .domain import in_words as in_words
 from .domain import layout_name as layout_name
+from .domain import parse_parallel as parse_parallel
 from .errors import NOT_COMPARABLE as NOT_COMPARABLE
 from .errors import ComparisonError as ComparisonError
 from .errors import DownloadError as DownloadError

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NewType, Union
+from typing import Final, NamedTuple, NewType, Union
 
 # A value that survives a trip through JSON unchanged. Written with Union because Python 3.10 cannot `|` a string.
 Json = Union[None, bool, int, float, str, "list[Json]", "dict[str, Json]"]
@@ -25,9 +26,42 @@ def in_order(segments: Sequence[str], parts: Sequence[str]) -> bool:
     return all(part in left for part in parts)
 
 
-def layout_name(tp: int, pp: int, ep: int | None = None) -> str:
-    """A layout over GPUs as ids have it, without expert parallelism unless `ep` is given."""
-    return f"tp{tp}pp{pp}" + (f"ep{ep}" if ep else "")
+PARALLEL: Final = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?(?:dp([1-9]\d{0,3}))?")
+
+
+class Parallelism(NamedTuple):
+    """Tensor, pipeline and expert parallelism, and data parallelism of attention."""
+
+    tp: int
+    """GPUs that share each layer."""
+    pp: int = 1
+    """Pipeline stages, groups of consecutive layers."""
+    ep: int = 1
+    """Groups of the `tp` GPUs that hold whole experts. 1 splits each expert over all GPUs."""
+    dp: int = 1
+    """Groups of the `tp` GPUs that compute attention for their own requests. 1 splits each request's attention over all GPUs."""
+
+
+def parse_parallel(text: str) -> Parallelism:
+    """The sizes in `tp4pp2ep4dp4`. `tp4` means `tp4pp1ep1dp1`, and `tp4dp4` means `tp4pp1ep4dp4`. Raises ValueError for other text."""
+    match = PARALLEL.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not a valid parallelism: write tp4, tp4pp2 with pipeline stages, tp4ep4 with expert parallelism, "
+            "tp4dp4 with data parallel attention as well"
+        )
+    tp, pp, ep, dp = (int(size or 0) for size in match.groups())
+    sizes = Parallelism(tp, pp or 1, ep or (tp if dp > 1 else 1), dp or 1)
+    if tp % sizes.ep:
+        raise ValueError(f"{text!r}: ep{sizes.ep} must divide tp{tp}, whose GPUs the experts are distributed over")
+    if tp % sizes.dp:
+        raise ValueError(f"{text!r}: dp{sizes.dp} must divide tp{tp}, whose GPUs the requests are distributed over")
+    return sizes
+
+
+def layout_name(tp: int, pp: int, ep: int = 1, dp: int = 1) -> str:
+    """A layout over GPUs as ids have it: with expert parallelism if there is any, or if attention is data parallel."""
+    return f"tp{tp}pp{pp}" + (f"ep{ep}" if ep > 1 or dp > 1 else "") + (f"dp{dp}" if dp > 1 else "")
 
 
 class StageStatus(str, Enum):
@@ -187,6 +221,8 @@ class Cell:
     """By which its settings differ from the matrix, after it ran out of memory."""
     ep: int = 1
     """Expert parallel size, a divisor of `tp`; 1 splits each expert over all of its GPUs."""
+    dp: int = 1
+    """Attention data parallel size, a divisor of `tp`: groups of its GPUs, each with its own requests and a copy of attention."""
     gpu: str | None = None
     """Type of GPU that it is for; None: of what there is."""
     companions: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, repr=False)
@@ -194,3 +230,13 @@ class Cell:
 
     A draft model with a recipe also has its `numbers`, or its `recipe` if it becomes an engine.
     """
+
+    @property
+    def attention_tp(self) -> int:
+        """GPUs that share the attention of a layer."""
+        return self.tp // self.dp
+
+    @property
+    def group_batch_size(self) -> int:
+        """Requests that one group of `attention_tp` GPUs takes at a time."""
+        return -(-self.max_batch_size // self.dp)

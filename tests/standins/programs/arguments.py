@@ -41,9 +41,9 @@ class _UsageError(Exception):
 
 
 def parse_click(
-    program: str, table: Mapping[str, Options], arguments: Sequence[str], default: str, positional: str
+    program: str, table: Mapping[str, Options], arguments: Sequence[str], default: str, positional: str | None
 ) -> tuple[str, dict[str, Any]]:
-    """(subcommand, values) as a click program reads them: options spelled in full, one positional argument.
+    """(subcommand, values) as a click program reads them: options spelled in full, one positional argument or None.
 
     `default` is the subcommand of a command line that names none; a program without subcommands has only that.
     """
@@ -51,7 +51,7 @@ def parse_click(
     command = left.pop(0) if left and left[0] in table and left[0] != program else default
     path = program if command == program else f"{program} {command}"
     if "--help" in left:
-        print(f"Usage: {path} [OPTIONS] {positional}\n\nOptions:")
+        print(f"Usage: {path} [OPTIONS] {positional or ''}\n\nOptions:")
         for name, option in table[command].items():
             spellings = ", ".join((name, *option.get("aliases", ())))
             print(f"  {spellings}{' ' + option['type'].upper() if option['takes_value'] else ''}")
@@ -59,7 +59,7 @@ def parse_click(
     try:
         return command, _click_values(table[command], left, positional)
     except _UsageError as usage:
-        _exit(path, positional, str(usage))
+        _exit(path, positional or "", str(usage))
 
 
 def parse_group(

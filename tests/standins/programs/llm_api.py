@@ -17,7 +17,7 @@ from tests.standins.programs import ProgramError, refusal
 from tests.standins.refusals import holds
 
 _RECORDED: Final = Path(__file__).resolve().parents[2] / "data" / "tensorrt_llm" / "llm_args.json"
-_MAPPINGS: Final = ("kv_cache_config", "lora_config")
+_MAPPINGS: Final = ("kv_cache_config", "lora_config", "cache_transceiver_config")
 
 _MTP: Final = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "exaone_moe", "nemotron_h", "qwen3_next")
 """`model_type` in MTPForCausalLM of modeling_speculative.py; later trees have more."""

@@ -25,7 +25,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from tests.standins import refusals
-from tests.standins.programs import ProgramError, Work, arguments, refusal
+from tests.standins.programs import ProgramError, Work, arguments, disaggregated, refusal
 from tests.standins.programs.checkpoint import number_of_experts
 from tests.standins.programs.engine import check_tokenizer, is_engine, read_engine
 from tests.standins.programs.llm_api import (
@@ -51,6 +51,8 @@ _WORKER_S: Final = 300
 def run(work: Work, argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT."""
     table = work.facts["tools"]["trtllm-serve"]
+    if argv[:1] == ["disaggregated"] and "disaggregated" in table:
+        return disaggregated.run(work, arguments.parse_click("trtllm-serve", table, argv, "serve", None)[1])
     command, options = arguments.parse_click(
         "trtllm-serve", table, argv, "serve" if "serve" in table else "trtllm-serve", "MODEL"
     )
@@ -359,6 +361,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.count()
         try:
             check_lora_request(json.loads(body).get("lora_request"), self.server.settings)
+            if "disaggregated_params" in json.loads(body) and "cache_transceiver_config" not in self.server.settings:
+                raise ValueError("disaggregated requests take cache_transceiver_config")
             self._answer(json.loads(body), chat=chat)
         except (KeyError, TypeError, ValueError) as error:
             self._refuse(f"{type(error).__name__}: {error}")

@@ -48,9 +48,11 @@ class Exporters:
         devices: dict[str, dict[str, Any]] = {}
         lacking: Counter[str] = Counter()
         records: list[dict[str, Any]] = []
-        stop = threading.Event()
+        stop, looks = threading.Event(), 0
 
         async def look() -> None:
+            nonlocal looks
+            looks += 1
             for url, (page, problem) in zip(self.urls, await asyncio.gather(*map(_page, self.urls)), strict=True):
                 found = {problem} if page is None else self._add(devices, url, page)
                 lacking.update({f"{url}: {each}" for each in found})
@@ -69,7 +71,7 @@ class Exporters:
             stop.set()
             thread.join(3 * counters.TIMEOUT_S)
             records.extend(devices.values())
-            problems.extend(lacking)
+            problems.extend(f"{each} ({n} of {looks} times)" if n < looks else each for each, n in lacking.items())
 
     def _add(self, devices: dict[str, dict[str, Any]], url: str, page: str) -> set[str]:
         """Add the readings of a page to `devices`, by UUID. Returns what the page lacks."""

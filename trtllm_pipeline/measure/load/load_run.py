@@ -277,20 +277,6 @@ def _rows(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None, le
     assert plan.input_data is not None
     target, load = plan.target, plan.load
 
-    @cache
-    def limits() -> Engine:
-        """The engine, or else what the server lists."""
-        return engine or Engine(Path(), max_seq_len=asyncio.run(served_length(target)))
-
-    def fits(prompt: Prompt) -> bool:
-        if not (plan.skip_too_long or (plan.skip_too_long is None and prompt.blocks is not None)):
-            return True
-        longest = limits().longest_prompt(prompt.max_tokens or target.max_tokens)
-        tokens = prompt.input_tokens
-        if tokens is None and tokenizer is not None and longest is not None:
-            tokens = len(tokenizer.encode(prompt.text).ids)
-        return longest is None or tokens is None or tokens <= longest
-
     special = partial(adds_special_tokens, target.service, target.protocol, target.timeout_s)
     with chat_renderer(tokenizer_folder(plan.tokenizer), special) as render:
         if render is None and target.protocol.startswith("openai_chat"):
@@ -300,7 +286,7 @@ def _rows(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None, le
             render,
             turns=plan.turns,
             most=plan.num_prompts,
-            fits=fits,
+            fits=_fitting(plan, engine, tokenizer),
             left_out=left_out,
             timed=bool(load.trace_speed),
         )
@@ -321,6 +307,25 @@ def _rows(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None, le
         return rows
     rows = tuple(_as_recorded(prompt, tokenizer, target.max_tokens) for prompt in rows)
     return of_trace(tokenizer, rows, load.seed) if of_lengths else rows
+
+
+def _fitting(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None) -> Callable[[Prompt], bool]:
+    """Whether a prompt is within the limits of the engine, or else of the server, or is to be sent anyway."""
+
+    @cache
+    def limits() -> Engine:
+        return engine or Engine(Path(), max_seq_len=asyncio.run(served_length(plan.target)))
+
+    def fits(prompt: Prompt) -> bool:
+        if not (plan.skip_too_long or (plan.skip_too_long is None and prompt.blocks is not None)):
+            return True
+        longest = limits().longest_prompt(prompt.max_tokens or plan.target.max_tokens)
+        tokens = prompt.input_tokens
+        if tokens is None and tokenizer is not None and longest is not None:
+            tokens = len(tokenizer.encode(prompt.text).ids)
+        return longest is None or tokens is None or tokens <= longest
+
+    return fits
 
 
 def _as_recorded(prompt: Prompt, tokenizer: Tokenizer, most: int) -> Prompt:

@@ -177,8 +177,8 @@ def read_prompts(
     """The prompts in `path`, at least one. A line, or a row of a CSV or Parquet file, is an object with
 
     `input` or `text_input` (text), or `messages` (role and content, put through `render`); and optionally `id`,
-    `max_tokens` (or `output_length`), `timestamp` (in milliseconds), `output` (a reference, or a list of them), `stop_words` (a text that ends generation, or a list of
-    them), `image` (a file from the directory of `path`, or a list of them), and with `messages` the fields of a chat request that
+    `max_tokens` (or `output_length`), `timestamp` (in milliseconds), `output` (a reference, or a list of them), `stop_words` (a
+    text that ends generation, or a list of them), `image` (a file from the directory of `path`, or a list of them), and with `messages` the fields of a chat request that
     are in _REQUEST. Other keys are ignored. Rows of public datasets are supported: `conversations`
     (`from` and `value`, or `role` and `content`) of ShareGPT, and `article` with `highlights` of CNN/DailyMail. So are rows of
     Mooncake's traces, `input_length` and `hash_ids` instead of a text. They give prompts with `blocks`.

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, get_origin
 
-from trtllm_pipeline.base import Fault, Json, UsageError, layout_name, user_files
+from trtllm_pipeline.base import Fault, Json, UsageError, layout_name, parse_parallel, user_files
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -36,7 +36,6 @@ MAX_BYTES: Final = 4 * 1024 * 1024
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 SETTINGS_PREFIX: Final = "settings."
 """Prefix of an axis that varies a setting: `settings.perf.concurrency`."""
-PARALLEL: Final = re.compile(r"tp([1-9]\d{0,3})(?:pp([1-9]\d{0,3}))?(?:ep([1-9]\d{0,3}))?")
 _LENGTHS: Final = re.compile(r"([1-9]\d{0,8}), ?([1-9]\d{0,8})")
 
 
@@ -369,33 +368,6 @@ def _steps(key: str) -> KeyPath:
     return tuple(int(step) if re.fullmatch(r"[0-9]{1,6}", step) else step for step in key.split("."))
 
 
-class Parallelism(NamedTuple):
-    """Tensor, pipeline and expert parallelism."""
-
-    tp: int
-    """GPUs that share each layer."""
-    pp: int = 1
-    """Pipeline stages, groups of consecutive layers."""
-    ep: int = 1
-    """Groups of the `tp` GPUs that hold whole experts. 1 splits each expert over all GPUs."""
-
-
-def parse_parallel(text: str) -> Parallelism:
-    """The sizes in `tp4pp2ep4`. `tp4` means `tp4pp1ep1`. Raises ValueError for other text."""
-    match = PARALLEL.fullmatch(text)
-    if match is None:
-        raise ValueError(
-            f"{text!r} is not a valid parallelism: write tp4, tp4pp2 with pipeline stages, tp4ep4 or tp4pp2ep4 with expert "
-            "parallelism"
-        )
-    sizes = Parallelism(*(int(size or 1) for size in match.groups()))
-    if sizes.tp % sizes.ep:
-        raise ValueError(
-            f"{text!r}: ep{sizes.ep} must divide tp{sizes.tp}, whose GPUs the experts are distributed over"
-        )
-    return sizes
-
-
 def parse_lengths(text: str) -> tuple[int, int]:
     """Input and output tokens of `2048,1024`. Raises ValueError for other text."""
     match = _LENGTHS.fullmatch(text)
@@ -406,8 +378,7 @@ def parse_lengths(text: str) -> tuple[int, int]:
 
 def canonical_parallel(text: str) -> str:
     """`tp4pp1` for `tp4`, `tp4pp1ep4` for `tp4ep4`: the spelling in ids and comparisons."""
-    tp, pp, ep = parse_parallel(text)
-    return layout_name(tp, pp, ep if ep > 1 else None)
+    return layout_name(*parse_parallel(text))
 
 
 def canonical_lengths(text: str) -> str:

@@ -22,18 +22,28 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
-from trtllm_pipeline.base import ALONE, Cell, CellId, Exclusive, Fault, Json, MatrixError, UsageError, in_order
+from trtllm_pipeline.base import (
+    ALONE,
+    Cell,
+    CellId,
+    Exclusive,
+    Fault,
+    Json,
+    MatrixError,
+    Parallelism,
+    UsageError,
+    in_order,
+    parse_parallel,
+)
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate.matrix.document import (
     SETTINGS_PREFIX,
     KeyPath,
-    Parallelism,
     canonical_lengths,
     canonical_parallel,
     nearest,
     nested,
     parse_lengths,
-    parse_parallel,
 )
 
 if TYPE_CHECKING:
@@ -256,7 +266,8 @@ def infeasible(
     recipe: Mapping[str, Any], *, toolchain: str, precision: str, parallel: Parallelism, isl: int, osl: int
 ) -> str | None:
     """The reason in the recipe why this engine of the model cannot exist, or None."""
-    tp, pp, ep = parallel
+    tp, pp, ep, dp = parallel
+    attention_tp = tp // dp
     name, precisions, quantization = recipe["name"], recipe["precisions"], recipe["quantization"]
     if isinstance(precisions, dict):
         precisions = precisions.get(toolchain)
@@ -270,10 +281,13 @@ def infeasible(
         return f"{toolchain} does not have {name}: its recipe lists no precision for it"
     if precisions is not None and precision not in precisions:
         return f"the recipe {name} lists only {', '.join(precisions)} for {toolchain}, not {precision}"
-    if heads % tp:
-        return f"{heads} attention heads cannot be divided over tp{tp}"
-    if kv_heads % tp and tp % kv_heads:
-        return f"{kv_heads} key/value heads can be neither divided over nor repeated to tp{tp}"
+    if dp > 1 and experts is None:
+        return f"dp{dp}: {name} is not a mixture of experts. Data parallel attention is for those; use tp{tp}"
+    groups = f" in dp{dp}" if dp > 1 else ""
+    if heads % attention_tp:
+        return f"{heads} attention heads cannot be divided over tp{tp}{groups}"
+    if kv_heads % attention_tp and attention_tp % kv_heads:
+        return f"{kv_heads} key/value heads can be neither divided over nor repeated to tp{tp}{groups}"
     if toolchain == _EVEN_STAGES and layers % pp:
         return f"{layers} layers cannot be divided over pp{pp}"
     if layers < pp:
@@ -526,6 +540,7 @@ def _cells(grid: _Grid, instead: Callable[[Cell], str | None] | None) -> Iterato
             tp=layout.tp,
             pp=layout.pp,
             ep=layout.ep,
+            dp=layout.dp,
             max_batch_size=int(batch),
             isl=isl,
             osl=osl,

@@ -36,10 +36,11 @@ from pydantic import (
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
+from trtllm_pipeline.base import PARALLEL
 from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked, lm_eval
 from trtllm_pipeline.models import Form, dataset_file
 from trtllm_pipeline.orchestrate.matrix.derive import STRICT, UNIQUE, derived, with_sections
-from trtllm_pipeline.orchestrate.matrix.document import PARALLEL, canonical_lengths, canonical_parallel, nearest
+from trtllm_pipeline.orchestrate.matrix.document import canonical_lengths, canonical_parallel, nearest
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
 from trtllm_pipeline.tensorrt import DEFAULT_DATA, NO_ADAPTER, RepositorySettings, params
 
@@ -153,7 +154,7 @@ Parallel = Annotated[
         {
             "type": "string",
             "pattern": f"^{PARALLEL.pattern.replace('?:', '')}$",
-            "examples": ["tp1", "tp4pp2", "tp4ep4"],
+            "examples": ["tp1", "tp4pp2", "tp4ep4", "tp8dp8"],
         }
     ),
 ]
@@ -496,6 +497,19 @@ class Speculative(Strict):
     """(eagle) Maximum number of nodes with children in a level of the tree. Default: 10."""
 
 
+class Disaggregated(Strict):
+    """Servers of the frontend `disaggregated`: some read prompts, others generate, and a router is in front of them."""
+
+    context_servers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Servers that read prompts."""
+    generation_servers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Servers that generate tokens. Each has the layout of the axis `parallel`."""
+    context_parallel: Parallel | None = None
+    """Layout of each server that reads prompts, such as `tp2`. Default: that of the axis `parallel`."""
+    context_llm_args: dict[str, JsonValue] = {}
+    """Arguments of the LLM API for the servers that read prompts, over those of `settings.repository.llm_args`."""
+
+
 @derived(params.LaunchFrontend, leave=("restarts", "exclusive"))
 class Serve(Strict):
     """Settings of the server process."""
@@ -664,6 +678,7 @@ class Settings(Strict):
     lora: Lora = Lora()
     speculative: Speculative = Speculative()
     serve: Serve = Serve()
+    disaggregated: Disaggregated = Disaggregated()
     openai: OpenAi = OpenAi()
     smoke: Smoke = Smoke()
     perf: Perf = Perf()
@@ -709,7 +724,8 @@ class Axes(Strict):
     precision: Axis[AnyPrecision]
     """Precisions of the weights, by their TensorRT-LLM names. as_is keeps weights that are published quantized."""
     parallel: Axis[Parallel] = ("tp1pp1",)
-    """Parallelism: tp4 is tensor parallelism over 4 GPUs, tp4pp2 adds 2 pipeline stages, tp4ep4 distributes whole experts."""
+    """Parallelism: tp4 is tensor parallelism over 4 GPUs, tp4pp2 adds 2 pipeline stages, tp4ep4 distributes whole experts. With tp8dp8,
+    experts are distributed over 8 GPUs, and each of them computes attention for its own requests."""
     max_batch_size: Axis[BatchSize]
     """Maximum number of requests in one batch of the engine."""
     lengths: Axis[Lengths]

@@ -113,8 +113,9 @@ def _layouts(cell: Cell, machine: Machine) -> Iterator[Reduction]:
     powers = [1 << power for power in range(most.bit_length())]
     times = [(tp, pp) for tp, pp in itertools.product(powers, powers) if 1 < tp * pp <= most]
     for tp, pp in sorted(times, key=lambda each: (each[0] * each[1], each[1])):
-        layout = layout_name(cell.tp * tp, cell.pp * pp, cell.ep if cell.ep > 1 else None)
-        yield Reduction(f"axes.parallel=[{layout}]", partial(replace, tp=cell.tp * tp, pp=cell.pp * pp))
+        groups = tp if cell.dp > 1 else 1  # each GPU of more keeps its own requests
+        grown = {"tp": cell.tp * tp, "pp": cell.pp * pp, "ep": cell.ep * groups, "dp": cell.dp * groups}
+        yield Reduction(f"axes.parallel=[{layout_name(**grown)}]", partial(replace, **grown))
 
 
 def _shares(cell: Cell, machine: Machine) -> Iterator[Reduction]:

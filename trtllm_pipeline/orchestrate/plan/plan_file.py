@@ -75,7 +75,7 @@ class OutlineCell:
     stage_runs: tuple[StageRunId, ...]
     changes: tuple[SettingChange, ...] = ()
     about: Mapping[str, Json] = field(default_factory=dict)
-    """For reports: the setting `gpu_hour`, and `numerics`, what its precision means."""
+    """For reports: the setting `gpu_hour`, and `numerics`, what its precision means. `gpus` if they are not tp * pp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,7 @@ def axes(cell: Cell) -> dict[str, Json]:
         "tp": cell.tp,
         "pp": cell.pp,
         **({"ep": cell.ep} if cell.ep > 1 else {}),
+        **({"dp": cell.dp} if cell.dp > 1 else {}),
         "max_batch_size": cell.max_batch_size,
         "isl": cell.isl,
         "osl": cell.osl,
@@ -115,8 +116,10 @@ def axes(cell: Cell) -> dict[str, Json]:
 
 def about(cell: Cell) -> dict[str, Json]:
     """What reports need of a cell."""
-    known = None if cell.reason is not None else asdict(toolchains.load(cell.toolchain).numerics(cell))
-    return {"gpu_hour": cell.settings["cost"]["gpu_hour"], "numerics": known}
+    toolchain = toolchains.load(cell.toolchain)
+    known = None if cell.reason is not None else asdict(toolchain.numerics(cell))
+    gpus = {} if (number := toolchain.gpus(cell)) == cell.tp * cell.pp else {"gpus": number}
+    return {"gpu_hour": cell.settings["cost"]["gpu_hour"], "numerics": known, **gpus}
 
 
 def outline(plan: Plan) -> Outline:

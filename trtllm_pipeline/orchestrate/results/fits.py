@@ -190,8 +190,8 @@ def _setting(cell: Cell, name: str) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-def _layout(cell: Cell) -> tuple[int, int, int | None]:
-    return cell.tp, cell.pp, cell.ep if cell.ep > 1 else None
+def _layout(cell: Cell) -> tuple[int, int, int, int]:
+    return cell.tp, cell.pp, cell.ep, cell.dp
 
 
 def _all(cells: int) -> str:

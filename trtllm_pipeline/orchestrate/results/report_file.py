@@ -135,6 +135,8 @@ class CellResult:
     """What its precision means: `weights`, `activations`, `kv_cache`, and how it was `made`."""
     gpu_hour: float | None = None
     """Price of one of its GPUs, or of its host, for an hour."""
+    served_gpus: int | None = None
+    """GPUs of all its servers. None if they are tp * pp."""
     findings: tuple[str, ...] = ()
     """Validity findings of the measurement, each "SEVERITY: MESSAGE"."""
     conditions: Conditions = field(default_factory=Conditions)
@@ -152,7 +154,9 @@ class CellResult:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs that its engine spans, at least 1."""
+        """The number of GPUs that its server spans, at least 1."""
+        if self.served_gpus is not None:
+            return self.served_gpus
         tp, pp = (value if isinstance(value := self.axes.get(name), int) else 1 for name in ("tp", "pp"))
         return tp * pp
 
@@ -377,6 +381,7 @@ def _row(
         accuracy_intervals={name: ends for name, ends in accuracy.intervals.items() if ends is not None},
         smoke=_written(made.get("smoke"), "smoke.json"),
         numerics=_numerics(cell),
+        served_gpus=gpus if isinstance(gpus := cell.about.get("gpus"), int) else None,
         gpu_hour=price_of(cell.about.get("gpu_hour"), cell.axes, conditions),
         findings=perf.notes,
         conditions=replace(conditions, questions=None if accuracy.rows_digest is None else questions),

@@ -75,7 +75,7 @@ def _lines(deployment: Deployment) -> Iterator[str]:
             ("tokens of prompt and answer together", str(served.max_seq_len)),
             (
                 "GPUs",
-                f"{deployment.world_size} (tp {cell.tp}, pp {cell.pp}{f', ep {cell.ep}' if cell.ep > 1 else ''})"
+                f"{deployment.world_size} (tp {cell.tp}, pp {cell.pp}{f', ep {cell.ep}' if cell.ep > 1 else ''}{f', attention dp {cell.dp}' if cell.dp > 1 else ''})"
                 if deployment.world_size
                 else "none",
             ),

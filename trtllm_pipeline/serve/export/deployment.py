@@ -211,6 +211,11 @@ def describe(
             "what Triton's own OpenAI front end serves is not exported",
             hint="--set settings.serve.frontend=triton; --openai puts the gateway in front of it",
         )
+    if cell.settings["serve"]["frontend"] == "disaggregated":
+        raise UsageError(
+            "disaggregated servers are not exported",
+            hint="--set settings.serve.frontend=trtllm_serve exports one server",
+        )
     if openai:
         require_text(served.inputs)
     if openai and kind == "trtllm_serve":

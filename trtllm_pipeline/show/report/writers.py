@@ -33,7 +33,6 @@ from trtllm_pipeline.measure import (
     UNKNOWN,
     Conditions,
     LevelResult,
-    ScoreDrift,
     TritonUse,
     load_words,
     machine_words,
@@ -52,6 +51,8 @@ from trtllm_pipeline.tensorrt import levels_words
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
+
+    from trtllm_pipeline.measure import ScoreDrift
 
 _STYLES: Final = {
     CellStatus.DONE: "green",

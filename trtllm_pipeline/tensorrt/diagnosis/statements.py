@@ -201,7 +201,7 @@ _PATTERNS: Final = {
         |(?:worker|executor|engine)[\w\s]{0,30}[ ](?:returned[ ]error|failed[ ]to[ ](?:start|init\w*))[.!]?$|RayTaskError\(\w+\):[ ]ray::|BackendCompilerFailed:[ ]backend=\S+[ ]raised:?$|^Error[ ]executing[ ]method[ ]\S+[ ]This[ ]might[ ]cause[ ]deadlock|BrokenProcessPool|BrokenExecutor|ChildFailedError|ProcessExitedException|ProcessRaisedException[:]?$|RayActorError|ActorDiedError|EngineDeadError
         |(?:engine|model)[ ]?(?:building|build|loading|creation|initialization)[ ]failed[ ,.]*(?:please|see|check|$)
         |non-?graceful[ ]termination|non-zero[ ](?:exit|status)|exited?[ ]with[ ](?:exit[ ])?(?:code|status)|return(?:ed|[ ]code)[ ](?:code[ ])?[1-9]\d*[.]?$|^exit[ ](?:code|status)
-        |shutting[ ]down|shutdown|all[ ]models[ ]are[ ]stopped|cancel+ed(?!.*[ ]due[ ]to[ ])|KeyboardInterrupt|SystemExit|aborted[ ]\(core|^aborted$|aborting|^waiting[ ]for|tearing[ ]down
+        |SIGTERM|line[ ]\d+:[ ]+\d+[ ]Terminated\b|shutting[ ]down|shutdown|all[ ]models[ ]are[ ]stopped|cancel+ed(?!.*[ ]due[ ]to[ ])|KeyboardInterrupt|SystemExit|aborted[ ]\(core|^aborted$|aborting|^waiting[ ]for|tearing[ ]down
         |CalledProcessError|subcommand[ ]failed|CompilationError:[ ]at[ ]\d+:\d+:(?!\s*\w+Error)|ninja[ ]build[ ]failed|ninja:[ ]build[ ]stopped|make(?:\[\d+\])?:[ ]\*\*\*|configuring[ ]incomplete|gmake|^failed[ ]to[ ]build[ ][\w.-]+$|ld[ ]returned|compilation[ ]terminated
         |see[ ](?:the[ ])?(?:root[ ]cause|stack[ ]trace)\b|failed[ ]to[ ]maintain[ ]requested[ ]inference[ ]load
         |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ]restarting|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
@@ -212,7 +212,7 @@ _PATTERNS: Final = {
     "left out": r"(?i)\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b",
     "checked": r"(?i)\bfailed\b.{0,10}\bskipping\b",
     # a process that has ended, if it is the first known failure
-    "ended": r"(?i)KeyboardInterrupt: terminated|CANCELLED AT|signal=SIGTERM|ptxas'.*non-zero exit status|\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
+    "ended": r"(?i)KeyboardInterrupt: terminated|CANCELLED AT|SIGTERM|line \d+: +\d+ Terminated\b|ptxas'.*non-zero exit status|\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
     # hardly more than that an error occurred
     "bare": r"""(?x)'NoneType'[ ]object|NoneType:[ ]None$|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception):?$|^ZeroDivisionError
         |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|:[ ]tasks?[ ][\d,-]+:[ ]Killed$|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
@@ -233,7 +233,7 @@ _PATTERNS: Final = {
         |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|(?:nvcc|ptxas)[ ]fatal|^\S*\bld:[ ]\S|^\w+(?:Error|Exception)\(["']|Expecting[ ]value:[ ]line[ ]\d+[ ]column|undefined[ ](?:reference|symbol)
         |:[ ]command[ ]not[ ]found$|error[ ]while[ ]loading[ ]shared[ ]libraries|symbol[ ]lookup[ ]error|:[ ]version[ ]`[\w.]+'[ ]not[ ]found|Error[ ]response[ ]from[ ]daemon|executable[ ]file[ ]not[ ]found
         |^(?:[\w./-]*sh|\S+\.sh|python3?|mpirun|tritonserver|ls|cp|mkdir):.*(?:No[ ]such[ ]file|Permission[ ]denied|cannot[ ]|not[ ]found)|can't[ ]open[ ]file|GGML_ASSERT|error[ ]loading[ ]model
-        |\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)\b|\bHang[ ]detected\b|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|\bsignal=SIGTERM\b|^ptxas[\w-]*[ ][^;]+;[ ](?:error|fatal)\s*:
+        |\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)\b|\bHang[ ]detected\b|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|\b(?:signal=|[Rr]eceived[ ])SIGTERM\b|\bSIGTERM[ ]received\b|^\S+[ ]line[ ]\d+:[ ]+\d+[ ]Terminated\b|^ptxas[\w-]*[ ][^;]+;[ ](?:error|fatal)\s*:
         |Out[ ]of[ ]memory:[ ]Kill|oom-kill|^(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|\]Killed$|Signal:[ ]\w|Signal[ ]\(\d+\)[ ]received|[Cc]aught[ ]signal|Segmentation[ ]fault|Floating[ ]point[ ]exception|Illegal[ ]instruction|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|Unhandled[ ]exception[ ]caught
         """,
     "faint": r"(?i)\b(?:cannot|could not|can't|couldn't|unable to|failed|failure|not (?:yet )?supported|unsupported|not found|no such"

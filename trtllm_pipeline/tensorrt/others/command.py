@@ -42,6 +42,10 @@ class KnownServer:
     source: str
     """URL of the documentation of its options."""
     command: Sequence[str]
+    experts: Sequence[str] = ()
+    """Options with which each GPU holds whole experts. Empty if it has none."""
+    attention_groups: Sequence[str] = ()
+    """Options for data parallel attention. Empty if it has none."""
     reuse: Mapping[str, Sequence[str]]
     """Options by KV cache reuse between prompts, "true" or "false", for the values that it supports."""
     ready: str
@@ -96,7 +100,9 @@ def template(cell: Cell) -> tuple[str, ...]:
     """
     command, known = settings(cell)["command"], known_of(cell)
     if known is not None:
-        words = [*known.command, *(known.precisions or {}).get(cell.precision, ()), *known.reuse.get(_reuse(cell), ())]
+        layout = (*(known.experts if cell.ep > 1 else ()), *(known.attention_groups if cell.dp > 1 else ()))
+        precision = (known.precisions or {}).get(cell.precision, ())
+        words = [*known.command, *layout, *precision, *known.reuse.get(_reuse(cell), ())]
     elif command is not None:
         words = [*(shlex.split(command) if isinstance(command, str) else command)]
     else:
@@ -166,8 +172,11 @@ def values(cell: Cell) -> dict[str, str]:
         "tp": cell.tp,
         "pp": cell.pp,
         "ep": cell.ep,
+        "dp": cell.dp,
+        "attention_tp": cell.attention_tp,
         "gpus": cell.tp * cell.pp,
         "max_batch_size": cell.max_batch_size,
+        "group_batch_size": cell.group_batch_size,
         "isl": cell.isl,
         "osl": cell.osl,
         "max_seq_len": longest,

@@ -104,10 +104,14 @@ def _of_known(cell: Cell, placeholders: set[str]) -> str | None:
         return f"settings.perf.ignore_eos: {cell.toolchain} does not support it"
     if known.precisions is not None and cell.precision not in known.precisions:
         return f"precision {cell.precision}: {cell.toolchain} supports {', '.join(known.precisions)}"
-    if cell.tp * cell.pp > 1 and "tp" not in placeholders:
+    if cell.tp * cell.pp > 1 and not {"tp", "attention_tp"} & placeholders:
         return f"tp{cell.tp}pp{cell.pp}: {cell.toolchain} has no option for several GPUs"
-    if cell.ep > 1:
-        return f"ep{cell.ep}: settings.openai.options has no option for expert parallelism"
+    if cell.ep > 1 and not known.experts:
+        return f"ep{cell.ep}: {cell.toolchain} has no option for expert parallelism"
+    if cell.ep not in {1, cell.tp} and "ep" not in command.placeholders(known.experts):
+        return f"ep{cell.ep}: {cell.toolchain} distributes experts over all GPUs, which is ep{cell.tp} for tp{cell.tp}"
+    if cell.dp > 1 and not known.attention_groups:
+        return f"dp{cell.dp}: {cell.toolchain} has no option for data parallel attention"
     return _cut(cell) if cell.toolchain in _SPLITTING else None
 
 
@@ -121,7 +125,9 @@ def _cut(cell: Cell) -> str | None:
     if _WHOLE_EXPERTS & {name.lstrip("-").replace("-", "_") for name in given}:
         widths = replace(widths, experts=0)
     size = cell.recipe.get("quantization_group_size")
-    return tiles.cut(tiles.grouped(tile, size), widths, cell.tp, precision=shown(cell.precision, form))
+    return tiles.cut(
+        tiles.grouped(tile, size), widths, cell.tp, cell.ep, cell.dp, precision=shown(cell.precision, form)
+    )
 
 
 def _gpus_lacking(cell: Cell, machine: Machine) -> str | None:

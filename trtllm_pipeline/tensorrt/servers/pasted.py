@@ -26,6 +26,8 @@ class PastedCommand:
     """Search path variable -> directories that come before its present value."""
     before: Mapping[str, str] = field(default_factory=dict)
     """Shell commands that run first, by the variable that each sets."""
+    beside: Sequence[str] = ()
+    """Shell lines before the server itself, such as servers that it needs, in the background. They end with it."""
 
     def to_shell(self, more: Mapping[str, str] = MappingProxyType({})) -> str:
         """A subshell that becomes the server, so that the user's shell stays as it is and Ctrl-C ends the server.
@@ -41,7 +43,8 @@ class PastedCommand:
             "umask 077",
             *(f"{name}={command}" for name, command in self.before.items()),
             *exports,
-            f"exec {first}{''.join(_INDENT + word for word in _paired(others))}",
+            *(["trap 'kill 0' EXIT INT TERM", *self.beside] if self.beside else []),
+            f"{'' if self.beside else 'exec '}{first}{''.join(_INDENT + word for word in _paired(others))}",
         ]
         return "\n".join(["(", *lines, ")"])
 

@@ -58,8 +58,10 @@ class Server(ABC):
         """The file with its error messages."""
         return self.output
 
-    def request(self, method: str, path: str, body: object = None, *, timeout_s: float = 10.0) -> tuple[int, bytes]:
-        """Status and body of one HTTP request, `body` as JSON, all within `timeout_s`.
+    def request(
+        self, method: str, path: str, body: object = None, *, timeout_s: float = 10.0, port: int | None = None
+    ) -> tuple[int, bytes]:
+        """Status and body of one HTTP request, `body` as JSON, all within `timeout_s`. `port` is that of the server by default.
 
         Raises OSError or HttpError if there is no response.
         """
@@ -69,7 +71,8 @@ class Server(ABC):
         from trtllm_pipeline.measure import fetch
 
         data = b"" if body is None else json.dumps(body).encode()
-        address = f"[{self.host}]:{self.ports.http}" if ":" in self.host else f"{self.host}:{self.ports.http}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        address = f"{host}:{port or self.ports.http}"
         return asyncio.run(fetch(address, path, method=method, body=data, timeout_s=timeout_s))
 
     @abstractmethod

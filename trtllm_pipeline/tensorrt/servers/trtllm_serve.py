@@ -24,6 +24,8 @@ class OpenAiServer(Server):
 
     process: Group
     ways: OpenAiWays = TRTLLM_SERVE
+    names_port: int | None = None
+    """Port of the server that says the model's name. None for its own."""
 
     def ready_paths(self) -> tuple[str, ...]:
         """It is healthy only if its workers are."""
@@ -32,7 +34,7 @@ class OpenAiServer(Server):
     def service(self) -> dict[str, object]:
         """The information for clients. Raises ServerError if it serves no model."""
         try:
-            models = json.loads(self.request("GET", "/v1/models")[1])["data"]
+            models = json.loads(self.request("GET", "/v1/models", port=self.names_port)[1])["data"]
             names = [str(each["id"]) for each in models]
             model = (
                 model_names.ENSEMBLE if model_names.ENSEMBLE in names else names[0]

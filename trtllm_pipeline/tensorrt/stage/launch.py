@@ -4,6 +4,7 @@
     ranks     a TensorRT-LLM engine, as a world of Tritons under mpirun (`tensorrt/servers/mpi_server.py`)
     llmapi    Triton's `llmapi` model, which starts the workers of its other GPUs itself
     openai    `trtllm-serve`, which does the same, or Triton's own OpenAI front end (`tensorrt/servers/trtllm_serve.py`)
+    disaggregated   several `trtllm-serve`, for prompts and for generation, and their router
 
 `service.json` in the attempt directory marks the server as ready. SIGTERM, SIGINT, SIGHUP and the end of the parent
 process stop it gracefully. The server is restarted, on the same ports, if one of its Python model processes dies, up to
@@ -25,6 +26,7 @@ from typing import Any, Final, NamedTuple
 from trtllm_pipeline.base import FailureClass, Machine, ServerError, gpus, triton_installation, write_json
 from trtllm_pipeline.models import model_names, referenced_paths
 from trtllm_pipeline.tensorrt.diagnosis import out_of_memory
+from trtllm_pipeline.tensorrt.servers import disaggregated as disaggregated_servers
 from trtllm_pipeline.tensorrt.servers import engine_requirements, mpi_server, triton_server, trtllm_serve
 from trtllm_pipeline.tensorrt.servers.command_lines import (
     THREADS_VARIABLE,
@@ -35,6 +37,7 @@ from trtllm_pipeline.tensorrt.servers.command_lines import (
     openai_argv,
     reachable,
 )
+from trtllm_pipeline.tensorrt.servers.disaggregated import Servers
 from trtllm_pipeline.tensorrt.servers.pasted import USUAL_PORTS, PastedCommand
 from trtllm_pipeline.tensorrt.servers.server_process import Server, quoted
 from trtllm_pipeline.tensorrt.stage.base import REPAIR_FILE, SERVICE_FILE, StageContext
@@ -157,6 +160,18 @@ def openai(context: StageContext[Any], command: Sequence[str], ways: OpenAiWays 
     return Starter(
         lambda asked: trtllm_serve.start(command, log=log, ports=ports(asked), host=asked.host, ways=ways),
         lambda host, at: PastedCommand(openai_argv(command, host, at, ways)),
+    )
+
+
+def disaggregated(context: StageContext[Any], servers: Servers) -> Starter:
+    """Servers that read prompts, servers that generate, and their router, for `context.inputs["repository"]`."""
+    referenced_paths.check(context.inputs["repository"], [*servers.context, *servers.generation])
+    log, timeout_s = context.attempt / LOG_FILE, context.params.ready_timeout_s
+    return Starter(
+        lambda asked: disaggregated_servers.start(
+            servers, log=log, ports=ports(asked), host=asked.host, timeout_s=timeout_s
+        ),
+        lambda host, at: disaggregated_servers.pasted_command(servers, ports=at, host=host, timeout_s=timeout_s),
     )
 
 

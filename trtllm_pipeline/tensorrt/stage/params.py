@@ -8,7 +8,7 @@ import it. No `from __future__ import annotations` in modules that define such c
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from functools import cache
+from functools import cache, partial
 from typing import (
     Annotated,
     Any,
@@ -74,6 +74,12 @@ class Param:
     def unset(self) -> str:
         """The meaning of None, in words."""
         return self.null
+
+
+IfSet = partial(Param, key_with=ITSELF)
+"""A parameter that is in the key only if it is set."""
+Later = partial(Param, later=True)
+"""A parameter that was added after keys were in use."""
 
 
 class Parameters:
@@ -190,15 +196,14 @@ def _read(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[Any], A
 
 Beside = Annotated[
     Literal["gpu", "none", "control"] | None,
-    Param(
+    IfSet(
         "what may run at the same time: other measurements on separate GPUs, or anything; control: nothing, on the CPUs that "
         "it shares with them",
         null="nothing",
-        key_with=ITSELF,
         of_matrix=True,
     ),
 ]
-Frontend = Literal["triton", "trtllm_serve", "triton_openai"]
+Frontend = Literal["triton", "trtllm_serve", "triton_openai", "disaggregated"]
 OPENAI_SERVERS: Final[tuple[str, ...]] = ("vllm", "sglang", "transformers", "llama_cpp")
 """OpenAI-compatible servers whose command lines are known."""
 Objectives = dict[Literal["ttft_ms", "tpot_ms", "e2e_ms"], float]
@@ -227,10 +232,7 @@ Precisions = dict[StopMetric, float]
 Form = Literal["model", "draft", "adapter", "tokenizer"]
 """The content of a directory: a model with its tokenizer, a draft model, which may lack one, a LoRA adapter, or a model
 without its weights."""
-LoraNames = Annotated[
-    tuple[str, ...],
-    Param("names of the LoRA adapters, in the order of --adapter, --adapter2, ...", key_with=ITSELF),
-]
+LoraNames = Annotated[tuple[str, ...], IfSet("names of the LoRA adapters, in the order of --adapter, --adapter2, ...")]
 Speculation = Literal["draft", "eagle3", "mtp", "ngram", "sa", "pard", "dflash", "medusa", "lookahead", "eagle"]
 """The source of drafts: another model; an EAGLE-3 head on the model's own states; the model's own extra layers; the text so
 far, by a table (ngram) or a suffix automaton (sa); a model that drafts all tokens in one pass (pard), or one that also reads the
@@ -258,13 +260,12 @@ class DownloadParams(Parameters):
     ]
     content: Annotated[
         dict[str, str] | None,
-        Param(
+        IfSet(
             "digest of each file that is read, by name: SHA-256, of a local source BLAKE3",
             null="not known before the download",
-            key_with=ITSELF,
         ),
     ] = None
-    form: Annotated[Form | None, Param("content to download", null="a whole model", key_with=ITSELF)] = None
+    form: Annotated[Form | None, IfSet("content to download", null="a whole model")] = None
     folder: Annotated[str | None, Param("path of a local source", runtime=True)] = None
     copies: Annotated[
         list[dict[str, Any]] | None,
@@ -284,12 +285,7 @@ class Selection(Parameters):
     seed: Annotated[int, Param("seed for choosing the rows", ge=0)] = 0
     chat_template: Annotated[bool, Param("wrap each row as a user's turn of the model's chat template")] = False
     column: Annotated[
-        str | None,
-        Param(
-            "column, or key, to read",
-            null="text, input, text_input, messages or input_ids",
-            key_with=ITSELF,
-        ),
+        str | None, IfSet("column, or key, to read", null="text, input, text_input, messages or input_ids")
     ] = None
 
 
@@ -324,7 +320,10 @@ class LaunchFrontend(LaunchParams):
 
     frontend: Annotated[
         Frontend,
-        Param("server: Triton, TensorRT-LLM's OpenAI server trtllm-serve, or the OpenAI front end of Triton's images"),
+        Param(
+            "server: Triton, TensorRT-LLM's OpenAI server trtllm-serve, the OpenAI front end of Triton's images, or servers of "
+            "trtllm-serve for prompts and for generation behind a router"
+        ),
     ] = "triton"
 
 
@@ -334,10 +333,9 @@ class OtherServer(Parameters):
 
     url: Annotated[
         str | None,
-        Param(
+        IfSet(
             "address of a running server, http://HOST:PORT; it is neither started nor stopped",
             null="none: a command starts it",
-            key_with=ITSELF,
         ),
     ] = None
     command: Annotated[
@@ -345,14 +343,13 @@ class OtherServer(Parameters):
         Param("command line of the server, with {model}, {port} and other placeholders", null="that of a known server"),
     ] = None
     options: Annotated[
-        dict[str, Option],
-        Param("additional options of the command, appended; a list gives an option several values", key_with=ITSELF),
+        dict[str, Option], IfSet("additional options of the command, appended; a list gives an option several values")
     ] = field(default_factory=dict)
-    environment: Annotated[dict[str, Scalar], Param("environment variables of the server", key_with=ITSELF)] = field(
+    environment: Annotated[dict[str, Scalar], IfSet("environment variables of the server")] = field(
         default_factory=dict
     )
     served_name: Annotated[
-        str | None, Param("model name in requests", null="that of the first model that it lists", key_with=ITSELF)
+        str | None, IfSet("model name in requests", null="that of the first model that it lists")
     ] = None
     endpoint: Annotated[
         Literal["completions", "chat"],
@@ -372,8 +369,7 @@ class LaunchOpenAi(OtherServer, LaunchParams):
     """Parameters of the launch stages of OpenAI-compatible servers."""
 
     server: Annotated[
-        str | None,
-        Param("known server whose command line is used", null="none", key_with=ITSELF, choices=OPENAI_SERVERS),
+        str | None, IfSet("known server whose command line is used", null="none", choices=OPENAI_SERVERS)
     ] = None
     lists_models: Annotated[bool, Param("it lists the models that it serves", of_matrix=True, runtime=True)] = True
     version: Annotated[str | None, Param("version of the server", null="unknown until it starts", of_matrix=True)] = (
@@ -401,19 +397,13 @@ class SmokeParams(Parameters):
     expected: Annotated[str | None, Param("text that the greedy answer must contain", null="any text passes")] = None
     images: Annotated[
         str | None,
-        Param(
+        IfSet(
             "synthetic images for one more prompt, such as 1@64x64; with an engine, one for every prompt",
             null="no such prompt",
-            key_with=ITSELF,
         ),
     ] = None
     lora: Annotated[
-        str | None,
-        Param(
-            "LoRA adapter of the compared answers; none is the model without one",
-            null="the first",
-            key_with=ITSELF,
-        ),
+        str | None, IfSet("LoRA adapter of the compared answers; none is the model without one", null="the first")
     ] = None
     lora_names: LoraNames = ()
     max_seq_len: Annotated[
@@ -438,11 +428,10 @@ class PerfParams(Parameters):
     ] = None
     request_rate: Annotated[
         tuple[float, ...],
-        Param(
+        IfSet(
             "requests per second on average, with any number in flight; levels after those of concurrency",
             gt=0,
             le=MOST_RATE,
-            key_with=ITSELF,
         ),
     ] = ()
     request_distribution: Annotated[
@@ -452,23 +441,18 @@ class PerfParams(Parameters):
             key_with="request_rate",
         ),
     ] = "poisson"
-    burstiness: Annotated[
-        float,
-        Param("shape of gamma: below 1 in bursts, above 1 more even", gt=0, le=1e6, later=True),
-    ] = 1.0
+    burstiness: Annotated[float, Later("shape of gamma: below 1 in bursts, above 1 more even", gt=0, le=1e6)] = 1.0
     trace_speed: Annotated[
         tuple[float, ...],
-        Param(
+        IfSet(
             "replay the input data at its own times (timestamp), this many times as fast; 1 is as recorded; levels after those of "
             "request_rate",
             gt=0,
             le=MOST_RATE,
-            key_with=ITSELF,
         ),
     ] = ()
     slo: Annotated[
-        Objectives | None,
-        Param("report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms", key_with=ITSELF),
+        Objectives | None, IfSet("report goodput, the share of requests that meet all of these: ttft=300ms,tpot=40ms")
     ] = None
     requests: Annotated[
         int | None,
@@ -481,12 +465,11 @@ class PerfParams(Parameters):
     ] = None
     level_budget_s: Annotated[
         float | None,
-        Param(
+        Later(
             "time after which a level starts no further request; requests in flight end normally [s]",
             gt=0,
             le=1e9,
             null=f"{LEVEL_DEFAULTS.budget_s:g} s, or no limit if requests is given",
-            later=True,
         ),
     ] = None
     warmup_requests: Annotated[
@@ -510,176 +493,130 @@ class PerfParams(Parameters):
     temperature: Annotated[float, Param("temperature; 0 is greedy", ge=0, le=100)] = 0.0
     workload: Annotated[
         Literal["prompts", "isl_osl"] | None,
-        Param(
+        Later(
             "prompts: rows of the input data as they are; isl_osl: prompts of exactly the given input length, rows cut or "
             "padded, or synthetic text, with outputs of exactly the given length",
             null="isl_osl; prompts with input data and no lengths, or without a known length and tokenizer",
-            later=True,
         ),
     ] = None
     input_tokens: Annotated[
         int | None,
-        Param(
-            "(isl_osl) mean prompt length",
-            ge=1,
-            le=MOST_TOKENS,
-            null="the input length that the engine was built for",
-            later=True,
+        Later(
+            "(isl_osl) mean prompt length", ge=1, le=MOST_TOKENS, null="the input length that the engine was built for"
         ),
     ] = None
     ignore_eos: Annotated[
         bool | None,
-        Param(
+        Later(
             "generate exactly the requested output tokens, past the model's own end, by the inputs that the server has for it",
             null="yes with isl_osl, if the server has such inputs",
-            later=True,
         ),
     ] = None
     input_tokens_stddev: Annotated[
-        float,
-        Param("(isl_osl) standard deviation of prompt lengths", ge=0, le=MOST_TOKENS, later=True),
+        float, Later("(isl_osl) standard deviation of prompt lengths", ge=0, le=MOST_TOKENS)
     ] = 0.0
     output_tokens_stddev: Annotated[
-        float,
-        Param("(isl_osl) standard deviation of answer lengths", ge=0, le=MOST_TOKENS, later=True),
+        float, Later("(isl_osl) standard deviation of answer lengths", ge=0, le=MOST_TOKENS)
     ] = 0.0
     shared_prefix_tokens: Annotated[
-        int, Param("(isl_osl) tokens of the prefix that prompts share", ge=0, le=MOST_TOKENS, later=True)
+        int, Later("(isl_osl) tokens of the prefix that prompts share", ge=0, le=MOST_TOKENS)
     ] = 0
     shared_prefixes: Annotated[
-        int, Param("(isl_osl) number of shared prefixes, used round-robin", ge=1, le=MOST_REQUESTS, later=True)
+        int, Later("(isl_osl) number of shared prefixes, used round-robin", ge=1, le=MOST_REQUESTS)
     ] = 1
     turns: Annotated[
         int,
-        Param(
+        Later(
             "requests of a conversation, each sent after the previous answer; with isl_osl the last one has the whole length, "
             "with input data it is the maximum number of turns",
             ge=1,
             le=1_000,
-            later=True,
         ),
     ] = 1
     turn_delay_s: Annotated[
-        float, Param("seconds between an answer and the next turn of its conversation", ge=0, le=1e6, later=True)
+        float, Later("seconds between an answer and the next turn of its conversation", ge=0, le=1e6)
     ] = 0.0
     num_prompts: Annotated[
         int | None,
-        Param(
+        Later(
             "number of prompts, or conversations: the first rows of the input data, or synthetic ones",
             ge=1,
             le=MOST_REQUESTS,
             null="all rows of the input data; one synthetic prompt for each request",
-            later=True,
         ),
     ] = None
     too_long: Annotated[
         Literal["fail", "skip"] | None,
-        Param(
-            "action if rows of the input data do not fit the engine",
-            null="skip for requests of a trace, else fail",
-            later=True,
-        ),
+        Later("action if rows of the input data do not fit the engine", null="skip for requests of a trace, else fail"),
     ] = None
     top_k: Annotated[
-        int | None, Param("number of tokens that sampling chooses from", ge=1, null="the server's own", later=True)
+        int | None, Later("number of tokens that sampling chooses from", ge=1, null="the server's own")
     ] = None
     top_p: Annotated[
         float | None,
-        Param(
-            "total probability of the tokens that sampling chooses from",
-            gt=0,
-            le=1,
-            null="the server's own",
-            later=True,
-        ),
+        Later("total probability of the tokens that sampling chooses from", gt=0, le=1, null="the server's own"),
     ] = None
-    stop_words: Annotated[
-        tuple[str, ...], Param("texts that end an answer, for prompts without their own", later=True)
-    ] = ()
+    stop_words: Annotated[tuple[str, ...], Later("texts that end an answer, for prompts without their own")] = ()
     extra_inputs: Annotated[
-        dict[str, Any],
-        Param("additional inputs of every request, by the server's names, such as repetition_penalty", later=True),
+        dict[str, Any], Later("additional inputs of every request, by the server's names, such as repetition_penalty")
     ] = field(default_factory=dict)
-    random_seed: Annotated[
-        int, Param("seed of arrival times, synthetic prompts and sampling", ge=0, le=2**31, later=True)
-    ] = 0
+    random_seed: Annotated[int, Later("seed of arrival times, synthetic prompts and sampling", ge=0, le=2**31)] = 0
     warmup: Annotated[
         Literal["count", "flat"],
-        Param(
+        Later(
             "count: this many requests before each level; flat: at least as many, until the time to first token stops "
-            "falling, eight times as many at most",
-            later=True,
+            "falling, eight times as many at most"
         ),
     ] = "count"
     measurement_interval_ms: Annotated[
-        float | None,
-        Param(
-            "duration of each level [ms], instead of requests",
-            gt=0,
-            le=1e9,
-            null="requests",
-            later=True,
-        ),
+        float | None, Later("duration of each level [ms], instead of requests", gt=0, le=1e9, null="requests")
     ] = None
     max_in_flight: Annotated[
         int | None,
-        Param(
+        Later(
             "maximum requests in flight of a request rate; a server that falls behind counts as saturated",
             ge=1,
             le=MOST_IN_FLIGHT,
             null="no limit",
-            later=True,
         ),
     ] = None
     stop_when: Annotated[
         Precisions,
-        Param(
-            "repeat until the 95% intervals of these metrics are this narrow, to either side: output_tps=3%",
-            later=True,
-        ),
+        Later("repeat until the 95% intervals of these metrics are this narrow, to either side: output_tps=3%"),
     ] = field(default_factory=dict)
-    max_repeats: Annotated[int, Param("maximum repeats with stop_when", ge=1, le=MOST_REPEATS, later=True)] = 20
+    max_repeats: Annotated[int, Later("maximum repeats with stop_when", ge=1, le=MOST_REPEATS)] = 20
     budget_s: Annotated[
         float | None,
-        Param(
+        Later(
             "time after which no further repeat, or rate, starts [s]",
             gt=0,
             le=1e9,
             null="max_repeats is the only limit",
-            later=True,
         ),
     ] = None
     find_rate: Annotated[
         float | None,
-        Param(
+        Later(
             "search for the highest request rate at which this share of requests meets slo, such as 0.95; needs 300 requests",
             gt=0,
             le=1,
             null="no search",
-            later=True,
         ),
     ] = None
     find_concurrency: Annotated[
         float | None,
-        Param(
+        Later(
             "search for the most requests in flight at which this share of requests meets slo, such as 0.95, up to saturation",
             gt=0,
             le=1,
             null="no search",
-            later=True,
         ),
     ] = None
     images: Annotated[
-        str | None,
-        Param("synthetic images for each request, COUNT@WIDTHxHEIGHT such as 1@512x512", null="none", key_with=ITSELF),
+        str | None, IfSet("synthetic images for each request, COUNT@WIDTHxHEIGHT such as 1@512x512", null="none")
     ] = None
     lora: Annotated[
-        str | None,
-        Param(
-            "LoRA adapter of requests; none is the model without one",
-            null="all of them, in turn",
-            key_with=ITSELF,
-        ),
+        str | None, IfSet("LoRA adapter of requests; none is the model without one", null="all of them, in turn")
     ] = None
     lora_names: LoraNames = ()
     protocol: Annotated[Literal["grpc", "http"], Param("protocol of requests; both support streaming")] = "grpc"
@@ -690,10 +627,9 @@ class PerfParams(Parameters):
     declared: Annotated[dict[str, Any], Param("required settings of the server")] = field(default_factory=dict)
     dcgm_url: Annotated[
         tuple[str, ...],
-        Param(
+        IfSet(
             "DCGM exporters of the server's GPUs, such as http://HOST:9400/metrics, for power, energy, memory and load of GPUs "
-            "on other machines",
-            key_with=ITSELF,
+            "on other machines"
         ),
     ] = ()
     dcgm_gpus: Annotated[
@@ -792,16 +728,14 @@ class AccuracyParams(ScoreParams):
     max_tokens: Annotated[int, Param("length of the greedy answers", ge=1, le=MOST_TOKENS)] = 32
     lora: Annotated[
         str | None,
-        Param(
+        IfSet(
             "LoRA adapter of the scored answers; none is the model without one",
             null="the adapter of perf, else the only one",
-            key_with=ITSELF,
         ),
     ] = None
     lora_names: LoraNames = ()
     images: Annotated[
-        str | None,
-        Param("synthetic image for each question without one, such as 1@384x384", null="none", key_with=ITSELF),
+        str | None, IfSet("synthetic image for each question without one, such as 1@384x384", null="none")
     ] = None
     concurrency: Annotated[int, Param("requests in flight", ge=1, le=MOST_IN_FLIGHT, runtime=True)] = 4
     request_timeout_s: Annotated[float, Param("time limit of one request", gt=0, le=1e9, runtime=True)] = 300.0
@@ -834,15 +768,13 @@ class TaskParams(Parameters):
         Param("standard tasks of lm-evaluation-harness: names of tasks or groups, or NAME:LIMIT, such as mmlu:200"),
     ] = ()
     num_fewshot: Annotated[
-        int | None,
-        Param("(tasks) examples before each question", ge=0, le=1000, null="the task's own", key_with=ITSELF),
+        int | None, IfSet("(tasks) examples before each question", ge=0, le=1000, null="the task's own")
     ] = None
     task_endpoint: Annotated[
         Literal["completions", "chat"] | None,
-        Param(
+        IfSet(
             "(tasks) endpoint: chat puts each question into the model's chat template",
             null="completions, or chat for servers that have nothing else",
-            key_with=ITSELF,
         ),
     ] = None
     min_score: Annotated[

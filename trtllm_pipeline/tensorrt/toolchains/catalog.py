@@ -52,6 +52,8 @@ class Toolchain:
     instead: Callable[[Cell, Machine], str | None] = lambda _cell, _machine: None
     """Another toolchain of a machine, for a model, precision or parallelism that this one does not support. None if this one
     does, or if no other does either."""
+    gpus: Callable[[Cell], int] = lambda cell: cell.tp * cell.pp
+    """GPUs of a cell's servers."""
     has_family: Callable[[str], bool] = lambda _family: True
     """False for a family of models that it serves in no release and on no machine."""
     numerics: Callable[[Cell], Numerics] = unknown

@@ -269,7 +269,7 @@ def _smoke(cell: Cell) -> SmokeParams:
         expected = answers.get(cell.toolchain)
     prompt = settings["prompt"] or recipe.get("prompt") or GENERAL_PROMPT
     given = {"prompt": prompt, "expected": expected, "max_seq_len": cell.isl + cell.osl, **_names(cell)}
-    if cell.recipe.get("images") and cell.toolchain == PYTORCH and cell.settings["serve"]["frontend"] != "triton":
+    if cell.recipe.get("images") and cell.toolchain == PYTORCH and cell.settings["serve"]["frontend"] == "trtllm_serve":
         given["images"] = _SMOKE_IMAGES
     given |= _needed_images(cell)
     return load(SmokeParams, given, settings)

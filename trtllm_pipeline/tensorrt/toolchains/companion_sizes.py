@@ -50,9 +50,9 @@ def draft_bytes(companion: Mapping[str, Json], cell: Cell) -> int:
 def draft_kv_bytes_per_token(companion: Mapping[str, Json], cell: Cell) -> int:
     """KV cache of one token of the drafter, in bytes on each GPU: all layers of a draft model, one layer of a head."""
     if (known := _shape(companion)) is not None:
-        return kv_bytes_per_token(known, 2.0, cell.tp, 1)
+        return kv_bytes_per_token(known, 2.0, cell.attention_tp, 1)
     shape = Shape.of(cell.recipe)
-    return kv_bytes_per_token(shape, 2.0, cell.tp, 1) // shape.num_hidden_layers
+    return kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) // shape.num_hidden_layers
 
 
 def _head_weights(shape: Shape) -> int:

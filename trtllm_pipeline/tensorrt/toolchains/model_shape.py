@@ -102,10 +102,10 @@ class Shape:
             (self.num_experts or 0) + (self.n_shared_experts or 0)
         )
         mlp = 3 * self.hidden_size * self.intermediate_size
-        return self.num_hidden_layers * self._attention + dense * mlp + self.mixture_layers * mixture
+        return self.num_hidden_layers * self.attention_weights + dense * mlp + self.mixture_layers * mixture
 
     @property
-    def _attention(self) -> int:
+    def attention_weights(self) -> int:
         """Weights of one layer's attention: `2*h*d*(n + k)`. In latent attention, queries also come from a latent vector, as in
         the paper on DeepSeek-V2, 2.1.
         """
@@ -130,7 +130,7 @@ class Shape:
         """True if an MLP has three matrices, as in all models since Llama, and not two. Inferred from its number of weights."""
         if self.num_experts or self.parameters is None:
             return True
-        mlp = self.layer_weights / self.num_hidden_layers - self._attention
+        mlp = self.layer_weights / self.num_hidden_layers - self.attention_weights
         return mlp > 2.5 * self.hidden_size * self.intermediate_size
 
     @property
@@ -181,6 +181,13 @@ def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:
     return int(total_bits / 8 / (tp * pp))
 
 
+def attention_copies(shape: Shape, tp: int, dp: int) -> float:
+    """Weights of attention that one GPU has beyond its share in tensor parallelism, of all layers together:
+    `layers * attention * (dp - 1) / tp`. Each group of data parallel attention has all of them.
+    """
+    return shape.num_hidden_layers * shape.attention_weights * (dp - 1) / tp
+
+
 def kv_bytes_per_token(shape: Shape, element_bytes: float, tp: int, pp: int) -> int:
     """KV cache of one token on one GPU, in bytes: `2 * layers/pp * max(kv_heads // tp, 1) * head_dim * element_bytes`.
 
@@ -201,10 +208,13 @@ def kv_element_bytes(precision: str, kv: str | None) -> float:
     return 4.0 if precision == "fp32" else 2.0
 
 
-def least_bytes(shape: Shape, *, precision: str, kv: str | None, tp: int, pp: int, tokens: int) -> tuple[int, int]:
+def least_bytes(
+    shape: Shape, *, precision: str, kv: str | None, tp: int, pp: int, tokens: int, dp: int = 1
+) -> tuple[int, int]:
     """Weights, and KV cache of one request of `tokens` tokens, on one GPU, in bytes."""
-    per_token = kv_bytes_per_token(shape, kv_element_bytes(precision, kv), tp, pp)
-    return weights_bytes(shape, precision, tp, pp), per_token * tokens
+    per_token = kv_bytes_per_token(shape, kv_element_bytes(precision, kv), tp // dp, pp)
+    copies = attention_copies(shape, tp, dp) / pp * _WEIGHT_BITS[precision] / 8
+    return weights_bytes(shape, precision, tp, pp) + int(copies), per_token * tokens
 
 
 def computed(precision: str, recipe: Mapping[str, Json]) -> str:

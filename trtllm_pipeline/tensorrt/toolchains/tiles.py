@@ -114,14 +114,14 @@ def uneven(heads: int, kv_heads: int, tp: int) -> str | None:
     return None
 
 
-def cut(tile: Tile, widths: Widths, tp: int, ep: int = 1, *, precision: str) -> str | None:
+def cut(tile: Tile, widths: Widths, tp: int, ep: int = 1, dp: int = 1, *, precision: str) -> str | None:
     """The width of a model that gives each of `tp` ranks a part of a tile, and the largest smaller tp that does not, or None.
 
-    `ep` of the ranks share whole experts. Source: see the tables.
+    `ep` of the ranks share whole experts, and each of `dp` groups of them has all of the attention. Source: see the tables.
     """
-    for name, width, ranks, multiple in _parts(tile, widths, tp, ep):
+    for name, width, ranks, multiple in _parts(tile, widths, tp, ep, dp):
         if width % (ranks * multiple):
-            less = next((each for each in range(tp - 1, 0, -1) if _fits(tile, widths, each, ep)), None)
+            less = next((each for each in range(tp - 1, 0, -1) if _fits(tile, widths, each, ep, dp)), None)
             return (
                 f"tp{tp}: {name} {width} gives each GPU {width / ranks:.8g}, which must be a multiple of {multiple} for "
                 f"{precision}; {'no smaller tp' if less is None else f'tp{less}'} fits"
@@ -129,13 +129,13 @@ def cut(tile: Tile, widths: Widths, tp: int, ep: int = 1, *, precision: str) -> 
     return None
 
 
-def _fits(tile: Tile, widths: Widths, tp: int, ep: int) -> bool:
-    if tp % ep or uneven(widths.heads, widths.kv_heads, tp) is not None:
+def _fits(tile: Tile, widths: Widths, tp: int, ep: int, dp: int) -> bool:
+    if tp % ep or tp % dp or uneven(widths.heads, widths.kv_heads, tp // dp) is not None:
         return False
-    return all(width % (ranks * multiple) == 0 for _, width, ranks, multiple in _parts(tile, widths, tp, ep))
+    return all(width % (ranks * multiple) == 0 for _, width, ranks, multiple in _parts(tile, widths, tp, ep, dp))
 
 
-def _parts(tile: Tile, widths: Widths, tp: int, ep: int) -> Iterator[tuple[str, int, int, int]]:
+def _parts(tile: Tile, widths: Widths, tp: int, ep: int, dp: int) -> Iterator[tuple[str, int, int, int]]:
     """Name and size of each width, the number of ranks that split it, and the divisor of each rank's part."""
     if tp == 1 and not tile.joined:
         return
@@ -146,6 +146,9 @@ def _parts(tile: Tile, widths: Widths, tp: int, ep: int) -> Iterator[tuple[str, 
         yield "width of an expert", widths.experts, max(tp // ep, 1), both
     if widths.shared:
         yield "width of the shared experts", widths.shared, tp, both
+    tp //= dp
+    if tp == 1 and not tile.joined:
+        return
     yield "attention output", widths.heads * widths.head_dim, tp, tile.inputs
     if widths.latent:
         return

@@ -55,7 +55,7 @@ def token_s(cell: Cell, machine: Machine, requests: int) -> float:
     """
     shape, has, tp = Shape.of(cell.recipe), speeds.speeds(machine), cell.tp
     read = shape.read_weights(requests) * weight_bits(computed(cell.precision, cell.recipe)) / 8 / tp
-    read += requests * (cell.isl + cell.osl / 2) * kv_bytes_per_token(shape, 2.0, tp, 1)
+    read += requests * (cell.isl + cell.osl / 2) * kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) / cell.dp
     computing = 2.0 * shape.computed_weights * requests / tp / has.operations
     exchanged = 2 * shape.num_hidden_layers * _ALL_REDUCE_S if tp > 1 else 0.0
     return max(read / has.bandwidth, computing) + exchanged

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from trtllm_pipeline.base import (
     canonical,
     digest_file,
     fingerprint,
+    parse_parallel,
     probe,
     triton_installation,
 )
@@ -37,7 +39,13 @@ from trtllm_pipeline.tensorrt.toolchains.numerics import Numerics, numerics
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import kv_cache
 from trtllm_pipeline.tensorrt.trtllm.installation import installed, script
-from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, NONE
+from trtllm_pipeline.tensorrt.trtllm.params import (
+    FRONTEND_DISAGGREGATED,
+    FRONTEND_TRITON,
+    FRONTEND_TRITON_OPENAI,
+    IN_TRITON,
+    NONE,
+)
 from trtllm_pipeline.tensorrt.trtllm.releases import QUANTIZE_SCRIPT, RUN_SCRIPT, at_least
 
 LEAST_MODEL_OPTIMIZER: Final = "0.47"
@@ -208,7 +216,29 @@ def frontend(cell: Cell) -> dict[str, Any]:
 
 def in_triton(cell: Cell) -> bool:
     """Whether Triton serves it, with either of its front ends."""
-    return cell.settings["serve"]["frontend"] in {FRONTEND_TRITON, FRONTEND_TRITON_OPENAI}
+    return cell.settings["serve"]["frontend"] in IN_TRITON
+
+
+def disaggregated(cell: Cell) -> Mapping[str, Any] | None:
+    """The settings of a cell's disaggregated servers. None if one server does it all."""
+    return cell.settings["disaggregated"] if cell.settings["serve"]["frontend"] == FRONTEND_DISAGGREGATED else None
+
+
+def context_cell(cell: Cell) -> Cell:
+    """A cell of one server that reads a disaggregated cell's prompts."""
+    servers = disaggregated(cell)
+    layout = None if servers is None else servers["context_parallel"]
+    alone = {**cell.settings, "serve": {**cell.settings["serve"], "frontend": "trtllm_serve"}}
+    return replace(cell, settings=alone, **(parse_parallel(layout)._asdict() if layout else {}))
+
+
+def served_gpus(cell: Cell) -> int:
+    """GPUs of all servers of a cell."""
+    servers = disaggregated(cell)
+    if servers is None:
+        return world_size(cell)
+    contexts, generations = servers["context_servers"], servers["generation_servers"]
+    return int(contexts * world_size(context_cell(cell)) + generations * world_size(cell))
 
 
 def quantizing_python(machine: Machine) -> str:
@@ -231,7 +261,7 @@ def quantizing_lacks(machine: Machine) -> str | None:
 
 def serving_takes(cell: Cell, machine: Machine) -> Resources:
     """A GPU for each rank, and the CPUs that come with them: what is measured on other GPUs has its own."""
-    gpus = world_size(cell)
+    gpus = served_gpus(cell)
     cpus = max(1, machine.cpus * gpus // max(1, len(machine.gpus)))
     return Resources(cpus=cpus, gpus=gpus, exclusive=exclusive(cell))
 

@@ -12,6 +12,7 @@ from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES, PYTORCH
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, computed
 from trtllm_pipeline.tensorrt.trtllm import commands, prequantized, program_options, speculation
+from trtllm_pipeline.tensorrt.trtllm.params import IN_TRITON
 from trtllm_pipeline.tensorrt.trtllm.speculation import CONVERTED, Drafting, drafting
 
 _OWN_BUILD_SETTINGS: Final = frozenset({"max_num_tokens", "timeout_s", "retries"})
@@ -99,7 +100,7 @@ class Case:
     @property
     def in_triton(self) -> bool:
         """Whether Triton serves it, and not trtllm-serve."""
-        return bool(self.cell.settings["serve"]["frontend"] != "trtllm_serve")
+        return self.cell.settings["serve"]["frontend"] in IN_TRITON
 
     def switch(self, name: str) -> bool | None:
         """A matrix's value of a switch of trtllm-build. None if it has none."""
@@ -156,7 +157,7 @@ def num_tokens(cell: Cell) -> int:
     setting = cell.settings["build"]["max_num_tokens"]
     if isinstance(setting, int):
         return setting
-    tokens = commands.max_num_tokens(cell.max_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
+    tokens = commands.max_num_tokens(cell.group_batch_size, cell.isl, cell.osl, chunked=splits_prompts(cell))
     return max(tokens, least_tokens(cell))
 
 
@@ -174,7 +175,7 @@ def least_tokens(cell: Cell) -> int:
     draft = drafting(cell)
     if draft is None:
         return 0
-    least = draft.least_tokens(cell.max_batch_size)
+    least = draft.least_tokens(cell.group_batch_size)
     return max(least, cell.isl + cell.osl) if draft.method == "draft" and not splits_prompts(cell) else least
 
 

@@ -44,7 +44,7 @@ def run(context: StageContext[Checkpoint]) -> None:
     check_precision(context.out / "config.json", config.get("quantization") or {}, context.params)
     size = sum(file.stat().st_size for file in context.out.glob("rank*.safetensors"))
     algorithm = (config.get("quantization") or {}).get("quant_algo") or config["dtype"]
-    print(f"checkpoint of {config['architecture']}: {algorithm}, {layout_name(tp, pp, ep)}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
+    print(f"checkpoint of {config['architecture']}: {algorithm}, {layout_name(tp, pp, ep or 1)}, {size / 1e9:.2f} GB")  # noqa: T201 - the stage's log
 
 
 def run_hugging_face(context: StageContext[HuggingFaceCheckpoint]) -> None:
@@ -114,7 +114,7 @@ def check(folder: Path, *, tp: int, pp: int, ep: int | None = None) -> Mapping[s
     for name, value in expected.items():
         if mapping.get(name, 1) != value:
             raise StageError(
-                f"{path}: mapping.{name} is {mapping.get(name, 1)}, expected {value} for {layout_name(tp, pp, ep)}"
+                f"{path}: mapping.{name} is {mapping.get(name, 1)}, expected {value} for {layout_name(tp, pp, ep or 1)}"
             )
     for rank in range(tp * pp):
         file = folder / f"rank{rank}.safetensors"

@@ -41,7 +41,7 @@ def params(cell: Cell, params: EngineRepository | WeightsRepository) -> EngineBe
         tp=cell.tp,
         pp=cell.pp,
         ep=backends.expert_parallel(cell),
-        max_batch_size=cell.max_batch_size if weights else None,
+        max_batch_size=cell.group_batch_size if weights else None,
         max_seq_len=cell.isl + cell.osl if weights else None,
         max_num_tokens=case.num_tokens(cell) if weights else None,
         kv_cache_free_gpu_mem_fraction=share,
@@ -56,6 +56,8 @@ def unfit(cell: Cell, machine: Machine) -> str | None:
         return None
     if not at_least(installation.release, FIRST_BENCH):
         return f"{_ASKED}: trtllm-bench is known to write reports from {FIRST_BENCH} on, this is {installation.release}"
+    if backends.disaggregated(cell) is not None:
+        return f"{_ASKED}: it runs one server, not disaggregated ones"
     if installation.bench is None:
         return f"{_ASKED}: TensorRT-LLM {installation.release} here has no trtllm-bench"
     if not load_levels(cell):

@@ -2,12 +2,13 @@
 
 For Triton that is a model repository: TensorRT-LLM's own templates, filled for one engine or one model, and linted.
 Engine, weights and tokenizer stay in place. For `trtllm-serve` it is `serve.json`, the command line without its
-address, and a file with the settings of the LLM API that have no option.
+address, and a file with the settings of the LLM API that have no option. Disaggregated servers have two of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from trtllm_pipeline.tensorrt.toolchains.companions import DRAFT
 from trtllm_pipeline.tensorrt.trtllm import checkpoint, llmapi, lora_models, templates
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import (
+    CONTEXT_SETTINGS_FILE,
+    FRONTEND_DISAGGREGATED,
     FRONTEND_TRITON,
     SERVE_FILE,
     SETTINGS_FILE,
@@ -61,6 +64,9 @@ def run_pytorch(context: StageContext[WeightsRepository]) -> None:
     if context.params.unquantized:
         checkpoint.check_unquantized(model)
     installation = installed(probe.this_machine())
+    if context.params.frontend == FRONTEND_DISAGGREGATED:
+        _write_disaggregated(context, installation)
+        return
     if context.params.frontend != FRONTEND_TRITON:
         _write_serving(context, installation)
         return
@@ -177,6 +183,15 @@ def _write_serving(
     if settings:
         (context.out / SETTINGS_FILE).write_text(llmapi.to_yaml(settings), encoding="utf-8")
     write_json(context.out / SERVE_FILE, {"schema": 1, "command": command})
+
+
+def _write_disaggregated(context: StageContext[WeightsRepository], installation: TensorRTLLM) -> None:
+    params, release, draft = context.params, installation.release, context.inputs.get(DRAFT)
+    servers = llmapi.disaggregated_lines(params, context.inputs, installation)
+    for name, own in ((CONTEXT_SETTINGS_FILE, llmapi.context_params(params)), (SETTINGS_FILE, params)):
+        settings = llmapi.disaggregated_settings(own, release, draft, context=name == CONTEXT_SETTINGS_FILE)
+        (context.out / name).write_text(llmapi.to_yaml(settings), encoding="utf-8")
+    write_json(context.out / SERVE_FILE, {"schema": 1, "servers": asdict(servers)})
 
 
 def _adapters(inputs: Mapping[str, Path]) -> list[Path]:

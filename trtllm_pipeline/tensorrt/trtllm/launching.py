@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trtllm_pipeline.base import FailureClass, StageError, probe, triton_installation
 from trtllm_pipeline.models import model_config
 from trtllm_pipeline.tensorrt.servers import command_lines, engine_requirements
+from trtllm_pipeline.tensorrt.servers.disaggregated import Servers
 from trtllm_pipeline.tensorrt.stage import launch
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.params import LaunchFrontend
 from trtllm_pipeline.tensorrt.trtllm.checkpoint import check_stated
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
 from trtllm_pipeline.tensorrt.trtllm.params import (
+    CONTEXT_SETTINGS_FILE,
+    FRONTEND_DISAGGREGATED,
     FRONTEND_TRITON,
     FRONTEND_TRITON_OPENAI,
     SERVE_FILE,
@@ -33,6 +37,8 @@ def engine_starter(context: StageContext[LaunchFrontend]) -> launch.Starter:
         return launch.ranks(context, probe.this_machine())
     if context.params.frontend == FRONTEND_TRITON_OPENAI:
         return launch.openai(context, openai_command(context.inputs), command_lines.TRITON_OPENAI)
+    if context.params.frontend == FRONTEND_DISAGGREGATED:
+        raise _not_served("disaggregated servers serve Hugging Face weights")
     return launch.openai(context, serve_command(context.inputs["repository"]))
 
 
@@ -75,7 +81,27 @@ def pytorch_starter(context: StageContext[LaunchFrontend]) -> launch.Starter:
         return launch.llmapi(context)
     if context.params.frontend == FRONTEND_TRITON_OPENAI:
         raise _not_served("Triton's OpenAI front end serves engines")
+    if context.params.frontend == FRONTEND_DISAGGREGATED:
+        return launch.disaggregated(context, disaggregated_servers(context.inputs["repository"]))
     return launch.openai(context, serve_command(context.inputs["repository"]))
+
+
+def disaggregated_servers(folder: Path) -> Servers:
+    """The servers in serve.json, their settings files found wherever the directory lies now.
+
+    Raises StageError for a directory that was not made for disaggregated servers.
+    """
+    try:
+        servers = Servers(**json.loads((folder / SERVE_FILE).read_text(encoding="utf-8"))["servers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StageError(
+            f"{folder} was not made for disaggregated servers: {SERVE_FILE}: {error}",
+            failure=FailureClass.USER,
+            hint="pipeline stage repository --frontend disaggregated makes one",
+        ) from error
+    return replace(
+        servers, context=_in_place(folder, servers.context), generation=_in_place(folder, servers.generation)
+    )
 
 
 def serve_command(folder: Path) -> list[str]:
@@ -91,4 +117,10 @@ def serve_command(folder: Path) -> list[str]:
             failure=FailureClass.USER,
             hint="pipeline stage repository --frontend trtllm_serve makes one; --frontend triton serves a Triton repository",
         ) from error
-    return [str(folder / SETTINGS_FILE) if word == SETTINGS_FILE else word for word in command]
+    return _in_place(folder, command)
+
+
+def _in_place(folder: Path, command: Sequence[str]) -> list[str]:
+    """A command line with whole paths of the settings files in a directory."""
+    files = {SETTINGS_FILE, CONTEXT_SETTINGS_FILE}
+    return [str(folder / word) if word in files else word for word in command]

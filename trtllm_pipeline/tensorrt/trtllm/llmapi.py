@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import FailureClass, StageError, TensorRTLLM, user_files
 from trtllm_pipeline.models import model_config
+from trtllm_pipeline.tensorrt.servers.disaggregated import Servers
 from trtllm_pipeline.tensorrt.stage.lora import check_weights
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
 from trtllm_pipeline.tensorrt.toolchains.companions import ADAPTER, DRAFT, read_adapter
 from trtllm_pipeline.tensorrt.trtllm import commands
-from trtllm_pipeline.tensorrt.trtllm.params import SETTINGS_FILE, EngineRepository, WeightsRepository
+from trtllm_pipeline.tensorrt.trtllm.params import (
+    CONTEXT_SETTINGS_FILE,
+    SETTINGS_FILE,
+    EngineRepository,
+    WeightsRepository,
+)
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 from trtllm_pipeline.tensorrt.trtllm.speculation import LOOKAHEAD
 
@@ -128,7 +135,7 @@ def yaml_settings(model: Path, params: WeightsRepository, release: str, draft: P
         "max_seq_len": params.max_seq_len,
         "max_num_tokens": commands.tokens_of_a_pass(params),
     }
-    return _merged(own, {**limits, **_merged(speculation(params, release, draft), arguments(params, params.llm_args))})
+    return _merged(own, {**limits, **_merged(speculation(params, release, draft), _of_weights(params))})
 
 
 def speculation(params: WeightsRepository, release: str, draft: Path | None) -> dict[str, Any]:
@@ -229,12 +236,34 @@ def serve_settings(
         drafts = speculation(params, release, draft)
         # The server's statistics of iterations have the drafted and the accepted tokens; Triton shows none.
         result = {"enable_iter_perf_stats": True} if drafts else {}
-        entries = _merged({**drafts, **result}, arguments(params, params.llm_args))
+        entries = _merged({**drafts, **result}, _of_weights(params))
     elif commands.takes_config(release):
         entries = arguments(LlmApi(**{name: getattr(params, name) for name in SERVE_SETTINGS}), {})
         if params.decoding_mode == "lookahead":
             entries["speculative_config"] = _lookahead(params)
     return {name: value for name, value in entries.items() if value != {}}
+
+
+def disaggregated_settings(
+    params: WeightsRepository, release: str, draft: Path | None = None, *, context: bool
+) -> dict[str, Any]:
+    """The settings file of a disaggregated server, one that reads prompts (`context`) or one that generates.
+
+    The buffer of the KV cache's transfer holds the longest request. Source: examples/disaggregated/README.md, which also
+    turns off the overlap scheduler of servers that read prompts.
+    """
+    transfer = {"cache_transceiver_config": {"backend": "DEFAULT", "max_tokens_in_buffer": params.max_seq_len}}
+    scheduler = {"disable_overlap_scheduler": True} if context else {}
+    return _merged({**transfer, **scheduler}, serve_settings(params, release, draft))
+
+
+def context_params(params: WeightsRepository) -> WeightsRepository:
+    """Parameters of the disaggregated servers that read prompts. Raises StageError for an unknown name."""
+    own: dict[str, Any] = dict(params.context)
+    own["llm_args"] = _merged(params.llm_args, own.pop("llm_args", {}))
+    if unknown := own.keys() - {each.name for each in fields(WeightsRepository)}:
+        raise StageError(f"context: unknown setting {min(unknown)}", failure=FailureClass.USER)
+    return replace(params, **own, context={})
 
 
 def without_onboarding(params: bool | None, release: str) -> str | None:
@@ -257,10 +286,34 @@ def of_settings(params: EngineRepository | WeightsRepository) -> dict[str, Any]:
     not say itself.
     """
     if isinstance(params, WeightsRepository):
-        result = arguments(params, params.llm_args)
+        result = _of_weights(params)
     else:
         result = arguments(LlmApi(**{name: getattr(params, name) for name in SERVE_SETTINGS}), {})
     return {name: value for name, value in result.items() if value != {}}
+
+
+def disaggregated_lines(
+    params: WeightsRepository, inputs: Mapping[str, Path], installation: TensorRTLLM, folder: Path | None = None
+) -> Servers:
+    """The command lines of disaggregated servers without their addresses. `folder` has the settings files."""
+    program = installation.serve or "trtllm-serve"
+
+    def line(own: WeightsRepository, file: str) -> list[str]:
+        config = file if folder is None else str(folder / file)
+        return commands.serve_pytorch(
+            installation.release, own, model=str(inputs["model"]), config=config, program=program
+        )
+
+    context = context_params(params)
+    return Servers(
+        context=line(context, CONTEXT_SETTINGS_FILE),
+        generation=line(params, SETTINGS_FILE),
+        contexts=params.context_servers,
+        generations=params.generation_servers,
+        context_gpus=context.tensor_parallel_size * context.pipeline_parallel_size,
+        generation_gpus=params.tensor_parallel_size * params.pipeline_parallel_size,
+        router=[program, "disaggregated"],
+    )
 
 
 def serve_line(
@@ -281,6 +334,12 @@ def serve_line(
     return commands.serve_engine(
         installation.release, params, engine=engine, tokenizer=model, config=config, program=program
     )
+
+
+def _of_weights(params: WeightsRepository) -> dict[str, Any]:
+    """The LLM API's arguments for settings of Hugging Face weights that no option of trtllm-serve has in all releases."""
+    attention = {"enable_attention_dp": True} if params.enable_attention_dp else {}
+    return {**attention, **arguments(params, params.llm_args)}
 
 
 def arguments(params: LlmApi, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ the formulas were compared with are in `tests/data/tensorrt_llm/memory.json`; `d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trtllm_pipeline.base import Cell, Json, Machine, Needs
@@ -20,6 +20,7 @@ from trtllm_pipeline.tensorrt.toolchains.catalog import ENGINES
 from trtllm_pipeline.tensorrt.toolchains.companion_sizes import draft_bytes, draft_kv_bytes_per_token
 from trtllm_pipeline.tensorrt.toolchains.model_shape import (
     Shape,
+    attention_copies,
     computed,
     kv_bytes_per_token,
     kv_element_bytes,
@@ -94,20 +95,22 @@ def engine_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
     return int(layers + (table + table / tp if pp == 1 else table))
 
 
-def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int) -> int:
+def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int, dp: int = 1) -> int:
     """Weights of the PyTorch backend on the fullest GPU, in bytes: its layers, and of embedding and head, which are 16-bit, its
     part; of several pipeline stages, the first has the one, the last the other.
 
-    A mixture's experts are split or dealt, which is as much for each. More GPUs than KV heads hold copies of their weights.
+    A mixture's experts are split or dealt, which is as much for each. More GPUs than KV heads hold copies of their weights, and
+    each of the `dp` groups of data parallel attention holds a copy of attention.
     """
     bits = weight_bits(precision_)
     share = -(-shape.num_hidden_layers // pp) / shape.num_hidden_layers
-    copies = max(1 / shape.num_key_value_heads - 1 / tp, 0.0) if shape.kv_lora_rank is None else 0.0
+    copies = max(1 / shape.num_key_value_heads - dp / tp, 0.0) if shape.kv_lora_rank is None else 0.0
     keys = 2 * shape.num_hidden_layers * shape.hidden_size * shape.head_dim * shape.num_key_value_heads * copies
     tables = shape.weights - shape.layer_weights
     table = shape.vocab_size * shape.hidden_size
     return int(
-        share * (shape.layer_weights / tp + keys) * bits / 8 + (tables if pp == 1 else table) / tp * max(bits, 16.0) / 8
+        share * (shape.layer_weights / tp + keys + attention_copies(shape, tp, dp)) * bits / 8
+        + (tables if pp == 1 else table) / tp * max(bits, 16.0) / 8
     )
 
 
@@ -189,11 +192,16 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
     The vision encoder and adapters are on each of its GPUs. A draft model is split like the model.
     """
     shape, engines = Shape.of(cell.recipe), cell.toolchain == ENGINES
-    weights = int((engine_bytes if engines else rank_bytes)(shape, weights_of(cell), cell.tp, cell.pp) * _kept(cell))
+    split = (
+        engine_bytes(shape, weights_of(cell), cell.tp, cell.pp)
+        if engines
+        else rank_bytes(shape, weights_of(cell), cell.tp, cell.pp, cell.dp)
+    )
+    weights = int(split * _kept(cell))
     drafting, per_drafted = drafting_bytes(cell)
     beside = shape.tower_bytes + sum(companions.weights_bytes(cell, name) for name in companions.adapters(cell))
     element = kv_element_bytes(weights_of(cell), kv_cache(cell))
-    tokens, batch = num_tokens(cell), cell.max_batch_size * beams(cell)
+    tokens, batch = num_tokens(cell), cell.group_batch_size * beams(cell)
     if engines:
         rows = tokens if gathers_logits(cell) else batch
         shares = at_least(_release(machine), _SHARED_ROWS)
@@ -209,7 +217,7 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
         collectives=_COLLECTIVES if cell.tp * cell.pp > 1 else 0,
         context=context_bytes(machine),
         fragments=int(_FRAGMENTS * (activations + logits)),
-        kv_token=kv_bytes_per_token(shape, element, cell.tp, cell.pp) + per_drafted,
+        kv_token=kv_bytes_per_token(shape, element, cell.attention_tp, cell.pp) + per_drafted,
     )
 
 
@@ -244,12 +252,27 @@ def drafting_bytes(cell: Cell) -> tuple[int, int]:
         shape = Shape.of(cell.recipe)
         bits = weight_bits(weights_of(cell))
         layer = shape.layer_weights / shape.num_hidden_layers
-        return int(layer * bits / 8), kv_bytes_per_token(shape, 2.0, cell.tp, 1) // shape.num_hidden_layers
+        return int(layer * bits / 8), kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) // shape.num_hidden_layers
     drafter = cell.companions.get(companions.DRAFT)
     return (0, 0) if drafter is None else (draft_bytes(drafter, cell), draft_kv_bytes_per_token(drafter, cell))
 
 
 def serving(cell: Cell, machine: Machine) -> Needs:
+    """All servers of one cell: of disaggregated ones the sum on the host, and on each GPU what the larger kind takes."""
+    servers = backends.disaggregated(cell)
+    if servers is None:
+        return serving_alone(cell, machine)
+    context, generation = (serving_alone(each, machine) for each in (backends.context_cell(cell), cell))
+    counts = servers["context_servers"], servers["generation_servers"]
+    larger = max(context, generation, key=lambda each: each.gpu)
+    return replace(
+        larger,
+        host=counts[0] * context.host + counts[1] * generation.host,
+        shared=counts[0] * context.shared + counts[1] * generation.shared,
+    )
+
+
+def serving_alone(cell: Cell, machine: Machine) -> Needs:
     """A server of one cell: with the KV cache of as many requests as it takes at a time, or at least of one.
 
     The cache is the fraction of what is left, so that much more than it must be left. Beams share their prompt there.
@@ -260,7 +283,7 @@ def serving(cell: Cell, machine: Machine) -> Needs:
     block = commands.TOKENS_PER_BLOCK
     request = -(-(cell.isl + beams(cell) * cell.osl) // block) * block
     limit = _number(repository.get("max_tokens_in_paged_kv_cache"))
-    tokens = request * cell.max_batch_size
+    tokens = request * cell.group_batch_size
     tokens = tokens if limit is None else max(request, min(tokens, int(limit)))
     ranks = cell.tp * cell.pp
     shape = Shape.of(cell.recipe)
@@ -298,7 +321,7 @@ def _adapter_cache(cell: Cell) -> int:
 
 def checking(cell: Cell, machine: Machine) -> Needs:
     """An engine that answers once: a server's, without Triton, and for one request."""
-    served = serving(cell, machine)
+    served = serving_alone(cell, machine)
     triton, shared = (_TRITON, _TRITON_SHARED) if backends.in_triton(cell) else (0, 0)
     return Needs(
         host=served.host - triton,

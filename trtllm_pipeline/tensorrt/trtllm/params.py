@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from trtllm_pipeline.tensorrt.modelopt import formats
-from trtllm_pipeline.tensorrt.stage.params import ITSELF, CheckParams, Option, Param, Parameters, Scalar, Selection
+from trtllm_pipeline.tensorrt.stage.params import (
+    CheckParams,
+    IfSet,
+    Later,
+    Option,
+    Param,
+    Parameters,
+    Scalar,
+    Selection,
+)
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi, RepositorySettings
 from trtllm_pipeline.tensorrt.toolchains import vision
 from trtllm_pipeline.tensorrt.trtllm.releases import FAMILIES
@@ -17,9 +26,14 @@ SERVE_FILE: Final = "serve.json"
 """Output of a repository stage for `trtllm-serve`: its command line without the address."""
 SETTINGS_FILE: Final = "llm_api.yaml"
 """Next to it, the settings of the LLM API that have no option."""
+CONTEXT_SETTINGS_FILE: Final = "context_llm_api.yaml"
+"""The same of disaggregated servers that read prompts."""
 FRONTEND_TRITON: Final = "triton"
 FRONTEND_TRITON_OPENAI: Final = "triton_openai"
 """The OpenAI front end in Triton's images, with Triton in the same process."""
+FRONTEND_DISAGGREGATED: Final = "disaggregated"
+"""Servers of trtllm-serve that read prompts, others that generate, and the router of `trtllm-serve disaggregated`."""
+IN_TRITON: Final = frozenset({FRONTEND_TRITON, FRONTEND_TRITON_OPENAI})
 NONE: Final = "none"
 """Precision of a KV cache that is not quantized."""
 PYTORCH_PRECISIONS: Final = ("fp16", "bf16", "fp8", "int4_awq", "w4a8_awq", "nvfp4")
@@ -33,31 +47,34 @@ EngineCache = Annotated[Literal["none", "fp8", "int8"], Param(_CACHE_HELP)]
 Family = Annotated[str, Param(_FAMILY_HELP, choices=tuple(FAMILIES))]
 Prequantized = Annotated[
     str | None,
-    Param(
+    IfSet(
         "how the weights of the model are quantized already; the precision is then what they have in memory",
         choices=("fp8", "fbgemm_fp8", "awq", "gptq"),
         null="not at all",
-        key_with=ITSELF,
     ),
 ]
 Heads = Annotated[
     Literal["medusa", "eagle"] | None,
-    Param(
-        "heads that become part of the checkpoint, of the directory with the draft model", null="none", key_with=ITSELF
-    ),
+    IfSet("heads that become part of the checkpoint, of the directory with the draft model", null="none"),
 ]
 Drafts = Annotated[
-    Literal["draft", "medusa", "lookahead", "eagle"] | None,
-    Param("who drafts tokens for the engine", null="nobody", key_with=ITSELF),
+    Literal["draft", "medusa", "lookahead", "eagle"] | None, IfSet("who drafts tokens for the engine", null="nobody")
 ]
-Calibrated = Annotated[Selection | None, Param("rows to calibrate on", key_with=ITSELF)]
+Calibrated = Annotated[Selection | None, IfSet("rows to calibrate on")]
 RowsAtATime = Annotated[int | None, Param("rows calibrated at a time", ge=1, null="what memory holds", runtime=True)]
 ServeOptions = Annotated[
-    dict[str, Option] | None, Param("further options of trtllm-serve, as num_postprocess_workers=2", key_with=ITSELF)
+    dict[str, Option] | None, IfSet("further options of trtllm-serve, as num_postprocess_workers=2")
 ]
 Served = Annotated[
     Literal["triton", "trtllm_serve"],
     Param("what it is served by: Triton, with any front end, or TensorRT-LLM's OpenAI server trtllm-serve"),
+]
+ServedWeights = Annotated[
+    Literal["triton", "trtllm_serve", "disaggregated"],
+    Param(
+        "what it is served by: Triton, with any front end, TensorRT-LLM's OpenAI server trtllm-serve, or several of those "
+        "behind a router"
+    ),
 ]
 InstanceKind = Literal["KIND_AUTO", "KIND_CPU", "KIND_GPU", "KIND_MODEL"]
 """As Triton calls them in instance_group."""
@@ -76,11 +93,10 @@ TensorParallel = Annotated[int, Param("tensor parallel size", ge=1)]
 PipelineParallel = Annotated[int, Param("pipeline parallel size", ge=1)]
 ExpertParallel = Annotated[
     int | None,
-    Param(
+    IfSet(
         "expert parallel size of a mixture of experts, a divisor of tp",
         ge=1,
         null="1, each expert is split over the GPUs of tp",
-        key_with=ITSELF,
     ),
 ]
 
@@ -97,18 +113,14 @@ class Checkpoint(Parameters):
     tp: TensorParallel = 1
     pp: PipelineParallel = 1
     ep: ExpertParallel = None
-    max_position_embeddings: Annotated[
-        int | None, Param("longest sequence of the model, for phi3", ge=1, key_with=ITSELF)
-    ] = None
+    max_position_embeddings: Annotated[int | None, IfSet("longest sequence of the model, for phi3", ge=1)] = None
     heads: Heads = None
-    max_draft_len: Annotated[
-        int | None, Param("tokens of the tree that heads draft", ge=1, null="63", key_with=ITSELF)
-    ] = None
-    num_medusa_heads: Annotated[int | None, Param("Medusa heads", ge=1, null="4", key_with=ITSELF)] = None
-    num_medusa_layers: Annotated[int | None, Param("layers of a Medusa head", ge=1, null="1", key_with=ITSELF)] = None
-    num_eagle_layers: Annotated[int | None, Param("depth of EAGLE's tree", ge=1, null="4", key_with=ITSELF)] = None
+    max_draft_len: Annotated[int | None, IfSet("tokens of the tree that heads draft", ge=1, null="63")] = None
+    num_medusa_heads: Annotated[int | None, IfSet("Medusa heads", ge=1, null="4")] = None
+    num_medusa_layers: Annotated[int | None, IfSet("layers of a Medusa head", ge=1, null="1")] = None
+    num_eagle_layers: Annotated[int | None, IfSet("depth of EAGLE's tree", ge=1, null="4")] = None
     max_non_leaves_per_layer: Annotated[
-        int | None, Param("nodes of a level of EAGLE's tree that have children", ge=1, null="10", key_with=ITSELF)
+        int | None, IfSet("nodes of a level of EAGLE's tree that have children", ge=1, null="10")
     ] = None
     calibration: Calibrated = None
     batch_size: RowsAtATime = None
@@ -146,19 +158,16 @@ class EngineBuild(Parameters):
     max_input_len: InputLength
     max_seq_len: Length
     max_num_tokens: Pass = None
-    max_lora_rank: Annotated[
-        int | None, Param("largest rank of LoRA adapters", ge=1, null="the engine takes none", key_with=ITSELF)
-    ] = None
-    lora_target_modules: Annotated[
-        tuple[str, ...], Param("layers that LoRA adapters change, in TensorRT-LLM's words", key_with=ITSELF)
-    ] = ()
-    speculative: Drafts = None
-    max_draft_len: Annotated[int | None, Param("tokens drafted at a time", ge=1, null="3, or 63", key_with=ITSELF)] = (
+    max_lora_rank: Annotated[int | None, IfSet("largest rank of LoRA adapters", ge=1, null="the engine takes none")] = (
         None
     )
+    lora_target_modules: Annotated[
+        tuple[str, ...], IfSet("layers that LoRA adapters change, in TensorRT-LLM's words")
+    ] = ()
+    speculative: Drafts = None
+    max_draft_len: Annotated[int | None, IfSet("tokens drafted at a time", ge=1, null="3, or 63")] = None
     max_multimodal_len: Annotated[
-        int | None,
-        Param("tokens of images of all requests in flight together", ge=1, null="takes no images", key_with=ITSELF),
+        int | None, IfSet("tokens of images of all requests in flight together", ge=1, null="takes no images")
     ] = None
     options: Annotated[dict[str, Option], Param("further options of trtllm-build, as use_fp8_context_fmha=enable")] = (
         field(default_factory=dict)
@@ -180,10 +189,10 @@ class EngineCheck(CheckParams):
     world_size: Annotated[int, Param("ranks of the engine", ge=1)] = 1
     speculative: Drafts = None
     lookahead: Annotated[
-        tuple[int, ...], Param("sizes of lookahead decoding: window, n-gram, verification set", ge=0, key_with=ITSELF)
+        tuple[int, ...], IfSet("sizes of lookahead decoding: window, n-gram, verification set", ge=0)
     ] = ()
     gpu_weights_percent: Annotated[
-        float, Param("share of the weights kept on the GPU, of an engine that streams them", ge=0, le=1, later=True)
+        float, Later("share of the weights kept on the GPU, of an engine that streams them", ge=0, le=1)
     ] = 1.0
 
 
@@ -199,15 +208,13 @@ class EngineRepository(RepositorySettings):
     ] = field(default_factory=dict)
     triton_parameters: Annotated[
         dict[str, dict[str, Scalar]] | None,
-        Param("parameters of Triton models, added if the template lacks them, as MODEL.NAME=VALUE", key_with=ITSELF),
+        IfSet("parameters of Triton models, added if the template lacks them, as MODEL.NAME=VALUE"),
     ] = None
     preferred_batch_size: Annotated[
-        tuple[int, ...] | None,
-        Param("batches that Triton hands to the engine at once", ge=1, null="the release's own", key_with=ITSELF),
+        tuple[int, ...] | None, IfSet("batches that Triton hands to the engine at once", ge=1, null="the release's own")
     ] = None
     instance_kinds: Annotated[
-        dict[str, InstanceKind] | None,
-        Param("where Triton runs instances of a model, as preprocessing=KIND_GPU", key_with=ITSELF),
+        dict[str, InstanceKind] | None, IfSet("where Triton runs instances of a model, as preprocessing=KIND_GPU")
     ] = None
 
 
@@ -215,7 +222,7 @@ class EngineRepository(RepositorySettings):
 class WeightsRepository(LlmApi):
     """Parameters of the repository stage for Hugging Face weights."""
 
-    frontend: Served = FRONTEND_TRITON
+    frontend: ServedWeights = FRONTEND_TRITON
     options: ServeOptions = None
     max_batch_size: Batch
     max_seq_len: Length
@@ -223,20 +230,24 @@ class WeightsRepository(LlmApi):
     tensor_parallel_size: Annotated[int, Param("GPUs that share each layer", ge=1)] = 1
     pipeline_parallel_size: Annotated[int, Param("GPUs one after another", ge=1)] = 1
     moe_expert_parallel_size: ExpertParallel = None
+    enable_attention_dp: Annotated[bool, Later("each GPU computes attention for its own requests")] = False
     speculative: Annotated[
         Literal["draft", "eagle3", "mtp", "ngram", "sa", "pard", "dflash"] | None,
-        Param("who drafts tokens", null="nobody", key_with=ITSELF),
+        IfSet("who drafts tokens", null="nobody"),
     ] = None
-    max_draft_len: Annotated[
-        int | None, Param("tokens drafted at a time", ge=1, null="3, or 1 for mtp", key_with=ITSELF)
-    ] = None
+    max_draft_len: Annotated[int | None, IfSet("tokens drafted at a time", ge=1, null="3, or 1 for mtp")] = None
     max_ngram_size: Annotated[
-        int | None,
-        Param("longest run of tokens looked for in the text so far", ge=1, null="2, or any for sa", key_with=ITSELF),
+        int | None, IfSet("longest run of tokens looked for in the text so far", ge=1, null="2, or any for sa")
     ] = None
     llm_args: Annotated[dict[str, Any], Param("further arguments of the LLM API, as kv_cache_config.dtype=fp8")] = (
         field(default_factory=dict)
     )
+    context_servers: Annotated[int, Later("(disaggregated) servers that read prompts", ge=1)] = 1
+    generation_servers: Annotated[int, Later("(disaggregated) servers that generate tokens", ge=1)] = 1
+    context: Annotated[
+        dict[str, Any],
+        IfSet("(disaggregated) differences of servers that read prompts, as tensor_parallel_size=2"),
+    ] = field(default_factory=dict)
     unquantized: Annotated[bool, Param("refuse a model whose weights are quantized", runtime=True)] = False
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from trtllm_pipeline.base import Cell, Machine
 from trtllm_pipeline.models import AS_IS, model_config
 from trtllm_pipeline.tensorrt.modelopt import job
+from trtllm_pipeline.tensorrt.servers.disaggregated import planned
 from trtllm_pipeline.tensorrt.stage.base import Stage, StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import with_true_samples
 from trtllm_pipeline.tensorrt.stage.params import DRAFT_LENGTHS, load, table
@@ -31,12 +32,18 @@ from trtllm_pipeline.tensorrt.toolchains.common_stages import (
 from trtllm_pipeline.tensorrt.toolchains.standard_tasks import TASKS
 from trtllm_pipeline.tensorrt.trtllm import backends, case, durations, engine_bench, llm_args, llmapi, needs, rules
 from trtllm_pipeline.tensorrt.trtllm.installation import installed
-from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, HuggingFaceCheckpoint, WeightsRepository
+from trtllm_pipeline.tensorrt.trtllm.params import (
+    FRONTEND_DISAGGREGATED,
+    FRONTEND_TRITON,
+    HuggingFaceCheckpoint,
+    WeightsRepository,
+)
 from trtllm_pipeline.tensorrt.trtllm.releases import FIRST_PYTORCH, at_least
 
 _UNQUANTIZED: Final = ("fp16", "bf16")
 _SETTINGS: Final = frozenset({*(each.name for each in table(LlmApi)), "llm_args"})
-_READ: Final = {"triton": _SETTINGS, "trtllm_serve": _SETTINGS - {"decoupled"}}
+_SERVED: Final = _SETTINGS - {"decoupled"}
+_READ: Final = {"triton": _SETTINGS, "trtllm_serve": _SERVED, "disaggregated": _SERVED}
 """Frontend -> the repository settings that something reads."""
 
 
@@ -57,16 +64,38 @@ def _quantize(context: StageContext[HuggingFaceCheckpoint], machine: Machine) ->
 def _repository(cell: Cell) -> WeightsRepository:
     own = {
         **backends.frontend(cell),
-        "max_batch_size": cell.max_batch_size,
         "max_seq_len": cell.isl + cell.osl,
         "max_num_tokens": case.num_tokens(cell),
-        "tensor_parallel_size": cell.tp,
-        "pipeline_parallel_size": cell.pp,
-        "moe_expert_parallel_size": backends.expert_parallel(cell),
+        **_layout(cell),
+        **_disaggregated(cell),
         "unquantized": cell.precision != AS_IS and not _quantized(cell),
         **_speculation(cell),
     }
     return load(WeightsRepository, own, cell.settings["repository"])
+
+
+def _disaggregated(cell: Cell) -> dict[str, Any]:
+    servers = backends.disaggregated(cell)
+    if servers is None:
+        return {}
+    context = {"llm_args": servers["context_llm_args"]} if servers["context_llm_args"] else {}
+    if servers["context_parallel"] is not None:
+        context |= _layout(backends.context_cell(cell))
+    return {
+        "context_servers": servers["context_servers"],
+        "generation_servers": servers["generation_servers"],
+        "context": context,
+    }
+
+
+def _layout(cell: Cell) -> dict[str, Any]:
+    return {
+        "max_batch_size": cell.group_batch_size,
+        "tensor_parallel_size": cell.tp,
+        "pipeline_parallel_size": cell.pp,
+        "moe_expert_parallel_size": backends.expert_parallel(cell),
+        "enable_attention_dp": cell.dp > 1,
+    }
 
 
 def _speculation(cell: Cell) -> dict[str, Any]:
@@ -82,6 +111,9 @@ def _server(cell: Cell, context: StageContext[Any], machine: Machine) -> Sequenc
     if context.params.frontend == FRONTEND_TRITON:
         return (planned_server(context, machine),)
     inputs = context.inputs
+    if context.params.frontend == FRONTEND_DISAGGREGATED:
+        servers = llmapi.disaggregated_lines(_repository(cell), inputs, installed(machine), inputs["repository"])
+        return planned(servers, context.attempt, context.params.ready_timeout_s)
     command = llmapi.serve_line(_repository(cell), inputs, installed(machine), inputs["repository"])
     return (listening(command, context.params),)
 
@@ -153,12 +185,26 @@ def _adapter_unasked(cell: Cell, machine: Machine) -> str | None:
     )
 
 
+def _context_infeasible(cell: Cell, machine: Machine) -> str | None:
+    """The reason why the disaggregated servers that read prompts cannot have their layout."""
+    servers = backends.disaggregated(cell)
+    if servers is None or servers["context_parallel"] is None:
+        return None
+    reason = rules.infeasible(backends.context_cell(cell), machine)
+    return None if reason is None else f"settings.disaggregated.context_parallel: {reason}"
+
+
 def _unknown_arguments(cell: Cell, schema: llm_args.Schema) -> str | None:
     """What a cell's YAML file has that the release's schema has not, or None."""
     params, folder = _repository(cell), Path("model")
     if backends.in_triton(cell):
         written = llmapi.yaml_settings(folder, params, schema.release, folder)
         del written[llmapi.OF_TRITON]
+    elif backends.disaggregated(cell) is not None:
+        written = {
+            **llmapi.disaggregated_settings(llmapi.context_params(params), schema.release, folder, context=True),
+            **llmapi.disaggregated_settings(params, schema.release, folder, context=False),
+        }
     else:
         written = llmapi.serve_settings(params, schema.release, folder)
     return "; ".join(schema.problems(written)) or None
@@ -175,6 +221,7 @@ def _refused_arguments(cell: Cell, machine: Machine) -> str | None:
 def _infeasible(cell: Cell, machine: Machine) -> str | None:
     reason = (
         rules.infeasible(cell, machine)
+        or _context_infeasible(cell, machine)
         or _refused_arguments(cell, machine)
         or backends.unservable(cell, machine, _READ)
         or _adapter_unasked(cell, machine)
@@ -235,6 +282,7 @@ TOOLCHAIN: Final = Toolchain(
     missing=_missing,
     identity=backends.identity,
     infeasible=_infeasible,
+    gpus=backends.served_gpus,
     numerics=backends.numerics_of,
     caveat=_caveat,
 )

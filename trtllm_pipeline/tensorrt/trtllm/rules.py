@@ -33,10 +33,16 @@ from trtllm_pipeline.tensorrt.toolchains.model_shape import computed, least_byte
 from trtllm_pipeline.tensorrt.trtllm import backends, commands, llmapi, prequantized, program_options
 from trtllm_pipeline.tensorrt.trtllm.case import Case, kept_weights, least_tokens, num_tokens, splits_prompts
 from trtllm_pipeline.tensorrt.trtllm.commands import FP8_INPUTS, PLAIN, W4A8_PAGED, WEIGHT_ONLY
-from trtllm_pipeline.tensorrt.trtllm.params import FRONTEND_TRITON, FRONTEND_TRITON_OPENAI, PYTORCH_PRECISIONS
+from trtllm_pipeline.tensorrt.trtllm.params import (
+    FRONTEND_DISAGGREGATED,
+    FRONTEND_TRITON,
+    FRONTEND_TRITON_OPENAI,
+    PYTORCH_PRECISIONS,
+)
 from trtllm_pipeline.tensorrt.trtllm.releases import (
     FAMILIES,
     FIRST,
+    FIRST_DISAGGREGATED,
     FIRST_PYTORCH,
     at_least,
     convert_tool,
@@ -958,9 +964,10 @@ def layout(case: Case) -> str | None:
     assertions; `Mapping.pp_layers`, by which the PyTorch backend gives the first stages one layer more.
     """
     shape, tp, pp, gpus = case.shape, case.cell.tp, case.cell.pp, len(case.machine.gpus)
-    if tp * pp > gpus:
-        return f"tp{tp}pp{pp} needs {tp * pp} GPUs, this machine has {gpus}"
-    uneven = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, tp)
+    if (needed := backends.served_gpus(case.cell)) > gpus:
+        what = f"tp{tp}pp{pp} needs" if needed == tp * pp else "disaggregated servers need"
+        return f"{what} {needed} GPUs, this machine has {gpus}"
+    uneven = tiles.uneven(shape.num_attention_heads, shape.num_key_value_heads, case.cell.attention_tp)
     return uneven or (uneven_stages(shape.num_hidden_layers, pp) if case.cell.toolchain == ENGINES else None)
 
 
@@ -1003,7 +1010,13 @@ def memory(case: Case) -> str | None:
     cell = case.cell
     smallest = min((gpu.memory_bytes for gpu in case.machine.gpus), default=None)
     weights, cache = least_bytes(
-        case.shape, precision=case.precision, kv=case.kv, tp=cell.tp, pp=cell.pp, tokens=cell.isl + cell.osl
+        case.shape,
+        precision=case.precision,
+        kv=case.kv,
+        tp=cell.tp,
+        pp=cell.pp,
+        dp=cell.dp,
+        tokens=cell.isl + cell.osl,
     )
     if case.in_triton and program_options.exists("trtllm-build", case.release, "--weight_streaming"):
         weights = int(weights * kept_weights(cell))
@@ -1047,10 +1060,10 @@ def groups(case: Case) -> str | None:
         assert isinstance(extra, dict)
         size = extra.get(_BLOCK_SIZE, extra.get(f"--{_BLOCK_SIZE}"))
     widths = _split_widths(case)
-    cut = tiles.cut(tiles.grouped(tile, size), widths, cell.tp, cell.ep, precision=case.shown)
+    cut = tiles.cut(tiles.grouped(tile, size), widths, cell.tp, cell.ep, cell.dp, precision=case.shown)
     if cut is None or form != "int4_awq" or not scripts:
         return cut
-    smaller = tiles.cut(tiles.grouped(tile, _SMALL_BLOCK), widths, cell.tp, cell.ep, precision=case.shown)
+    smaller = tiles.cut(tiles.grouped(tile, _SMALL_BLOCK), widths, cell.tp, cell.ep, cell.dp, precision=case.shown)
     return cut if smaller else f"{cut}, and tp{cell.tp} with settings.quantize.options.{_BLOCK_SIZE}: {_SMALL_BLOCK}"
 
 
@@ -1078,6 +1091,19 @@ def check_lengths(case: Case) -> str | None:
     if not isinstance(setting, int) or setting < longest:
         return None
     return f"settings.check.max_tokens {setting}: engines for {cell.isl},{cell.osl} take {longest} tokens, prompt and answer together"
+
+
+@rule("TLM608", "tp8dp8 runs on the toolchain tensorrt_llm_pytorch", toolchains=_BOTH)
+def attention_groups(case: Case) -> str | None:
+    """Data parallelism of attention in engines, or over other groups than single GPUs. Source: `enable_attention_dp` of
+    TorchLlmArgs, which engines do not have, and `Mapping`, whose groups are the ranks of tp.
+    """
+    tp, dp = case.cell.tp, case.cell.dp
+    if dp == 1:
+        return None
+    if case.cell.toolchain == ENGINES:
+        return f"dp{dp}: engines split the attention of each request over all GPUs of tp"
+    return None if dp == tp else f"dp{dp}: TensorRT-LLM computes attention on single GPUs, which is dp{tp} for tp{tp}"
 
 
 # ------------------------------------------------------------------------------------------ TLM7: speculative decoding
@@ -1450,6 +1476,21 @@ def exact_lengths(case: Case) -> str | None:
     frontend = case.cell.settings["serve"]["frontend"]
     server = frontend if frontend == FRONTEND_TRITON_OPENAI else "Triton's LLM API model"
     return f"settings.perf.ignore_eos: {server} cannot generate outputs of an exact length"
+
+
+@rule("TLM732", "settings.serve.frontend: trtllm_serve is one server for both", toolchains=_BOTH)
+def disaggregated(case: Case) -> str | None:
+    """Disaggregated servers of an engine, of a release whose settings for them have other names, or with what the router is not
+    known to pass on. Source: examples/disaggregated and `CacheTransceiverConfig`, which had other names before 1.1.
+    """
+    if backends.disaggregated(case.cell) is None:
+        return None
+    frontend = f"settings.serve.frontend {FRONTEND_DISAGGREGATED}"
+    if case.cell.toolchain == ENGINES:
+        return f"{frontend}: it serves Hugging Face weights, on the toolchain {PYTORCH}"
+    if not at_least(case.release, FIRST_DISAGGREGATED):
+        return f"{frontend}: known for TensorRT-LLM {FIRST_DISAGGREGATED} and later, this is {case.release}"
+    return f"settings.lora.adapter: not known to work with {frontend}" if companions.adapters(case.cell) else None
 
 
 def _without_pages(case: Case, setting: str) -> str | None:

@@ -263,8 +263,8 @@ def test_what_passes_while_a_server_is_repaired(cause: str, expected: FailureCla
 class Reloading(Client):
     """A client whose server rejects `refusals` requests for the configuration."""
 
-    def __init__(self, refusals: int, words: str) -> None:
-        super().__init__(Service("h:1", "127.0.0.1:1", None, None, "m", None), "m", "grpc", timeout_s=0.5)
+    def __init__(self, refusals: int, words: str, timeout_s: float) -> None:
+        super().__init__(Service("h:1", "127.0.0.1:1", None, None, "m", None), "m", "grpc", timeout_s=timeout_s)
         self.left, self.words = refusals, words
 
     async def config(self, model: str) -> model_config_pb2.ModelConfig:
@@ -283,12 +283,12 @@ LOADING = "NOT_FOUND: Request for unknown model: 'm' has no available versions"
 
 
 def test_a_client_waits_for_a_model_that_is_loaded_again() -> None:
-    assert asyncio.run(_enter(Reloading(3, LOADING))) == "m"
+    assert asyncio.run(_enter(Reloading(3, LOADING, 60))) == "m"
 
 
 @pytest.mark.parametrize(("refusals", "words"), [(1000, LOADING), (1, "NOT_FOUND: 'm' is not found")])
 def test_a_client_does_not_wait_for_ever_or_for_a_model_that_is_not_there(refusals: int, words: str) -> None:
-    client = Reloading(refusals, words)
+    client = Reloading(refusals, words, 0.5)
     with pytest.raises(ServerError, match="NOT_FOUND") as caught:
         asyncio.run(_enter(client))
     assert caught.value.failure is (FailureClass.TRANSIENT if words == LOADING else FailureClass.USER)

@@ -25,6 +25,7 @@ from tests.helpers.broken_repositories import (
     write_step,
 )
 from tests.standins import templates as standin
+from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.models.triton_repository import lint, model_config
 from trtllm_pipeline.tensorrt.embedded import repository as embedded
@@ -284,6 +285,21 @@ def test_keys_of_model_yaml(case: Case, old: str, new: str, message: str | None)
     findings = found(case.llmapi)
     assert [rule for rule, _ in findings] == ([] if message is None else ["TRT607"])
     assert all(text.startswith(message or "") for _, text in findings)
+
+
+def test_no_key_of_a_recorded_schema_is_reported(case: Case) -> None:
+    for schema in json.loads((PACKAGE / "data/tensorrt_llm/llm_args.json").read_text())["schemas"]:
+        classes = schema["classes"]
+        settings: dict[str, Any] = dict.fromkeys(classes["file"])
+        for section, kind in classes["file"].items():
+            settings[section] = {key: None for each in _words(kind) for key in classes.get(each, ())} or None
+        (case.llmapi / "tensorrt_llm" / "1" / "model.yaml").write_text(json.dumps(settings))
+        assert found(case.llmapi, rules=lint.select(["TRT607"])) == []
+
+
+def _words(kind: Any) -> list[str]:
+    """Classes among the alternatives of a type."""
+    return [each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)]
 
 
 VLLM = 'backend: "vllm" instance_group [ { count: 1 kind: KIND_MODEL } ]'

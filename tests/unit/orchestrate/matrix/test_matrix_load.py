@@ -391,12 +391,19 @@ def test_two_folders_of_one_name_are_a_fault(folder: Path, write: Write) -> None
 
 
 def test_grammars() -> None:
-    assert parse_parallel("tp4pp2") == (4, 2, 1)
-    assert parse_parallel("tp16") == (16, 1, 1)
-    assert parse_parallel("tp8pp2ep4") == (8, 2, 4)
+    assert parse_parallel("tp4pp2") == (4, 2, 1, 1)
+    assert parse_parallel("tp16") == (16, 1, 1, 1)
+    assert parse_parallel("tp8pp2ep4") == (8, 2, 4, 1)
+    assert parse_parallel("tp8dp8") == (8, 1, 8, 8)
     assert [canonical_parallel(text) for text in ("tp4", "tp4ep1", "tp4ep2")] == ["tp4pp1", "tp4pp1", "tp4pp1ep2"]
+    for text in ("tp4dp2", "tp4ep1dp2", "tp4pp1ep4dp2"):
+        assert canonical_parallel(canonical_parallel(text)) == canonical_parallel(text)
+    assert canonical_parallel("tp4dp2") == "tp4pp1ep4dp2"
+    assert canonical_parallel("tp4ep1dp2") == "tp4pp1ep1dp2"
     with pytest.raises(ValueError, match="ep3 must divide"):
         parse_parallel("tp4ep3")
+    with pytest.raises(ValueError, match="dp3 must divide"):
+        parse_parallel("tp4dp3")
     assert parse_lengths("2048, 1024") == (2048, 1024)
     for text in ("tp", "tp0", "pp2", "tp01", "TP1", "tp1pp0", "tp1 ", "tp1pp2x", "ep2", "tp4ep0", "tp4ep2pp2"):
         with pytest.raises(ValueError, match="parallelism"):

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -290,15 +290,26 @@ def test_an_agent_does_not_wait_for_a_pipeline_that_is_gone(
 
 def test_an_agent_waits_as_long_as_the_pipeline_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "_POLL_S", 0.01)
-    monkeypatch.setattr(exchange, "_PATIENCE_S", 0.5)
+    now_s, heard = [0.0], list[bytes]()
+    monkeypatch.setattr(exchange, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     parcel = tmp_path / "parcels" / "build.1-0"
     parcel.mkdir(parents=True)
     node = exchange._Node(Remote(str(tmp_path)), "build.1-0")
+    read = node.remote.read
+
+    def hear(name: str) -> bytes | None:
+        content = read(name)
+        heard.extend([] if content is None else [content])
+        return content
+
+    monkeypatch.setattr(node.remote, "read", hear)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(node.parcel, "build.1-0")
-        for beat in range(15):
+        for beat in range(5):
             write_json(parcel / "orders.json", {"beat": beat})
-            time.sleep(0.1)
+            written = (parcel / "orders.json").read_bytes()
+            assert eventually(lambda written=written: written in heard)
+            now_s[0] += 0.9 * exchange._PATIENCE_S
         assert not waiting.done()
         write_json(parcel / "parcel.json", {"job": "it"})
         assert waiting.result(60.0) == {"job": "it"}

@@ -65,7 +65,7 @@ def started(
         env={"PATH": path, "BUNDLE_WORK": str(work), **variables},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert done.returncode == code, done.stderr

@@ -11,10 +11,12 @@ import pytest
 
 from tests.helpers import fabricated
 from trtllm_pipeline.base.domain import CellId, Json
-from trtllm_pipeline.orchestrate.results.report_file import CellResult, drifts_of, references, rows
+from trtllm_pipeline.measure.score.drift import ScoreDrift
+from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, drifts_of, references, rows
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.show.report.columns import columns
-from trtllm_pipeline.show.report.writers import to_csv
+from trtllm_pipeline.show.report.comparison import first_of
+from trtllm_pipeline.show.report.writers import losses_of, to_csv
 
 ANSWERS = [{"id": str(n), "input": "?", "answer": "Paris", "scores": {"exact": 1.0}} for n in range(8)]
 WORSE = [*ANSWERS[:6], *({**row, "answer": "Lyon", "scores": {"exact": 0.0}} for row in ANSWERS[6:])]
@@ -86,3 +88,30 @@ def test_tables_show_them(reported: tuple[CellResult, ...]) -> None:
     assert (parsed[1]["drift_agreement"], parsed[1]["drift_exact"], parsed[0]["drift_exact"]) == ("0.75", "-0.25", "")
     assert (parsed[1]["accuracy_exact_low"], parsed[1]["accuracy_exact_high"]) == ("0.4", "1.0")
     assert parsed[1]["drift_reference"] == reported[0].id
+
+
+def test_a_change_in_words() -> None:
+    def drift(difference: float, low: float, high: float) -> ScoreDrift:
+        return ScoreDrift(100, 0.5, 0.5 + difference, difference, (low, high), 1, 1)
+
+    assert drift(-0.03, -0.07, 0.01).verdict == "no loss beyond noise"
+    assert drift(-0.11, -0.2, -0.03).verdict == "loses 0.110 ± 0.085"
+    assert drift(0.11, 0.03, 0.2).verdict == "gains 0.110 ± 0.085"
+
+
+def test_full_reports_tell_the_largest_loss_of_each_precision(reported: tuple[CellResult, ...]) -> None:
+    assert losses_of(reported) == [("exact against the unquantized cell", "int8_wo no loss beyond noise")]
+
+
+def test_a_task_stands_for_its_first_score() -> None:
+    scores = ["gsm8k.exact_match.strict_match", "gsm8k.exact_match.flexible_extract", "mmlu.acc"]
+    assert first_of("gsm8k", scores) == scores[0]
+    assert first_of("gsm8k.exact_match.flexible_extract", scores) == scores[1]
+    assert first_of("mmlu", scores) == "mmlu.acc"
+    assert first_of("mml", scores) == "mml"
+
+
+def test_the_only_score_of_a_task_has_the_name_of_the_task() -> None:
+    row = CellResult(CellId("a"), {}, CellStatus.DONE, accuracy={"mmlu.acc": 0.5, "gsm8k.a": 0.5, "gsm8k.b": 0.5})
+    heads = [column.head for column in columns((row,))]
+    assert heads == ["status", "mmlu", "gsm8k.a", "gsm8k.b"]

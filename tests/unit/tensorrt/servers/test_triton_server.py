@@ -454,7 +454,7 @@ def test_a_model_is_dead_when_its_own_process_has_ended() -> None:
 
     lives, ends, zombie = stub("input()"), stub("pass"), stub("pass")
     try:
-        ends.wait(10)
+        ends.wait(60)
         os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
         stubs = {lives.pid: "preprocessing", ends.pid: "postprocessing", zombie.pid: "tensorrt_llm_bls"}
         expected = {ends.pid: "postprocessing", zombie.pid: "tensorrt_llm_bls"}

@@ -50,6 +50,20 @@ def test_vllm_is_started_with_what_the_axes_say() -> None:
     assert words[-1] == "--enforce-eager"
 
 
+def test_each_server_has_its_own_form_of_data_parallel_attention() -> None:
+    own = {"recipe": {**RECIPE, "num_experts": 8}, "tp": 4, "max_batch_size": 10}
+    vllm = " ".join(started(cell("vllm", dp=2, ep=4, **own), model="/m"))
+    assert "--tensor-parallel-size 2 --pipeline-parallel-size 1 --max-num-seqs 5 " in vllm
+    assert "--enable-expert-parallel --data-parallel-size 2" in vllm
+    sglang = " ".join(started(cell("sglang", dp=2, ep=2, **own), model="/m"))
+    assert "--tp-size 4 --pp-size 1 --max-running-requests 10 " in sglang
+    assert "--ep-size 2 --dp-size 2 --enable-dp-attention" in sglang
+    split = " ".join(started(cell("vllm", dp=2, **own), model="/m"))
+    assert "--data-parallel-size 2" in split
+    assert "--enable-expert-parallel" not in split
+    assert toolchains.load("vllm").stage("launch").read(cell("vllm", dp=2, ep=4, **own)).gpus == 4
+
+
 def test_a_cell_has_the_stages_that_its_command_reads() -> None:
     assert launched(cell())[1] == ["download", "launch", "smoke", "perf", "accuracy"]
     assert launched(cell("llama_cpp", "int8_wo"))[1][:3] == ["download", "convert", "launch"]
@@ -87,7 +101,7 @@ def test_a_command_of_ones_own_is_filled() -> None:
         (cell("vllm", "int4_awq"), "precision int4_awq: vllm supports"),
         (cell("transformers", tp=2), "tp2pp1: transformers has no option"),
         (cell("vllm", tp=8), "8 GPUs are needed, the machine has 4"),
-        (cell("vllm", ep=2, tp=2), "ep2"),
+        (cell("vllm", ep=2, tp=4), "ep2: vllm distributes experts over all GPUs, which is ep4 for tp4"),
         (cell("llama_cpp", "fp8"), "precision fp8: GGUF files"),
         (cell("transformers", perf__ignore_eos=True), "settings.perf.ignore_eos: transformers does not support it"),
         (cell("vllm", build__max_num_tokens=4096), "settings.build.max_num_tokens: only the TensorRT-LLM"),

@@ -33,7 +33,8 @@ from trtllm_pipeline.orchestrate.run.order import section
 from trtllm_pipeline.tensorrt.stage.params import key
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
 from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
-from trtllm_pipeline.tensorrt.trtllm import backends
+from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape
+from trtllm_pipeline.tensorrt.trtllm import backends, llmapi, needs
 from trtllm_pipeline.tensorrt.trtllm import program_options as options
 
 SERVED = ["launch", "smoke", "perf", "accuracy"]
@@ -308,6 +309,25 @@ def test_pytorch_is_told_its_limits_when_the_repository_is_written() -> None:
     given = key(given)
     assert [given[f"{name}_parallel_size"] for name in ("tensor", "pipeline")] == [4, 2]
     assert [given[f"max_{name}"] for name in ("batch_size", "seq_len", "num_tokens")] == [16, 328, 5248]
+
+
+def test_data_parallel_attention_gives_each_gpu_its_own_requests() -> None:
+    experts = {"num_experts": 8, "num_experts_per_tok": 2}
+    plain, groups = (cell(tp=4, ep=4, dp=dp, batch=10, toolchain=PYTORCH, recipe=experts) for dp in (1, 4))
+    params = [stage_run(plan(each), "repository").params for each in (plain, groups)]
+    assert [each.max_batch_size for each in params] == [10, 3]
+    assert [each.enable_attention_dp for each in params] == [False, True]
+    assert "enable_attention_dp" not in key(params[0])
+    assert llmapi.serve_settings(params[1], "1.2.0")["enable_attention_dp"] is True
+    assert llmapi.yaml_settings(Path("/m"), params[1], "1.2.0")["enable_attention_dp"] is True
+    on = machine()
+    split, whole = needs.served(plain, on), needs.served(groups, on)
+    # Keys and values of all 8 heads instead of 2, and all of the attention instead of a quarter.
+    assert whole.kv_token == 4 * split.kv_token
+    shape = Shape.of(groups.recipe)
+    copies = 2 * shape.num_hidden_layers * shape.attention_weights * 3 / 4
+    assert whole.weights - split.weights == pytest.approx(copies, rel=0.01)
+    assert "on single GPUs, which is dp4 for tp4" in str(infeasible(replace(groups, dp=2)))
 
 
 def test_a_frontend_gets_its_own_options_and_no_others() -> None:

@@ -36,6 +36,11 @@ def _limited(repository: ModelRepository) -> Iterator[tuple[Model, Any, Engine]]
         yield from ((model, config, repository.engine) for model, config in repository.embedded())
 
 
+def _whole_models(repository: ModelRepository) -> Iterator[tuple[Model, Any]]:
+    """The models that load a whole model, each in every instance: engine models and LLM API models."""
+    yield from ((model, config) for model, config in repository.parsed() if model.is_engine or model.is_llmapi)
+
+
 def _number(model: Model, name: str) -> int | None:
     """A parameter as a whole number. None if it is not one."""
     try:
@@ -200,22 +205,6 @@ def adapters_type(model: Model, config: Any, engine: Engine) -> Iterator[Violati
             )
 
 
-def _release(engine: Engine) -> tuple[int, ...]:
-    """Major and minor number of an engine's release; an unknown one counts as new."""
-    return _numbers(engine.version) or _FREE_LOGITS
-
-
-def _numbers(release: str | None) -> tuple[int, ...] | None:
-    """Major and minor number of a release. None if it is unknown."""
-    match = re.match(r"(\d+)\.(\d+)", release or "")
-    return None if match is None else (int(match[1]), int(match[2]))
-
-
-def _whole_models(repository: ModelRepository) -> Iterator[tuple[Model, Any]]:
-    """The models that load a whole model, each in every instance: engine models and LLM API models."""
-    yield from ((model, config) for model, config in repository.parsed() if model.is_engine or model.is_llmapi)
-
-
 @rule(
     "TRT414",
     "use one instance_group with count 1 and KIND_CPU: the model finds its GPUs itself. For more instances, give each its "
@@ -254,3 +243,14 @@ def backend_needs(repository: ModelRepository) -> Iterator[Violation]:
         for kind, needed, present in (("parameters", guided, config.parameters), ("inputs", _TENSORS, inputs)):
             if lacking := [name for name in needed if name not in present]:
                 yield Violation(model.path, f"lacks the {kind} {', '.join(lacking)}")
+
+
+def _release(engine: Engine) -> tuple[int, ...]:
+    """Major and minor number of an engine's release; an unknown one counts as new."""
+    return _numbers(engine.version) or _FREE_LOGITS
+
+
+def _numbers(release: str | None) -> tuple[int, ...] | None:
+    """Major and minor number of a release. None if it is unknown."""
+    match = re.match(r"(\d+)\.(\d+)", release or "")
+    return None if match is None else (int(match[1]), int(match[2]))
