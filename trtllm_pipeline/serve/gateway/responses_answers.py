@@ -51,6 +51,8 @@ class ResponseAnswers(Answers):
 
     def events(self, index: int, deltas: Sequence[Delta], tokens: Sequence[Token]) -> str:  # noqa: ARG002
         """Events of what was added to the answer."""
+        if not deltas and tokens:
+            deltas = (Content(""),)
         log_probs = named_log_probs(self._texts, tokens) if self._log_probs else []
         last = len(deltas) - 1
         return "".join(self._added(delta, log_probs if number == last else []) for number, delta in enumerate(deltas))

@@ -50,7 +50,7 @@ _KNOWN: Final = (
 _LOGPROBS: Final = "message.output_text.logprobs"
 _INCLUDE: Final = (_LOGPROBS, "reasoning.encrypted_content")
 """Additions to a response that may be requested. Reasoning is never encrypted here."""
-_CHAT_FIELDS: Final = {"messages": "input", "prompt": "input", "response_format": "text.format"}
+_CHAT_FIELDS: Final = {"messages": "input", "response_format": "text.format"}
 """Field of a chat -> the field of a response that became it."""
 
 

@@ -136,3 +136,4 @@ def test_errors_of_the_conversation_name_the_fields_of_a_response() -> None:
     assert as_of_response(bad("messages[3].content", "x")).param == "input"
     assert as_of_response(bad("response_format", "x")).param == "text.format"
     assert as_of_response(bad("tools", "x")).param == "tools"
+    assert as_of_response(bad("prompt", "x")).param == "prompt"
