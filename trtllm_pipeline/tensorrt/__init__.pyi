@@ -1,18 +1,20 @@
 # Names that other houses may import from `trtllm_pipeline.tensorrt`: its door. Loaded on first use by `doors.py`.
+from . import worker as worker
 from .diagnosis import causes as causes
 from .diagnosis import out_of_memory as out_of_memory
 from .embedded import families as families
 from .embedded import random_model as random_model
 from .embedded.reference import Reference as Reference
+from .servers import command_lines as command_lines
 from .servers import start_script as start_script
-from .servers.command_lines import LOOPBACK as LOOPBACK
-from .servers.command_lines import reachable as reachable
+from .servers import triton_server as triton_server
 from .servers.pasted import USUAL_PORTS as USUAL_PORTS
-from .servers.triton_server import busy_ports as busy_ports
-from .servers.triton_server import remove_stale_leftovers as remove_stale_leftovers
 from .stage import failure as failure
+from .stage import launch as launch
+from .stage import lora as lora
 from .stage import params as params
 from .stage import perf as perf
+from .stage import repository_settings as repository_settings
 from .stage import server_requests as server_requests
 from .stage.base import FAILURE_FILE as FAILURE_FILE
 from .stage.base import JOB as JOB
@@ -24,16 +26,9 @@ from .stage.base import Stage as Stage
 from .stage.base import StageContext as StageContext
 from .stage.calibration_rows import DEFAULT_DATA as DEFAULT_DATA
 from .stage.download import PARTIAL as PARTIAL
-from .stage.launch import COMMAND_FILE as COMMAND_FILE
-from .stage.launch import LOG_FILE as LOG_FILE
-from .stage.launch import ports as ports
-from .stage.launch import stop_requested as stop_requested
-from .stage.lora import ADAPTERS as ADAPTERS
 from .stage.lora import NO_ADAPTER as NO_ADAPTER
 from .stage.lora_tensors import convert as convert
 from .stage.params import Param as Param
-from .stage.repository_settings import RepositorySettings as RepositorySettings
-from .stage.repository_settings import Setting as Setting
 from .toolchains import catalog as catalog
 from .toolchains import companions as companions
 from .toolchains import vision as vision
@@ -49,5 +44,3 @@ from .trtllm.llmapi import MODEL as MODEL
 from .trtllm.params import SERVE_FILE as SERVE_FILE
 from .trtllm.rules import HUB_UNREACHED as HUB_UNREACHED
 from .worker import named as named
-from .worker import run_program as run_program
-from .worker import write_job as write_job

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, create_model
 from pydantic import Field as Key
 
-from trtllm_pipeline.tensorrt import Setting, params
+from trtllm_pipeline.tensorrt import params, repository_settings
 
 M = TypeVar("M", bound=BaseModel)
 STRICT: Final = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -83,7 +83,7 @@ def description(field: params.ParamField) -> str:
     if field.optional and about.unset:
         text += f". Default: {about.unset}"
     text += "."
-    if isinstance(about, Setting):
+    if isinstance(about, repository_settings.Setting):
         text += f" From release {about.since} on." if about.since else ""
         text += f" Up to release {about.until}." if about.until else ""
     return text

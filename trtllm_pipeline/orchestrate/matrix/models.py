@@ -37,12 +37,12 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core.core_schema import ModelSchema
 
 from trtllm_pipeline.base import PARALLEL
-from trtllm_pipeline.measure import SCORE_METRICS, ImagesAsked, lm_eval
+from trtllm_pipeline.measure import ImagesAsked, lm_eval, scores
 from trtllm_pipeline.models import Form, dataset_file
 from trtllm_pipeline.orchestrate.matrix.derive import STRICT, UNIQUE, derived, with_sections
 from trtllm_pipeline.orchestrate.matrix.document import canonical_lengths, canonical_parallel, nearest
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
-from trtllm_pipeline.tensorrt import DEFAULT_DATA, NO_ADAPTER, RepositorySettings, params
+from trtllm_pipeline.tensorrt import DEFAULT_DATA, NO_ADAPTER, params, repository_settings
 
 Toolchain = Literal[
     "embedded", "tensorrt_llm", "tensorrt_llm_pytorch", "openai", "vllm", "sglang", "transformers", "llama_cpp"
@@ -117,8 +117,8 @@ def _metric(value: str) -> str:
     if ":" in value:
         if not _FUNCTION.fullmatch(value):
             raise ValueError(f"{value!r} is not a function: write MODULE:FUNCTION")
-    elif value not in SCORE_METRICS:
-        raise ValueError(f'"{value}" is not allowed{nearest(value, SCORE_METRICS)}')
+    elif value not in scores.SCORE_METRICS:
+        raise ValueError(f'"{value}" is not allowed{nearest(value, scores.SCORE_METRICS)}')
     return value
 
 
@@ -145,7 +145,9 @@ DataSet = Annotated[Text, AfterValidator(_data_set)]
 MetricName = Annotated[
     str,
     AfterValidator(_metric),
-    WithJsonSchema({"anyOf": [{"enum": list(SCORE_METRICS)}, {"type": "string", "pattern": f"^{_FUNCTION.pattern}$"}]}),
+    WithJsonSchema(
+        {"anyOf": [{"enum": list(scores.SCORE_METRICS)}, {"type": "string", "pattern": f"^{_FUNCTION.pattern}$"}]}
+    ),
 ]
 Parallel = Annotated[
     str,
@@ -442,7 +444,7 @@ class Build(Section):
 TritonModel = Literal["preprocessing", "tensorrt_llm", "postprocessing", "ensemble", "tensorrt_llm_bls"]
 
 
-@derived(RepositorySettings)
+@derived(repository_settings.RepositorySettings)
 class Repository(Section):
     """Contents of the Triton model repository."""
 

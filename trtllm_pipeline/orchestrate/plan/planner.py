@@ -36,7 +36,7 @@ from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import catalog as toolchains
-from trtllm_pipeline.tensorrt import lacks_for_tasks, load_levels, reachable
+from trtllm_pipeline.tensorrt import command_lines, lacks_for_tasks, load_levels
 
 if TYPE_CHECKING:
     from trtllm_pipeline.base import Machine
@@ -365,7 +365,7 @@ def exposed(plan: Plan) -> list[str]:
     """Warnings about server addresses that other machines can reach."""
     services = [run for run in plan.stage_runs.values() if run.stage.scope is Scope.SERVICE]
     hosts = {str(run.first_cell.settings["serve"]["host"]) for run in services}
-    return [warning for host in sorted(hosts) if (warning := reachable(host))]
+    return [warning for host in sorted(hosts) if (warning := command_lines.reachable(host))]
 
 
 def followed(

@@ -28,24 +28,20 @@ from trtllm_pipeline.base import (
     writing,
 )
 from trtllm_pipeline.measure import (
-    ACCURACY_FILE,
-    DRIFT,
-    ENGINE_REPORT_FILE,
     LOAD_METRICS,
     MEAN_INTERVAL,
-    NORMALISATION,
     PERF_FILE,
-    SCORE_METRICS,
     AccuracyResult,
-    BenchComparison,
     Conditions,
-    EngineReport,
     HighestConcurrency,
     HighestRate,
     LevelResult,
     LoadResult,
     MetricDefinition,
+    accuracy_result,
+    engine_report,
     levels_of,
+    scores,
 )
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun, outline
@@ -331,7 +327,9 @@ def _in_process(artifact: Artifact | None, perf: LoadResult) -> dict[str, Json] 
     if artifact is None or not perf.valid:
         return None
     with suppress(MatrixError, StageError):
-        return BenchComparison.of(perf, EngineReport.read(artifact.out / ENGINE_REPORT_FILE)).to_json()
+        return engine_report.BenchComparison.of(
+            perf, engine_report.EngineReport.read(artifact.out / engine_report.ENGINE_REPORT_FILE)
+        ).to_json()
     return None
 
 
@@ -354,7 +352,9 @@ def _row(
     scores_in = None if scored is None else scored.out
     if failed in SCORING and why.log is not None:
         scores_in = why.log.parent / "out"  # show a score that is too low
-    accuracy = AccuracyResult.read((read_object(scores_in / ACCURACY_FILE) if scores_in else None) or {})
+    accuracy = AccuracyResult.read(
+        (read_object(scores_in / accuracy_result.ACCURACY_FILE) if scores_in else None) or {}
+    )
     conditions = replace(perf.conditions, made_on={} if levels else _made_on(made))
     questions: dict[str, Json] = {"digest": accuracy.rows_digest, "max_tokens": accuracy.settings.get("max_tokens")}
     return CellResult(
@@ -438,16 +438,16 @@ SCHEMA: Final = 1
 NAME: Final = "report.json"
 METRICS: Final = (
     *LOAD_METRICS,
-    *(MetricDefinition(name, "0 to 1", metric.definition) for name, metric in SCORE_METRICS.items()),
-    MetricDefinition("normalisation", "", NORMALISATION),
+    *(MetricDefinition(name, "0 to 1", metric.definition) for name, metric in scores.SCORE_METRICS.items()),
+    MetricDefinition("normalisation", "", scores.NORMALISATION),
     MetricDefinition("interval", "", MEAN_INTERVAL),
     MetricDefinition(
-        "agreement", "0 to 1", f"compared with the otherwise equal unquantized cell: {DRIFT['agreement']}"
+        "agreement", "0 to 1", f"compared with the otherwise equal unquantized cell: {scores.DRIFT['agreement']}"
     ),
     MetricDefinition(
-        "difference", "-1 to 1", f"compared with the otherwise equal unquantized cell: {DRIFT['difference']}"
+        "difference", "-1 to 1", f"compared with the otherwise equal unquantized cell: {scores.DRIFT['difference']}"
     ),
-    MetricDefinition("first_divergence", "", DRIFT["first_divergence"]),
+    MetricDefinition("first_divergence", "", scores.DRIFT["first_divergence"]),
     MetricDefinition(
         "trtllm_bench",
         "tokens/s",

@@ -25,7 +25,15 @@ from trtllm_pipeline.base import Exclusive, FailureClass, Scope, StageError, Usa
 from trtllm_pipeline.base import gpus as gpu_devices
 from trtllm_pipeline.orchestrate.run.executor import Job, failure_of
 from trtllm_pipeline.orchestrate.store.claims import WaitingPlace, enter_standing, lease_machine, machine_users
-from trtllm_pipeline.tensorrt import JOB, OUT, SERVICE_FILE, Stage, StageContext, out_of_memory, run_program, write_job
+from trtllm_pipeline.tensorrt import (
+    JOB,
+    OUT,
+    SERVICE_FILE,
+    Stage,
+    StageContext,
+    out_of_memory,
+    worker,
+)
 
 _POLL_S: Final = 0.1
 _STDERR: Final = 2
@@ -37,7 +45,7 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
     rule = getattr(context.params, "exclusive", Exclusive.NONE) or Exclusive.MACHINE
     with _leased(stage.gpus(context), stage.name, stage.scope, Exclusive(rule), {}) as (environment, held):
         if stage.commands is not None:
-            write_job(stage.name, stage.program, context)  # read by our own programs among them
+            worker.write_job(stage.name, stage.program, context)  # read by our own programs among them
             for command in stage.commands(context, probe.this_machine()):
                 show(command)
                 if code := _call(stage.name, command, environment, held):
@@ -46,7 +54,7 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
             before = os.environ.copy()
             os.environ.update(environment)  # read by CUDA at its first use, and by child processes
             try:
-                run_program(stage.program, stage.name, context)
+                worker.run_program(stage.program, stage.name, context)
             finally:
                 os.environ.clear()
                 os.environ.update(before)

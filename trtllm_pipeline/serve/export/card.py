@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.base import read_object, size
-from trtllm_pipeline.measure import IMAGE_INPUT
+from trtllm_pipeline.measure import triton
 from trtllm_pipeline.models import AS_IS, shown
 from trtllm_pipeline.orchestrate import Artifact, report_file
 from trtllm_pipeline.serve.export.deployment import Deployment
@@ -102,7 +102,7 @@ def ask(deployment: Deployment, address: str) -> str:
     body = {"text_input": "The capital of France is", "max_tokens": 8}
     body |= {} if deployment.kind == "llmapi" else {"bad_words": "", "stop_words": ""}
     if deployment.sees:  # longer than a word of a command line may be
-        body |= {"text_input": "Name one color of the image.", IMAGE_INPUT: "data:image/jpeg;base64,%s"}
+        body |= {"text_input": "Name one color of the image.", triton.IMAGE_INPUT: "data:image/jpeg;base64,%s"}
         command = f'printf {shlex.quote(json.dumps(body))} "$(base64 -w0 image.jpg)"'
         return f"{command} | curl -s http://{address}/v2/models/{deployment.model}/generate -d @-"
     return f"curl -s http://{address}/v2/models/{deployment.model}/generate -d {shlex.quote(json.dumps(body))}"

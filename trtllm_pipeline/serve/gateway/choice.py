@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from trtllm_pipeline.measure import Answer
+from trtllm_pipeline.measure import session
 from trtllm_pipeline.serve.gateway.api_error import ApiError
 from trtllm_pipeline.serve.gateway.dialects import CallArguments, CallStart, Content, Delta, Reasoning
 from trtllm_pipeline.serve.gateway.stops import StopWords
@@ -26,7 +26,7 @@ class Token(NamedTuple):
     """The most likely tokens at each position: id, log probability."""
 
 
-class Choice(Answer):
+class Choice(session.Answer):
     """The answer as it arrives. `deltas` waits to be sent, and the sender takes it. `changed` is called after each response with
     its number of tokens and whether there is output in it, and at the end.
 

@@ -23,7 +23,7 @@ from trtllm_pipeline.base import UsageError, allow_open_files, write_json
 from trtllm_pipeline.serve.gateway.gateway_config import GATEWAY_FILE, SCHEMA, GatewayConfig
 from trtllm_pipeline.serve.gateway.http_protocol import GatewayProtocol
 from trtllm_pipeline.serve.gateway.openai_app import GatewayApp
-from trtllm_pipeline.tensorrt import reachable
+from trtllm_pipeline.tensorrt import command_lines
 
 _BACKLOG: Final = 2048
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
@@ -80,7 +80,7 @@ def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
         write_json(path, record)
         announce(record)
 
-    if warning := reachable(config.host):
+    if warning := command_lines.reachable(config.host):
         print(f"warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # warns of each write to a client that has gone
     server = _Server(
@@ -137,7 +137,7 @@ def _for_trusted_hosts(gateway: ASGIApp, config: GatewayConfig) -> ASGIApp:
     A web page can make a browser resolve the page's own name to 127.0.0.1 (DNS rebinding) and would then read the responses.
     The browser still sends that name. Raises UsageError for a pattern that cannot be one.
     """
-    if config.api_keys_file is not None or reachable(config.host) is not None:
+    if config.api_keys_file is not None or command_lines.reachable(config.host) is not None:
         return gateway
     own = f"[{config.host}]" if ":" in config.host else config.host
     allowed = [_PORT.sub("", name).lower() for name in config.params.allowed_hosts]

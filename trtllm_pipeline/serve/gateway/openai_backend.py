@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.measure import MAX_STREAM_BYTES, Connection, HttpError, fetch, server_url
+from trtllm_pipeline.measure import http, timestamped_socket, urls
 from trtllm_pipeline.serve.gateway.api_error import ApiError, unavailable
 from trtllm_pipeline.serve.gateway.parsed_request import PATHS, Endpoint
 from trtllm_pipeline.serve.gateway.passing import AnswerCheck, StreamCutter, check_of
 from trtllm_pipeline.tensorrt import server_requests
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.measure import Option, Service
+    from trtllm_pipeline.measure import Service, session
     from trtllm_pipeline.orchestrate import GatewayParams
     from trtllm_pipeline.serve.gateway.gateway_config import OfferedModel
 
@@ -46,7 +46,7 @@ class Passed:
         self.failure: ApiError | None = None
         self.usage: Mapping[str, Any] = {}
         """The server's counts, which in a stream it sends only to clients that ask for them."""
-        self.paused: Connection | None = None
+        self.paused: http.Connection | None = None
         self.changed = changed
 
     def take(self) -> bytes:
@@ -70,16 +70,16 @@ class OpenAiBackend:
 
     def __init__(self, service: Service, served: OfferedModel, params: GatewayParams) -> None:
         url = service.http if "://" in service.http else f"http://{service.http}"
-        self._url = server_url(url)
+        self._url = urls.server_url(url)
         self._served = served
         self._params = params
         self._timeout_s = params.generation_timeout_s
         self._model = served.server_model or service.model or served.name
-        self._idle: deque[tuple[Connection, float]] = deque()
+        self._idle: deque[tuple[http.Connection, float]] = deque()
         self._closed = False
         self.broken = False
         """Nothing is known of the server that could be wrong when it comes back."""
-        self._adapters: dict[str, Mapping[str, Option]] = {
+        self._adapters: dict[str, Mapping[str, session.Option]] = {
             name: {}
             if folder is None
             else server_requests.lora_request(name, server_requests.number_of(folder), folder)
@@ -90,8 +90,8 @@ class OpenAiBackend:
     async def ready(self) -> bool:
         """True if the server responds."""
         try:
-            return (await fetch(self._url, "/v1/models", timeout_s=_CONNECT_S))[0] == 200
-        except (OSError, HttpError):
+            return (await http.fetch(self._url, "/v1/models", timeout_s=_CONNECT_S))[0] == 200
+        except (OSError, http.HttpError):
             return False
 
     async def ask(self, endpoint: Endpoint, body: dict[str, Any], passed: Passed) -> None:
@@ -107,7 +107,7 @@ class OpenAiBackend:
             )
         except OSError:
             passed.end(unavailable(f"the server of model {self._served.name} is not reachable, or is being restarted"))
-        except HttpError as error:
+        except http.HttpError as error:
             passed.end(self._failed(str(error)))
 
     def _failed(self, why: str) -> ApiError:
@@ -118,14 +118,14 @@ class OpenAiBackend:
     async def _ask(self, endpoint: Endpoint, message: bytes, name: str, passed: Passed) -> None:
         while True:
             kept = bool(self._idle)
-            connection = self._idle.pop()[0] if kept else Connection(self._url)
+            connection = self._idle.pop()[0] if kept else http.Connection(self._url)
             answer = _Answer(connection, passed, _renaming(self._model, name), self._failed, check_of(endpoint))
             try:
                 await connection.open()
                 status = await connection.request(
-                    "POST", PATHS[endpoint], message, answer.take, max_bytes=MAX_STREAM_BYTES
+                    "POST", PATHS[endpoint], message, answer.take, max_bytes=timestamped_socket.MAX_STREAM_BYTES
                 )
-            except HttpError:
+            except http.HttpError:
                 if not kept or connection.answer.began:
                     raise
                 continue  # the server had closed the kept connection
@@ -155,7 +155,7 @@ class _Answer:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: http.Connection,
         passed: Passed,
         names: list[tuple[bytes, bytes]],
         failed: Callable[[str], ApiError],

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from trtllm_pipeline.measure import MAX_MESSAGE_BYTES, ProtocolError, fields
+from trtllm_pipeline.measure import ProtocolError, fields, timestamped_socket
 from trtllm_pipeline.serve.gateway.parsed_request import Endpoint
 
 _EVENT_END: Final = re.compile(rb"\r?\n\r?\n|\r\r")
@@ -36,8 +36,8 @@ class StreamCutter:
             yield bytes(self._rest[start : end.end()])
             start = end.end()
         del self._rest[:start]
-        if len(self._rest) > MAX_MESSAGE_BYTES:
-            raise ProtocolError(f"an event in the answer exceeds {MAX_MESSAGE_BYTES} bytes")
+        if len(self._rest) > timestamped_socket.MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"an event in the answer exceeds {timestamped_socket.MAX_MESSAGE_BYTES} bytes")
 
     def end(self) -> bytes:
         """The event that the end of the answer cut off."""

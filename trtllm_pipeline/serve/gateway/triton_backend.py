@@ -18,18 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base import FailureClass, ServerError, StageError
 from trtllm_pipeline.measure import (
-    PERF_METRICS,
-    Client,
     GenerationRequest,
     Option,
     ProtocolError,
-    ServedModel,
     Service,
     Session,
-    failure_class,
     fields,
-    is_on,
-    is_unknown,
+    triton,
 )
 from trtllm_pipeline.models import Engine, model_names
 from trtllm_pipeline.serve.gateway.api_error import CONTEXT_LENGTH, ApiError, bad, unavailable
@@ -94,7 +89,7 @@ class TritonBackend:
 
     def __init__(
         self,
-        client: Client,
+        client: triton.Client,
         served: OfferedModel,
         params: GatewayParams,
         texts: ModelTexts | None,
@@ -137,12 +132,12 @@ class TritonBackend:
     ) -> TritonBackend:
         """Ask the server what its model takes. Raises ApiError 503 or 502."""
         name = served.server_model or service.model or await _model_at(service, served.name)
-        client = Client(service, name, "grpc", timeout_s=CONNECT_S)
+        client = triton.Client(service, name, "grpc", timeout_s=CONNECT_S)
         try:
             await client.__aenter__()
             await client.stop_by(model_names.ENGINE_MODEL)
             special = await client.adds_special_tokens()
-            dropped = is_on(await client.parameters(_POSTPROCESSING), "skip_special_tokens")
+            dropped = triton.is_on(await client.parameters(_POSTPROCESSING), "skip_special_tokens")
             parameters = await client.parameters(model_names.ENGINE_MODEL)
             guided = client.model.takes(_GUIDE) and _follows_guides(parameters)
             engine = _engine(parameters)
@@ -473,7 +468,7 @@ class TritonBackend:
                     choice.fail(error)
                     break
                 continue
-            passing = failure_class(choice.error) is FailureClass.TRANSIENT
+            passing = triton.failure_class(choice.error) is FailureClass.TRANSIENT
             self.broken |= passing
             if not (kept and passing and choice.first_event_ns is None):
                 choice.fail(self._failure(choice, passing=passing))
@@ -536,7 +531,7 @@ def guided(guide: Guide) -> dict[str, Any]:
 async def _models_at(service: Service) -> list[str]:
     """The models of a server. Empty if it does not list them."""
     try:
-        return await Client(service, "", "grpc", timeout_s=CONNECT_S).models()
+        return await triton.Client(service, "", "grpc", timeout_s=CONNECT_S).models()
     except ServerError:
         return []
 
@@ -546,13 +541,13 @@ async def _model_at(service: Service, name: str) -> str:
 
     Raises ApiError 502 if it is ambiguous. A server that lists no models, like ours, has to be queried for each.
     """
-    client = Client(service, "", "grpc", timeout_s=CONNECT_S)
+    client = triton.Client(service, "", "grpc", timeout_s=CONNECT_S)
     tried = tuple(dict.fromkeys((name, model_names.ENSEMBLE, model_names.BLS_MODEL, model_names.ENGINE_MODEL)))
     for each in tried:
         try:
             await client.config(each)
         except ServerError as error:
-            if is_unknown(error.message):
+            if triton.is_unknown(error.message):
                 continue
         return each  # of a server that does not answer the next request says so
     known = await _models_at(service)
@@ -581,8 +576,8 @@ def _engine(told: Mapping[str, str] | None) -> Path | None:
     return named if named.is_absolute() and (named / "config.json").is_file() else None
 
 
-def _of_every_request(model: ServedModel, engine: Path) -> dict[str, Option]:
+def _of_every_request(model: triton.ServedModel, engine: Path) -> dict[str, Option]:
     """Fields of every request to an engine that drafts tokens: their number, or a request for their counts."""
     drafts = server_requests.draft_options(model.name, engine)
     counted = model.tells_drafts and Engine.read(engine).speculation is not None
-    return drafts or ({PERF_METRICS: True} if counted else {})
+    return drafts or ({triton.PERF_METRICS: True} if counted else {})

@@ -45,7 +45,7 @@ from trtllm_pipeline.serve.kept.servers import (
     KeptServer,
     State,
 )
-from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, remove_stale_leftovers
+from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, triton_server
 from trtllm_pipeline.tensorrt import params as stage_params
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -124,7 +124,7 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
         # And for `store prune`, which leaves what a record names alone; one that is at work has not seen it.
         with nullcontext() if target.cell is None else Store(workspace).in_use():
             _check_inputs_exist(name, map(str, target.inputs.values()), shlex.join(wish.command))
-        remove_stale_leftovers()
+        triton_server.remove_stale_leftovers()
         for each in (SERVICE_FILE, GATEWAY_FILE, GATEWAY_CONFIG, FAILURE_FILE, STOP):
             (folder / each).unlink(missing_ok=True)
         shutil.rmtree(folder / OUT, ignore_errors=True)
@@ -284,7 +284,7 @@ def stop(server: KeptServer) -> KeptServer:
         server = _recorded(servers.look(folder))
     finally:
         (folder / STOP).unlink(missing_ok=True)
-    remove_stale_leftovers()
+    triton_server.remove_stale_leftovers()
     for each in (SERVICE_FILE, GATEWAY_FILE):
         (folder / each).unlink(missing_ok=True)
     shutil.rmtree(folder / "links", ignore_errors=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import ServerError
-from trtllm_pipeline.measure import HttpError, Service, fetch
+from trtllm_pipeline.measure import Service, http
 from trtllm_pipeline.serve.kept.servers import gateway_url
 
 EVERY_S: Final = 2.0
@@ -72,9 +72,9 @@ class Health:
     def _ask(self) -> str | None:
         """The reason for a failed health check. None for a passed one."""
         try:
-            status, _ = asyncio.run(fetch(self._address, self._path, timeout_s=self._limit_s))
+            status, _ = asyncio.run(http.fetch(self._address, self._path, timeout_s=self._limit_s))
         except ValueError:
             return None  # an address that cannot be asked says nothing of its server
-        except (OSError, HttpError) as error:
+        except (OSError, http.HttpError) as error:
             return f"GET {self._path}: {error}"
         return None if status == 200 else f"GET {self._path} is answered with HTTP status {status}"

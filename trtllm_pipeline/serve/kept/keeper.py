@@ -47,13 +47,12 @@ from trtllm_pipeline.serve.kept.servers import GATEWAY_CONFIG, GATEWAY_LOG, LOCK
 from trtllm_pipeline.tensorrt import (
     FAILURE_FILE,
     JOB,
-    LOG_FILE,
     REPAIR_FILE,
     SERVICE_FILE,
-    busy_ports,
     causes,
+    launch,
     out_of_memory,
-    stop_requested,
+    triton_server,
 )
 
 FIRST_PAUSE_S: Final = 1.0
@@ -155,7 +154,7 @@ class _Kept:
             "server",
             self.job.commands[0],
             folder / LOG,
-            folder / LOG_FILE,
+            folder / launch.LOG_FILE,
             folder / SERVICE_FILE,
             stop_s + 5.0,
             server_health,
@@ -315,7 +314,7 @@ class _Kept:
         if port := self.record.asked_ports.get(name):
             return port
         known = self.record.ports.get(name, 0)
-        return 0 if known and busy_ports([known], host) else known
+        return 0 if known and triton_server.busy_ports([known], host) else known
 
     def _look(self) -> None:
         """Notice what has become ready, and logs that have grown."""
@@ -331,7 +330,7 @@ class _Kept:
                 self.write()
             if not os.fstat(self.lock.fd).st_nlink:
                 raise StateError("its directory was removed, so the server could not be found")
-            for name in (LOG_FILE, GATEWAY_LOG, LOG):
+            for name in (launch.LOG_FILE, GATEWAY_LOG, LOG):
                 with suppress(OSError):
                     begin_anew(self.folder / name, MOST_LOG_BYTES)
 
@@ -527,7 +526,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: the server {folder.name} is kept already", file=sys.stderr)  # noqa: T201
         return 1
     try:
-        with stop_requested() as ended:
+        with launch.stop_requested() as ended:
             return _Kept(folder, lock, checked=len(argv) > 1).keep(ended)
     except (PipelineError, OSError, ValueError, KeyError, TypeError) as error:
         if not isinstance(error, (PipelineError, OSError)):

@@ -30,7 +30,7 @@ from trtllm_pipeline.base import ServerError, read_object, running_since, write_
 from trtllm_pipeline.measure import Service
 from trtllm_pipeline.orchestrate import claims
 from trtllm_pipeline.serve.gateway.gateway_config import CONFIG_FILE, GATEWAY_FILE
-from trtllm_pipeline.tensorrt import LOOPBACK, SERVICE_FILE
+from trtllm_pipeline.tensorrt import SERVICE_FILE, command_lines
 
 SCHEMA: Final = 1
 FOLDER: Final = claims.SERVERS
@@ -266,7 +266,11 @@ def gateway_url(folder: Path) -> str | None:
     url = (read_object(folder / GATEWAY_FILE) or {}).get("url")
     if not isinstance(url, str):
         return None
-    return url.rstrip("/").replace("//0.0.0.0:", f"//{LOOPBACK}:").replace("//[::]:", f"//{LOOPBACK}:")
+    return (
+        url.rstrip("/")
+        .replace("//0.0.0.0:", f"//{command_lines.LOOPBACK}:")
+        .replace("//[::]:", f"//{command_lines.LOOPBACK}:")
+    )
 
 
 def api_keys_file(folder: Path) -> Path | None:

@@ -14,9 +14,9 @@ from typing import Any, Final, TextIO
 from trtllm_pipeline.base import Json, duration, shorten, terminal, text_tables
 from trtllm_pipeline.orchestrate import LOG
 from trtllm_pipeline.serve.kept.servers import GATEWAY_LOG, KeptServer, api_keys_file
-from trtllm_pipeline.tensorrt import LOG_FILE
+from trtllm_pipeline.tensorrt import launch
 
-LOGS = {"server": LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
+LOGS = {"server": launch.LOG_FILE, "keeper": LOG, "gateway": GATEWAY_LOG}
 """The logs of a managed server, by program."""
 _EVERY_S: Final = 1.0
 _SERVES = "serves"

@@ -211,16 +211,20 @@ def analyze(
       pipeline bench analyze perf-20260101-120000-4711.jsonl --trtllm-bench report.json
     """
     from trtllm_pipeline.base import user_files
-    from trtllm_pipeline.measure import BenchComparison, EngineReport, LoadResult, analyze, of_load, write_dataset
+    from trtllm_pipeline.measure import LoadResult, analyze, engine_report, of_load
     from trtllm_pipeline.models import tokenizer_at
     from trtllm_pipeline.show.report import load_tables
 
     user_files.check(events)
     result = analyze(events, None if tokenizer is None else tokenizer_at(tokenizer), of_load(slo))
-    beside = None if trtllm_bench is None else BenchComparison.of(result, EngineReport.read(trtllm_bench))
+    beside = (
+        None
+        if trtllm_bench is None
+        else engine_report.BenchComparison.of(result, engine_report.EngineReport.read(trtllm_bench))
+    )
     if trtllm_dataset is not None:
         path = _new_file("--trtllm-dataset", trtllm_dataset)
-        note(f"{write_dataset(events, path)} requests: {path}")
+        note(f"{engine_report.write_dataset(events, path)} requests: {path}")
     emit_as(
         format,
         result,

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from trtllm_pipeline.base import PipelineError, ServerError, UsageError, terminal
-from trtllm_pipeline.measure import Conversation, Reply, models
+from trtllm_pipeline.measure import conversation
 from trtllm_pipeline.orchestrate import provenance
-from trtllm_pipeline.serve import GATEWAY_CONFIG, KeptServer, State, api_keys_file, find, look, read_keys
+from trtllm_pipeline.serve import read_keys, servers
 from trtllm_pipeline.show.cli import completion, options
 from trtllm_pipeline.show.cli.output import explain_error, note
 
@@ -79,7 +79,9 @@ def chat(
     sampling = {name: value for name, value in given.items() if value is not None}
     policy = provenance.policy(trusted_keys, required=require_signed)
     with _server(ctx, what, workspace, policy) as (url, key):
-        talk = Conversation(url, _chosen(models(url, key), url, model, lora), api_key=key, options=sampling)
+        talk = conversation.Conversation(
+            url, _chosen(conversation.models(url, key), url, model, lora), api_key=key, options=sampling
+        )
         talk.system = system
         _Terminal(talk).run()
 
@@ -92,7 +94,7 @@ def _server(
     if what is not None and _ADDRESS.match(what):
         yield what, os.environ.get(_KEY)
         return
-    known = {server.name: server for server in find(Path(workspace))}
+    known = {server.name: server for server in servers.find(Path(workspace))}
     if what is None:
         what = _only(known, workspace)
     if what in known:
@@ -102,21 +104,21 @@ def _server(
         yield _url(server), _key(server)
 
 
-def _key(server: KeptServer) -> str | None:
+def _key(server: servers.KeptServer) -> str | None:
     """A key that a managed server accepts, from its key file if this user may read it."""
-    file = api_keys_file(server.folder)
+    file = servers.api_keys_file(server.folder)
     keys: list[str] = []
     with suppress(PipelineError, OSError):
         # Otherwise another user's server could name a file of this user as its key file and receive its content.
-        if file is not None and file.stat().st_uid == (server.folder / GATEWAY_CONFIG).stat().st_uid:
+        if file is not None and file.stat().st_uid == (server.folder / servers.GATEWAY_CONFIG).stat().st_uid:
             keys = read_keys(file)
     return keys[0] if keys else os.environ.get(_KEY)
 
 
 @contextmanager
 def _started(
-    ctx: typer.Context, what: str, workspace: str, policy: provenance.Policy, known: Sequence[KeptServer]
-) -> Iterator[KeptServer]:
+    ctx: typer.Context, what: str, workspace: str, policy: provenance.Policy, known: Sequence[servers.KeptServer]
+) -> Iterator[servers.KeptServer]:
     """A managed server of the same cell, or a new server for the cell or directory, stopped afterwards."""
     from trtllm_pipeline.orchestrate import GatewayParams
     from trtllm_pipeline.serve import control
@@ -150,11 +152,11 @@ def _started(
     try:
         yield control.wait_ready(server)
     finally:
-        control.remove(control.stop(look(server.folder)))
+        control.remove(control.stop(servers.look(server.folder)))
 
 
-def _only(known: dict[str, KeptServer], workspace: str) -> str:
-    ready = [name for name, server in known.items() if server.state is State.READY]
+def _only(known: dict[str, servers.KeptServer], workspace: str) -> str:
+    ready = [name for name, server in known.items() if server.state is servers.State.READY]
     if len(ready) == 1:
         return ready[0]
     if ready:
@@ -165,7 +167,7 @@ def _only(known: dict[str, KeptServer], workspace: str) -> str:
     )
 
 
-def _url(server: KeptServer) -> str:
+def _url(server: servers.KeptServer) -> str:
     endpoint = server.endpoint()
     if endpoint is None:
         why = f": {server.reason}" if server.reason else ""
@@ -204,7 +206,7 @@ def _chosen(listed: Mapping[str, str | None], url: str, model: str | None, lora:
 class _Terminal:
     """Reads messages and prints responses."""
 
-    def __init__(self, talk: Conversation) -> None:
+    def __init__(self, talk: conversation.Conversation) -> None:
         self._talk = talk
         self._typed = sys.stdin.isatty()
         self._colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
@@ -333,7 +335,7 @@ def _split(message: str) -> tuple[str, str]:
     return name, rest.strip()
 
 
-def _summary(reply: Reply) -> str:
+def _summary(reply: conversation.Reply) -> str:
     """Line below a response: an unusual finish reason, and the speed."""
     parts: list[Any] = []
     if reply.finish_reason is None:

@@ -79,7 +79,7 @@ def export(
       pipeline export 'smollm2*/int8_wo/*/bs4' --to hub --repository me/smollm2 --output-dir exported
     """
     from trtllm_pipeline.orchestrate import provenance, served_cell
-    from trtllm_pipeline.serve import deployment, export_targets, hub, next_steps
+    from trtllm_pipeline.serve import cell_export, deployment, hub
 
     targets = _targets(to)
     if "hub" in targets:
@@ -102,14 +102,14 @@ def export(
         api_keys=require_keys,
         storage_class=storage_class,
     )
-    folders = export_targets(described, targets, folder)
+    folders = cell_export.export_targets(described, targets, folder)
     summary: dict[str, Any] = {
         "schema": 1,
         "cell": str(served.cell.id),
         "name": described.name,
         "targets": {target: str(folder) for target, folder in folders.items()},
         "hub": None,
-        "next_commands": next_steps(described, store, folders),
+        "next_commands": cell_export.next_steps(described, store, folders),
     }
     if "hub" in targets and repository is not None:
         summary["hub"] = hub.publish(
@@ -123,14 +123,14 @@ def export(
 
 
 def _targets(text: str) -> list[str]:
-    from trtllm_pipeline.serve import TARGETS
+    from trtllm_pipeline.serve import cell_export
 
     targets = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [target for target in targets if target not in TARGETS]
+    unknown = [target for target in targets if target not in cell_export.TARGETS]
     if unknown or not targets:
         raise UsageError(
             f"--to {text}: unknown target {unknown[0]!r}" if unknown else "--to: no target given",
-            hint=f"expected one or more of {', '.join(TARGETS)}",
+            hint=f"expected one or more of {', '.join(cell_export.TARGETS)}",
         )
     return list(dict.fromkeys(targets))
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.orchestrate import GatewayParams
-from trtllm_pipeline.serve import AUTO, GatewayConfig, OfferedModel, run
+from trtllm_pipeline.serve import gateway_config, run
 from trtllm_pipeline.show.cli import options, stage_options
 from trtllm_pipeline.show.cli.output import emit, note
 from trtllm_pipeline.tensorrt import params
@@ -121,7 +121,7 @@ def _command(
             hint="pipeline serve gateway NAME=service.json; start a server with pipeline stage launch",
         )
     defaults = params.to_json(options_of_model.params) if options_of_model else {}
-    gateway = GatewayConfig(
+    gateway = gateway_config.GatewayConfig(
         models=tuple(served.values()),
         host=host or (options_of_model.host if options_of_model else _HOST),
         port=port if port is not None else options_of_model.port if options_of_model else 0,
@@ -133,7 +133,7 @@ def _command(
     _run(gateway, folder, format)
 
 
-def _run(config: GatewayConfig, folder: Path | None, form: Literal["text", "json"]) -> None:
+def _run(config: gateway_config.GatewayConfig, folder: Path | None, form: Literal["text", "json"]) -> None:
     def announce(endpoints: Mapping[str, Any]) -> None:
         if form == "json":
             emit(json.dumps(endpoints))
@@ -150,11 +150,11 @@ def _run(config: GatewayConfig, folder: Path | None, form: Literal["text", "json
         run(config, folder or Path(scratch), announce)
 
 
-def _base(config: str | None) -> tuple[GatewayConfig | None, Path | None]:
+def _base(config: str | None) -> tuple[gateway_config.GatewayConfig | None, Path | None]:
     if config is None:
         return None, None
     path = Path(config)
-    return GatewayConfig.read(path), path.absolute().parent
+    return gateway_config.GatewayConfig.read(path), path.absolute().parent
 
 
 def _pairs(form: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -170,16 +170,16 @@ def _pairs(form: str, given: Sequence[str] | None) -> dict[str, str]:
     return values
 
 
-def _model(name: str, server: str) -> OfferedModel:
+def _model(name: str, server: str) -> gateway_config.OfferedModel:
     if "://" in server:
-        return OfferedModel(name=name, url=server, dialect=AUTO)
+        return gateway_config.OfferedModel(name=name, url=server, dialect=gateway_config.AUTO)
     path = Path(server)
     if not path.is_file():
         raise UsageError(
             f"{name}={server}: no such file",
             hint="create it with pipeline stage launch --format json > service.json, or give a Triton address: grpc://HOST:PORT",
         )
-    return OfferedModel(name=name, service=path.absolute(), dialect=AUTO)
+    return gateway_config.OfferedModel(name=name, service=path.absolute(), dialect=gateway_config.AUTO)
 
 
 def _folder(option: str, given: str) -> Path:

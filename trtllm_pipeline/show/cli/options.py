@@ -439,14 +439,14 @@ def known_store(workspace: str) -> Store:
 
 def allowed(text: str) -> frozenset[str]:
     """The names of `--allow`. Raises UsageError."""
-    from trtllm_pipeline.measure import GROUPS, NAMES
+    from trtllm_pipeline.measure import conditions
 
     names = frozenset(name.strip() for name in text.split(",") if name.strip())
-    unknown = sorted(names - NAMES - set(GROUPS))
+    unknown = sorted(names - conditions.NAMES - set(conditions.GROUPS))
     if unknown:
         raise UsageError(
             f"--allow: unknown condition {unknown[0]!r}",
-            hint=f"groups: {', '.join(GROUPS)}; fields: {', '.join(sorted(NAMES))}",
+            hint=f"groups: {', '.join(conditions.GROUPS)}; fields: {', '.join(sorted(conditions.NAMES))}",
         )
     return names
 

@@ -12,12 +12,11 @@ import typer
 
 from trtllm_pipeline.base import UsageError, allow_open_files, terminal, text_tables
 from trtllm_pipeline.orchestrate import GatewayParams
-from trtllm_pipeline.serve import OF_TRITON, UNRESPONSIVE_S, KeptServer, State, find, shown
-from trtllm_pipeline.serve import look as look_at
+from trtllm_pipeline.serve import gateway_config, servers, shown
 from trtllm_pipeline.show.cli import completion, options, stage_options
 from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, write_output
+from trtllm_pipeline.tensorrt import command_lines
 from trtllm_pipeline.tensorrt import params as stage_params
-from trtllm_pipeline.tensorrt import reachable
 
 if TYPE_CHECKING:
     from trtllm_pipeline.serve import ServeTarget
@@ -87,7 +86,7 @@ def _start(
         float | None,
         options.duration(
             "--unresponsive-timeout-s",
-            f"With --restart: time without a response before it is started again (default: {UNRESPONSIVE_S:g}).",
+            f"With --restart: time without a response before it is started again (default: {servers.UNRESPONSIVE_S:g}).",
         ),
     ] = None,
     model_name: Annotated[
@@ -136,7 +135,7 @@ def _start(
     params = stage_options.values(target.launch, of_launch)
     limits = stage_options.read_class(GatewayParams, given, target.gateway)
     if openai and getattr(target.params, "frontend", "triton") != "triton":
-        for each in OF_TRITON:
+        for each in gateway_config.OF_TRITON:
             if each in given:
                 raise UsageError(
                     f"{stage_options.flag(each)}: the server takes no such input; it knows the model's own",
@@ -152,7 +151,7 @@ def _start(
         name=name,
         params=params,
         restart=restart_,
-        unresponsive_timeout_s=unresponsive_timeout_s or UNRESPONSIVE_S,
+        unresponsive_timeout_s=unresponsive_timeout_s or servers.UNRESPONSIVE_S,
         require_signed=require_signed,
         trusted_keys=None if trusted_keys is None else str(trusted_keys.absolute()),
         gateway=openai,
@@ -207,9 +206,9 @@ def _check_folders(model_folder: str | None, api_keys: str | None) -> None:
 
 def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
     of_matrix = str(target.params.host)
-    if of_matrix != host and reachable(of_matrix) and not reachable(host):
+    if of_matrix != host and command_lines.reachable(of_matrix) and not command_lines.reachable(host):
         note(f"note: the matrix's serve.host {of_matrix} is for runs; a server is kept on {host}, --host changes it")
-    warning = reachable(host)
+    warning = command_lines.reachable(host)
     if warning and openai:
         warning = (
             f"the OpenAI endpoint listens on {host}: anyone who can reach it can send prompts"
@@ -220,7 +219,7 @@ def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
         note(f"warning: {warning}")
 
 
-def _until_ready(server: KeptServer) -> KeptServer:
+def _until_ready(server: servers.KeptServer) -> servers.KeptServer:
     """The server once it is ready; when that is interrupted, it is stopped."""
     from trtllm_pipeline.serve import control
 
@@ -229,15 +228,15 @@ def _until_ready(server: KeptServer) -> KeptServer:
         return control.wait_ready(server)
     except KeyboardInterrupt:
         note(f"stopping {server.name}")
-        control.stop(look_at(server.folder))
+        control.stop(servers.look(server.folder))
         raise
 
 
-def _show_started(server: KeptServer, form: str) -> None:
+def _show_started(server: servers.KeptServer, form: str) -> None:
     emit_as(
         form, shown.entry(server), text=lambda _: text_tables.aligned({"name": server.name, **shown.endpoints(server)})
     )
-    if form == "text" and server.state is State.READY:
+    if form == "text" and server.state is servers.State.READY:
         note(f"For instance:\n  {shown.example(server)}\npipeline serve stop {server.name} ends it")
 
 
@@ -260,7 +259,7 @@ def ps(
       pipeline serve ps
       pipeline serve ps --format json
     """
-    found = find(Path(workspace))
+    found = servers.find(Path(workspace))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     emit_as(form, shown.to_json(found), text=lambda _: shown.to_table(found, width))
 
@@ -283,8 +282,8 @@ def status(
       pipeline serve status chat --format json
     """
 
-    def look() -> list[KeptServer]:
-        return _named(names, workspace) if names else find(Path(workspace))
+    def look() -> list[servers.KeptServer]:
+        return _named(names, workspace) if names else servers.find(Path(workspace))
 
     if watch:
         if form != "text" or not sys.stdout.isatty():
@@ -295,16 +294,16 @@ def status(
     emit_as(form, shown.to_json(found), text=lambda _: shown.to_text(found))
 
 
-def _named(names: list[str], workspace: str) -> list[KeptServer]:
+def _named(names: list[str], workspace: str) -> list[servers.KeptServer]:
     from trtllm_pipeline.serve import control
 
     return [control.find(Path(workspace), each) for each in dict.fromkeys(names)]
 
 
-def _chosen(names: list[str] | None, workspace: str, *, every: bool) -> list[KeptServer]:
+def _chosen(names: list[str] | None, workspace: str, *, every: bool) -> list[servers.KeptServer]:
     if bool(names) == every:
         raise UsageError("give the names of servers, or --all", hint="pipeline serve ps lists them")
-    return find(Path(workspace)) if every else _named(names or [], workspace)
+    return servers.find(Path(workspace)) if every else _named(names or [], workspace)
 
 
 def logs(
@@ -326,7 +325,7 @@ def logs(
     from trtllm_pipeline.serve import control
 
     server = control.find(Path(workspace), name)
-    if server.state is not State.READY:
+    if server.state is not servers.State.READY:
         note(_standing(server))
     path = shown.log_of(server, part)
     if not path.exists() and not follow:
@@ -336,7 +335,7 @@ def logs(
 
     def goes_on() -> bool:
         nonlocal seen
-        before, now = seen, look_at(server.folder)
+        before, now = seen, servers.look(server.folder)
         seen = now.state
         if seen is not before:
             note(_standing(now))
@@ -349,7 +348,7 @@ def logs(
             raise
 
 
-def _standing(server: KeptServer) -> str:
+def _standing(server: servers.KeptServer) -> str:
     return f"{server.name}: {server.state.value}{f': {server.reason}' if server.reason else ''}"
 
 
@@ -378,7 +377,7 @@ def stop(
         if remove:
             control.remove(ended)
         elif not server.state.alive:
-            how = "had already failed" if server.state is State.FAILED else "was already stopped"
+            how = "had already failed" if server.state is servers.State.FAILED else "was already stopped"
             note(f"{server.name} {how}")
         if form == "text":
             emit(server.name)

@@ -232,16 +232,16 @@ def _print_command(stage: Stage, typed: Mapping[str, Any], params: Any) -> int:
     """Print the command that starts a server in a shell, at the requested ports, else at the usual or at free ones."""
     from trtllm_pipeline.base import gpus as devices
     from trtllm_pipeline.base import probe
-    from trtllm_pipeline.tensorrt import USUAL_PORTS, busy_ports, named, ports
+    from trtllm_pipeline.tensorrt import USUAL_PORTS, launch, named, triton_server
 
     assert stage.starter is not None
     usual = {
         f"{name}_port": port for name, port in USUAL_PORTS._asdict().items() if not getattr(params, f"{name}_port")
     }
-    wanted = params if busy_ports(usual.values(), params.host) else replace(params, **usual)
+    wanted = params if triton_server.busy_ports(usual.values(), params.host) else replace(params, **usual)
     with by_hand.scratch(stage.name) as scratch:
         context = _context(stage, typed, params, scratch)
-        command = named(stage.starter)(context).pasted(params.host, at := ports(wanted))
+        command = named(stage.starter)(context).pasted(params.host, at := launch.ports(wanted))
         gpus = [gpu.uuid for gpu in probe.this_machine().gpus]
         leased = gpus[: stage.gpus(context)]
     mask = (

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, TypeVar, get_args, get_origin
 
 from trtllm_pipeline.base import Json, Scope, UsageError
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.tensorrt import ADAPTERS, Stage, companions, params
+from trtllm_pipeline.tensorrt import Stage, companions, lora, params
 from trtllm_pipeline.tensorrt import catalog as toolchains
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ def signature(name: str, stages: list[Stage]) -> inspect.Signature:
         own.append(_parameter("model", Annotated[str | None, about]))
     for place in dict.fromkeys(each for stage in stages for each in stage.inputs):
         upstream = " or ".join(next(stage for stage in stages if place in stage.inputs).upstream(place))
-        if place in ADAPTERS:
+        if place in lora.ADAPTERS:
             upstream = companions.ADAPTER
         if place == "service":
             own.append(_text("in_service", "--service", "FILE", f"Output of pipeline stage {upstream} --format json."))
@@ -287,9 +287,9 @@ def _read(field: params.ParamField, text: Any) -> Any:
 
         return {f"{name}_ms": limit for name, limit in per_request(text).items()}
     if field.type == params.Precisions:
-        from trtllm_pipeline.measure import parse_precisions
+        from trtllm_pipeline.measure import stopping
 
-        return parse_precisions(text, get_args(params.StopMetric))
+        return stopping.parse_precisions(text, get_args(params.StopMetric))
     if _is_mapping(field):
         return _mapping(text)
     if isinstance(text, list):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import PipelineError, PlanError, UsageError, write_json
-from trtllm_pipeline.measure import ANSWERS
+from trtllm_pipeline.measure import accuracy_result
 from trtllm_pipeline.orchestrate import PRECISIONS, CellResult, Request, Store, flow, forecast, nearest, report_file
 from trtllm_pipeline.show.phrases import about
 from trtllm_pipeline.show.proof import budget, findings, material, reference_answers
@@ -146,7 +146,9 @@ def _of_cell(row: CellResult, plan: Plan, outcome: Outcome, folder: Path) -> Dee
             except PipelineError as error:
                 unread = findings.of_cell(row, None)
                 return replace(unread, detail=f"its answers cannot be read: {error.message}", hint=_DAMAGED)
-            return findings.of_cell(row, agreement, str((artifact.out / ANSWERS).relative_to(folder.parent)))
+            return findings.of_cell(
+                row, agreement, str((artifact.out / accuracy_result.ANSWERS).relative_to(folder.parent))
+            )
     return findings.of_cell(row, None)
 
 

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from trtllm_pipeline.base import Json, user_files
-from trtllm_pipeline.measure import ANSWERS
+from trtllm_pipeline.measure import accuracy_result
 from trtllm_pipeline.models import read_tokenizer
 from trtllm_pipeline.show.proof.material import MAX_TOKENS
 from trtllm_pipeline.tensorrt import Reference, catalog, families, random_model
@@ -66,7 +66,9 @@ def compare(answers: Path, model: Path) -> Agreement:
     spellings = random_model.spellings(tokenizer)
     losses: list[float] = []
     unreadable = []
-    rows = user_files.read_json_lines(answers / ANSWERS, _answer_row, nothing="the file contains no answers")
+    rows = user_files.read_json_lines(
+        answers / accuracy_result.ANSWERS, _answer_row, nothing="the file contains no answers"
+    )
     for id_, questions, answer in rows:
         tokens = random_model.spoken(answer, spellings)
         if tokens is None or len(tokens) != MAX_TOKENS:

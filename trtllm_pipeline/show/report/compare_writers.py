@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from trtllm_pipeline.base import shared_parts, text_blocks, text_tables
-from trtllm_pipeline.measure import UNKNOWN
+from trtllm_pipeline.measure import conditions
 from trtllm_pipeline.show.phrases import about, without
 from trtllm_pipeline.show.report.comparison import ChangeVerdict, Comparison, Delta, Pair, Payback
 from trtllm_pipeline.show.report.gate import Break, Judgement
@@ -128,7 +128,7 @@ def _notes(comparison: Comparison) -> list[str]:
     for cell, difference in comparison.caveats:
         differing.setdefault(str(difference), []).append(cell)
     notes += [
-        f"{'conditions not recorded' if UNKNOWN in words else 'measured under different conditions'} ({_some(cells)}): {words}"
+        f"{'conditions not recorded' if conditions.UNKNOWN in words else 'measured under different conditions'} ({_some(cells)}): {words}"
         for words, cells in differing.items()
     ]
     tried = [d for pair in comparison.pairs for d in pair.deltas if d.interval and d.method not in {"exact", "same"}]

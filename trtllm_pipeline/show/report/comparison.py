@@ -15,18 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trtllm_pipeline.base import Json, UsageError
 from trtllm_pipeline.measure import (
-    HIGHER_IS_BETTER,
-    LEVEL_METRICS,
-    RATES,
-    Difference,
     LevelResult,
     RepeatResult,
-    deciding,
+    conditions,
     differences,
     latency_of,
     load_words,
-    of_makers,
-    of_questions,
+    metric_names,
     stats,
 )
 from trtllm_pipeline.show.report.measured import Measured, RequestSample, Side
@@ -144,14 +139,14 @@ class Refusal(NamedTuple):
 
     cell: str
     base: str
-    differences: tuple[Difference, ...]
+    differences: tuple[conditions.Difference, ...]
 
 
 class Caveat(NamedTuple):
     """A differing condition that does not prevent a comparison: it is allowed or has little influence."""
 
     cell: str
-    difference: Difference
+    difference: conditions.Difference
 
 
 @dataclass(slots=True)
@@ -212,16 +207,20 @@ class Comparison:
 
 def better_is_higher(metric: str) -> bool:
     """The direction of improvement."""
-    return metric in HIGHER_IS_BETTER or metric == "trtllm_bench_tps" or metric.partition(".")[0] == "accuracy"
+    return (
+        metric in metric_names.HIGHER_IS_BETTER
+        or metric == "trtllm_bench_tps"
+        or metric.partition(".")[0] == "accuracy"
+    )
 
 
 def check_metric(name: str) -> str:
     """`name`, checked to be a metric. Raises UsageError."""
-    if name in LEVEL_METRICS or name in CELL_METRICS or name.startswith("accuracy."):
+    if name in metric_names.LEVEL_METRICS or name in CELL_METRICS or name.startswith("accuracy."):
         return name
     raise UsageError(
         f"unknown metric {name!r}",
-        hint=f"such as ttft_p99, tpot_p50, itl_mean, e2e_p95, {', '.join(RATES)}, tokens_per_joule, {', '.join(CELL_METRICS)}, "
+        hint=f"such as ttft_p99, tpot_p50, itl_mean, e2e_p95, {', '.join(metric_names.RATES)}, tokens_per_joule, {', '.join(CELL_METRICS)}, "
         "accuracy.contains",
     )
 
@@ -326,8 +325,8 @@ def _matched(
 def _compared(
     result: Comparison, matched: _Matched, metrics: Sequence[str], allow: Collection[str], axis: str | None = None
 ) -> Comparison:
-    of_level = [metric for metric in metrics if metric in LEVEL_METRICS]
-    of_cell = [metric for metric in metrics if metric not in LEVEL_METRICS]
+    of_level = [metric for metric in metrics if metric in metric_names.LEVEL_METRICS]
+    of_cell = [metric for metric in metrics if metric not in metric_names.LEVEL_METRICS]
     for cell, other in matched:
         if not cell.feasible and not other.feasible:
             continue
@@ -336,7 +335,7 @@ def _compared(
             result.unfit.append(NotCompared(cell.id, cell.unfit or f"the baseline {other.id}: {other.unfit}"))
             continue
         apart = _apart(cell, other)
-        if why := deciding(apart, allow, () if axis is None else (axis,)):
+        if why := conditions.deciding(apart, allow, () if axis is None else (axis,)):
             result.refused.append(Refusal(cell.id, other.id, why))
             continue
         result.caveats += [Caveat(cell.id, each) for each in apart]
@@ -370,9 +369,9 @@ def _same_answers(cell: Measured, other: Measured) -> bool:
     return cell.answers is not None and cell.answers == other.answers
 
 
-def _apart(cell: Measured, other: Measured) -> tuple[Difference, ...]:
+def _apart(cell: Measured, other: Measured) -> tuple[conditions.Difference, ...]:
     """Differences between the measurement conditions of two cells, if both were measured."""
-    differing: tuple[Difference, ...] = ()
+    differing: tuple[conditions.Difference, ...] = ()
     scored = bool(cell.accuracy and other.accuracy) and not _same_answers(cell, other)
     if _same_load_run(cell, other):
         pass
@@ -382,8 +381,10 @@ def _apart(cell: Measured, other: Measured) -> tuple[Difference, ...]:
         differing = differences(cell.conditions, other.conditions, places)
     else:
         prepared = None not in (cell.preparation_s, other.preparation_s)
-        differing = of_makers(cell.conditions, other.conditions, ["preparation"] * prepared + ["accuracy"] * scored)
-    return (*differing, *of_questions(cell.conditions, other.conditions)) if scored else differing
+        differing = conditions.of_makers(
+            cell.conditions, other.conditions, ["preparation"] * prepared + ["accuracy"] * scored
+        )
+    return (*differing, *conditions.of_questions(cell.conditions, other.conditions)) if scored else differing
 
 
 def _expanded(metrics: Sequence[str], cell: Measured, other: Measured) -> list[str]:
@@ -472,7 +473,7 @@ def _resampled(
     if min(len(before), len(after)) < least:
         return None, None
     interval = stats.resampled_change(before, after, of, paired=paired)
-    if interval is not None and metric in RATES:
+    if interval is not None and metric in metric_names.RATES:
         # Requests give work per time but not the window, so their relative noise is applied to the rate.
         done = [sum(row[0] for row in rows) / sum(row[1] for row in rows) for rows in (after, before)]
         scale = ratio / (done[0] / done[1])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.base import NOT_COMPARABLE, ComparisonError, Json, UsageError, count
-from trtllm_pipeline.measure import LEVEL_METRICS, stats
+from trtllm_pipeline.measure import metric_names, stats
 from trtllm_pipeline.show.report.comparison import (
     DEFAULT,
     ChangeVerdict,
@@ -197,7 +197,7 @@ def breaks(comparison: Comparison, conditions: Sequence[Condition]) -> tuple[Bre
     broken: list[Break] = []
     why_not = dict((*comparison.only_new, *comparison.unfit))
     for condition in conditions:
-        of_level = condition.metric in LEVEL_METRICS
+        of_level = condition.metric in metric_names.LEVEL_METRICS
         lost = comparison.lost if of_level else []
         broken += [Break(cell, None, condition, None, f"missing: {why}") for cell, why in comparison.only_base]
         for cell, level, why in lost:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trtllm_pipeline.base import ALONE, count
-from trtllm_pipeline.measure import LevelResult, load_words
+from trtllm_pipeline.measure import LevelResult, result
 from trtllm_pipeline.orchestrate import CellResult
 
 _MOST: Final = 0.5
@@ -33,7 +33,7 @@ def interference(rows: Sequence[CellResult]) -> Iterator[str]:
         known = {level.key: level for level in alone.levels}
         for level in beside.levels:
             if ratios := ", ".join(_ratios(level, known.get(level.key))):
-                yield f"{beside.id} alongside {count(others, 'other')} vs. alone, {load_words(level.key)}: {ratios}"
+                yield f"{beside.id} alongside {count(others, 'other')} vs. alone, {result.load_words(level.key)}: {ratios}"
 
 
 def _ratios(beside: LevelResult, alone: LevelResult | None) -> Iterator[str]:

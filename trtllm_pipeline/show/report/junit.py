@@ -13,7 +13,7 @@ from typing import Final
 from xml.etree import ElementTree as Xml
 
 from trtllm_pipeline.base import Json, terminal
-from trtllm_pipeline.measure import BY_NAME, FIELDS, UNKNOWN, Conditions, common
+from trtllm_pipeline.measure import Conditions, conditions
 from trtllm_pipeline.orchestrate import CellResult, CellStatus
 from trtllm_pipeline.show.report.record import Ending, Record, StageRecord
 from trtllm_pipeline.show.report.report_formats import Report
@@ -39,11 +39,15 @@ def to_junit(rows: Sequence[CellResult], record: Record, matrix: str = "") -> st
     """The run as an XML document. Times are seconds spent in this run, so up-to-date stages have 0."""
     findings = {row.id: row.warnings for row in rows}
     of_cell = {row.id: row.conditions for row in rows if row.levels}
-    shared = common(list(of_cell.values()))
+    shared = conditions.common(list(of_cell.values()))
     cases = [_case(stage, [text for cell in stage.cells for text in findings.get(cell, ())]) for stage in record.stages]
     for stage, case in zip(record.stages, cases, strict=True):
         if stage.stage == "perf" and (own := next((of_cell[cell] for cell in stage.cells if cell in of_cell), None)):
-            _properties(case, {name: own.value(BY_NAME[name]) for name in BY_NAME.keys() - shared.keys()}, own)
+            _properties(
+                case,
+                {name: own.value(conditions.BY_NAME[name]) for name in conditions.BY_NAME.keys() - shared.keys()},
+                own,
+            )
     cases += [_impossible(row) for row in rows if row.status is CellStatus.INFEASIBLE]
     failures = sum(case.find("failure") is not None for case in cases)
     skipped = sum(case.find("skipped") is not None for case in cases)
@@ -71,8 +75,8 @@ def _properties(element: Xml.Element, values: Mapping[str, Json], own: Condition
     """`system.cpu`, `workload.prompts` etc. as the first children of an element. A single measurement also has its time."""
     known = {
         f"{field.about}.{field.name}": field.shown(value)
-        for field in FIELDS
-        if (value := values.get(field.name)) not in (None, UNKNOWN)
+        for field in conditions.FIELDS
+        if (value := values.get(field.name)) not in (None, conditions.UNKNOWN)
     }
     if own is not None and (text := moment(own.measured_s)):
         known["measured"] = text

@@ -7,15 +7,14 @@ from typing import Any, Final
 
 from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.measure import (
-    RATES,
     STATISTICS,
     BenchComparison,
     LevelDetails,
     LevelResult,
     LoadResult,
+    conditions,
     load_words,
-    system_words,
-    workload_words,
+    metric_names,
 )
 
 _STATISTICS: Final = ("n", *STATISTICS)
@@ -64,8 +63,8 @@ def _lines(result: LoadResult) -> Iterator[str]:
     details = result.details
     assert details is not None
     yield f"{details.model} over {details.protocol}; output tokens counted by {result.tokens_counted_by}"
-    yield f"system: {system_words(result.conditions)}"
-    yield f"load: {workload_words(result.conditions)}"
+    yield f"system: {conditions.system_words(result.conditions)}"
+    yield f"load: {conditions.workload_words(result.conditions)}"
     if result.levels:
         yield overview(result.levels)
     if result.highest_rate is not None:
@@ -128,7 +127,9 @@ def _summaries(level: LevelResult) -> list[tuple[str, _Summary]]:
 
 def _values(level: LevelResult) -> list[tuple[str, Any]]:
     """Other metrics of a level, by name."""
-    rows: list[tuple[str, Any]] = [(name, getattr(level, name)) for name in ("requests", "failures", *RATES.values())]
+    rows: list[tuple[str, Any]] = [
+        (name, getattr(level, name)) for name in ("requests", "failures", *metric_names.RATES.values())
+    ]
     if (schedule := _details(level).schedule) is not None:
         rows += [("achieved_rate", schedule.achieved_rate), ("most_in_flight", schedule.most_in_flight)]
         rows += [("unsent", schedule.unsent)] if schedule.unsent else []

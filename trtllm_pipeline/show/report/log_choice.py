@@ -94,9 +94,9 @@ def measurements_of(log: Path) -> tuple[LevelResult, ...]:
     data = read_object(log.parent / "out" / "perf.json")
     if data is None:
         return ()
-    from trtllm_pipeline.measure import levels_of
+    from trtllm_pipeline.measure import result
 
-    return levels_of(data.get("levels"))
+    return result.levels_of(data.get("levels"))
 
 
 def _runs(outline: Outline, cell: OutlineCell) -> list[OutlineRun]:

@@ -21,17 +21,15 @@ from typing import Any
 from trtllm_pipeline.base import CellId, ComparisonError, StageError, UsageError, read_object, user_files
 from trtllm_pipeline.measure import (
     EVENTS_FILE,
-    LATENCIES,
     PERF_FILE,
-    RATES,
     Conditions,
     LevelResult,
     LoadResult,
     RepeatResult,
-    deciding,
-    differences,
+    conditions,
     load_key,
     load_words,
+    metric_names,
     stats,
 )
 from trtllm_pipeline.models import tokenizer_at
@@ -267,7 +265,7 @@ def _one(same: Sequence[Measured], sides: Sequence[str], allow: Collection[str],
         return replace(first, why=why, levels=())
     shared = [(each.concurrency, each.request_rate, each.key) for each in first.levels if each.key in keys]
     for other, side in zip(same[1:], sides[1:], strict=True):
-        apart = deciding(differences(other.conditions, first.conditions, shared), allow)
+        apart = conditions.deciding(conditions.differences(other.conditions, first.conditions, shared), allow)
         if apart and (other.perf is None or other.perf != first.perf):
             raise ComparisonError(
                 f"{side} is not a repeat of {sides[0]}: {apart[0]}",
@@ -285,10 +283,10 @@ def pooled(levels: Sequence[LevelResult]) -> LevelResult:
             for key in levels[0].latencies.get(name, {})
             if (values := [value for level in levels if (value := level.latency(name, key)) is not None])
         }
-        for name in LATENCIES
+        for name in metric_names.LATENCIES
     }
     rates: dict[str, Any] = {}
-    for name in (*RATES.values(), "tokens_per_joule"):
+    for name in (*metric_names.RATES.values(), "tokens_per_joule"):
         values = [getattr(level, name) for level in levels]
         rates[name] = None if None in values else median(values)
     alone = [(RepeatResult(**level.rates(), latencies=level.latencies),) for level in levels]

@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from trtllm_pipeline.measure import DEFINITIONS, LATENCIES, LevelResult, TritonUse
+from trtllm_pipeline.measure import LevelResult, metric_names, result
 from trtllm_pipeline.orchestrate import CellResult, report_file
 from trtllm_pipeline.show.report.report_formats import Report
 
 _PREFIX: Final = "pipeline_cell"
-_FORMULAS: Final = {**DEFINITIONS, **{metric.name: metric.formula for metric in report_file.METRICS}}
+_FORMULAS: Final = {**result.DEFINITIONS, **{metric.name: metric.formula for metric in report_file.METRICS}}
 _OF_LEVEL: Final = {
     "output_tokens_per_s": "output_tokens_per_second",
     "input_tokens_per_s": "input_tokens_per_second",
@@ -57,7 +57,7 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
     of_level = [({**cell, **_load(level)}, level) for cell, row in of_cell for level in row.levels]
     statuses: list[_Sample] = [({**cell, "status": row.status.value, "run": run}, 1.0) for cell, row in of_cell]
     yield "status", "always 1; the label is the status of the cell", statuses
-    for latency in LATENCIES:
+    for latency in metric_names.LATENCIES:
         samples: list[_Sample] = [
             ({**labels, "statistic": key}, None if value is None else value / 1000)
             for labels, level in of_level
@@ -89,7 +89,7 @@ def _families(rows: Sequence[CellResult], run: str) -> Iterator[tuple[str, str, 
     yield "stage_seconds", "wall-clock time of the stage that created the artifact", times
 
 
-def _of_triton(used: Sequence[tuple[_Labels, TritonUse]]) -> Iterator[tuple[str, str, list[_Sample]]]:
+def _of_triton(used: Sequence[tuple[_Labels, result.TritonUse]]) -> Iterator[tuple[str, str, list[_Sample]]]:
     samples = [({**labels, "model": model}, of_model) for labels, use in used for model, of_model in use.models.items()]
     requests: list[_Sample] = [(labels, of_model.get("requests")) for labels, of_model in samples]
     yield "triton_requests", _FORMULAS["triton_use"], requests

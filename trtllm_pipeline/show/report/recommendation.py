@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from trtllm_pipeline.base import CellId, Json, UsageError, count, shared_parts, text_blocks, text_tables
 from trtllm_pipeline.measure import (
-    LEVEL_METRICS,
     LevelResult,
     Objective,
-    deciding,
-    differences,
-    load_words,
+    conditions,
+    metric_names,
     objectives,
-    of_questions,
+    result,
     stats,
 )
 from trtllm_pipeline.orchestrate import report_file
@@ -205,7 +203,7 @@ def advise(
 
 def parse_slo(text: str) -> tuple[Objective, ...]:
     """`ttft_p99=300ms,tpot_p99=40ms,output_tps=100`. Raises UsageError."""
-    return objectives.parse(text, LEVEL_METRICS, example="ttft_p99=300ms,tpot_p99=40ms,output_tps=100")
+    return objectives.parse(text, metric_names.LEVEL_METRICS, example="ttft_p99=300ms,tpot_p99=40ms,output_tps=100")
 
 
 def parse_least(text: str) -> LeastAccuracy:
@@ -376,7 +374,7 @@ def at_best(
     nearest = cell.levels[shortfalls.index(least)]
     missed = ", ".join(reason for slo in slos if (reason := nearest.missed(slo)) is not None)
     more = f", its best of {len(cell.levels)} levels" if len(cell.levels) > 1 else ""
-    return at(nearest, f"{missed} at {load_words(nearest.key)}{more}", least if math.isfinite(least) else None)
+    return at(nearest, f"{missed} at {result.load_words(nearest.key)}{more}", least if math.isfinite(least) else None)
 
 
 def inaccurate(
@@ -416,9 +414,9 @@ def inaccurate(
 
 def _apart(metric: str, cell: Measured, base: Measured, allow: Collection[str]) -> str | None:
     """Why two scores are not comparable: other questions, or a different system as far as recorded."""
-    loads = differences(cell.conditions, base.conditions) if cell.levels and base.levels else ()
+    loads = conditions.differences(cell.conditions, base.conditions) if cell.levels and base.levels else ()
     systems = [each for each in loads if each.field.about == "system"]
-    why = deciding((*of_questions(cell.conditions, base.conditions), *systems), allow)
+    why = conditions.deciding((*conditions.of_questions(cell.conditions, base.conditions), *systems), allow)
     if not why:
         return None
     return f"{metric} cannot be compared with {base.id}: {why[0]} (compare anyway with --allow {why[0].field.about})"
@@ -451,7 +449,7 @@ def _of_workload(
         yield text_blocks.TextLine(f"for {workload}", "bold")
     good = [each for each in group if each.reason is None and each.same_work_as is None]
     if choice.best is not None:
-        at = load_words(str(choice.best.level))
+        at = result.load_words(str(choice.best.level))
         yield text_blocks.TextLine(f"recommended: {choice.best.cell}, at {at}", "bold green")
         yield text_blocks.TextLine(f"best of {len(good)} that meet the objectives: {OBJECTIVES[goal]}", "dim")
     else:

@@ -38,7 +38,7 @@ from trtllm_pipeline.orchestrate import (
     manifest,
     plan_file,
 )
-from trtllm_pipeline.tensorrt import COMMAND_FILE, JOB, LOG_FILE
+from trtllm_pipeline.tensorrt import JOB, launch
 
 _NOT_SHOWN: Final = {"system", "inputs", "made_by"}
 """Parts of provenance that a report omits: systems have their own section, and user and host stay private."""
@@ -211,8 +211,8 @@ def _stage(
         commands=tuple(tuple(map(str, command)) for command in job.get("commands") or planned.get("argv") or ()),
         folder=folder,
         log="" if folder is None else _tail(folder / LOG, tail),
-        server_log="" if folder is None or run.scope is not Scope.SERVICE else _tail(folder / LOG_FILE, tail),
-        server_command="" if folder is None else _tail(folder / COMMAND_FILE, _TAIL_BYTES),
+        server_log="" if folder is None or run.scope is not Scope.SERVICE else _tail(folder / launch.LOG_FILE, tail),
+        server_command="" if folder is None else _tail(folder / launch.COMMAND_FILE, _TAIL_BYTES),
         # Stage runs inside a service use its resources.
         resources={
             name: 0 if run.scope is Scope.IN_SERVICE else int(resources.get(name) or 0)

@@ -136,13 +136,13 @@ def _earlier(stage: StageRecord) -> StageRecord:
 
 def page_limits(text: str) -> dict[str, float | str]:
     """The limits of `report --slo` in the format of the page's form. Raises UsageError."""
-    from trtllm_pipeline.measure import HIGHER_IS_BETTER, latency_of
+    from trtllm_pipeline.measure import metric_names, result
     from trtllm_pipeline.show.report.html.page import LIMITED
     from trtllm_pipeline.show.report.recommendation import parse_slo
 
     limits: dict[str, float | str] = {}
     for slo in parse_slo(text):
-        latency, statistic = ("", "") if slo.metric in HIGHER_IS_BETTER else latency_of(slo.metric)
+        latency, statistic = ("", "") if slo.metric in metric_names.HIGHER_IS_BETTER else result.latency_of(slo.metric)
         if latency not in LIMITED or limits.setdefault("statistic", statistic) != statistic:
             raise UsageError(
                 f"--slo: the page supports {', '.join(LIMITED)} at one common statistic, got {text!r}",

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from trtllm_pipeline.measure import EVENTS_FILE, load_key
+from trtllm_pipeline.measure import EVENTS_FILE, result
 
 _POINTS: Final = 60
 """Maximum number of points of a series."""
@@ -24,7 +24,7 @@ def of_measurement(folder: Path) -> dict[str, Series]:
     points: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for event in _sampled(folder / EVENTS_FILE):
         with suppress(KeyError, TypeError, ValueError, IndexError):  # written by another release
-            key = load_key(event["concurrency"], event["request_rate"])
+            key = result.load_key(event["concurrency"], event["request_rate"])
             for name, at_ns, value in _values(event):
                 points.setdefault(key, {}).setdefault(name, []).append((at_ns, value))
     return {

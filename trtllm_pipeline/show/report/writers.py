@@ -27,15 +27,12 @@ from trtllm_pipeline.base import (
 )
 from trtllm_pipeline.measure import (
     FIELDS,
-    LATENCIES,
-    LENGTHS,
-    TRITON_GAUGES,
     UNKNOWN,
     Conditions,
     LevelResult,
-    TritonUse,
-    load_words,
     machine_words,
+    metric_names,
+    result,
     system_words,
     version_words,
     workload_words,
@@ -167,18 +164,18 @@ def _of_level(row: CellResult, level: LevelResult | None) -> list[Mapping[str, o
                 f"{name[:-3]}_{key}{'' if key == 'n' else '_ms'}": value
                 for key, value in known.latencies.get(name, {}).items()
             }
-            for name in LATENCIES
+            for name in metric_names.LATENCIES
         ),
         {name: planned[name] for name in ("warmup_requests", "repeats") if planned.get(name) is not None},
-        *({f"{name}_{key}": value for key, value in known.lengths.get(name, {}).items()} for name in LENGTHS),
+        *({f"{name}_{key}": value for key, value in known.lengths.get(name, {}).items()} for name in result.LENGTHS),
     ]
 
 
-def _of_triton(use: TritonUse | None) -> Mapping[str, object]:
+def _of_triton(use: result.TritonUse | None) -> Mapping[str, object]:
     """Triton's own metrics: `triton_waiting`, `triton_tensorrt_llm_queue_ms` etc."""
     if use is None:
         return {}
-    gauges = {name: getattr(use, name) for name in TRITON_GAUGES}
+    gauges = {name: getattr(use, name) for name in result.TRITON_GAUGES}
     times = {f"{model}_{name}": of[name] for model, of in use.models.items() for name in _TIMES if name in of}
     return {f"triton_{name}": value for name, value in {**gauges, **times}.items() if value is not None}
 
@@ -302,7 +299,7 @@ def _in_short(
     notes = notes_of(rows)
     keys = dict.fromkeys(key for column in shown if (key := column.head.partition("@")[2]))
     legend = ["Latencies are medians (p50)"] if any(column.is_latency for column in shown) else []
-    legend += [f"@{key} is {_WHICH.get(key) or load_words(key)}" for key in keys]
+    legend += [f"@{key} is {_WHICH.get(key) or result.load_words(key)}" for key in keys]
     measured = [row.conditions for row in rows if row.levels]
     lines = [text_blocks.TextLine(_note(*note), "yellow") for note in notes[:_SHORT_NOTES]]
     if any(row.warnings for row in rows):
@@ -580,7 +577,7 @@ def _load(row: CellResult) -> _Load:
     workload = row.conditions.workload or {}
     sampling, limits = workload.get("sampling"), workload.get("max_tokens")
     exact = isinstance(sampling, dict) and bool(sampling.get("exact_length"))
-    means = [_mean_length(row.levels, name) for name in LENGTHS]
+    means = [_mean_length(row.levels, name) for name in result.LENGTHS]
     lengths = ", ".join(f"{mean} {way}" for mean, way in zip(means, ("in", "out"), strict=True) if mean)
     if lengths and not (workload.get("synthetic") and exact):
         lengths += " on average"
@@ -606,7 +603,7 @@ def lengths_of(levels: Sequence[LevelResult]) -> str:
     """Lengths of prompts and outputs at these levels: "input mean 61.2, at most 80; output mean 16, at most 16"."""
     return "; ".join(
         f"{name.partition('_')[0]} mean {_range(means)}, at most {max(most):g}"
-        for name in LENGTHS
+        for name in result.LENGTHS
         if (means := [value for level in levels if (value := level.lengths.get(name, {}).get("mean")) is not None])
         and (most := [value for level in levels if (value := level.lengths.get(name, {}).get("max")) is not None])
     )

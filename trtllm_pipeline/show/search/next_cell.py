@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from trtllm_pipeline.base import CellId, FailureClass, Json, text_tables
-from trtllm_pipeline.measure import GROUPS, HIGHER_IS_BETTER, LevelResult, Objective, load_words
+from trtllm_pipeline.measure import LevelResult, Objective, conditions, metric_names, result
 from trtllm_pipeline.orchestrate import report_file
 from trtllm_pipeline.show.phrases import about
 from trtllm_pipeline.show.report.measured import Measured
@@ -170,7 +170,7 @@ def _surely_missed(slo: Objective, value: float | None, larger: bool, queues: bo
     """
     if value is None or slo.share(value) < _CLEARLY:
         return False
-    if slo.metric in HIGHER_IS_BETTER:
+    if slo.metric in metric_names.HIGHER_IS_BETTER:
         return not larger
     return larger and (not queues or slo.metric.startswith(("tpot", "itl")))
 
@@ -185,7 +185,7 @@ def _inaccurate(known: Mapping[CellId, Measured], bases: Mapping[CellId, CellId]
         base = known.get(bases.get(cell.id, cell.id))
         scored = goals.least is not None and goals.least.score is not None
         if cell.accuracy and (scored or (base is not None and base.accuracy)):
-            why = inaccurate(cell, None if base is cell else base, goals.least, GROUPS)
+            why = inaccurate(cell, None if base is cell else base, goals.least, conditions.GROUPS)
             if why is not None:
                 reasons[cell.id] = why
     return reasons
@@ -233,7 +233,7 @@ class Promise:
 
 def _words(promise: Promise, option: Option, best: float | None, goals: Goals) -> str:
     per = 1e-6 if goals.objective == "size" else 1.0
-    level = f" at {load_words(promise.level)}"
+    level = f" at {result.load_words(promise.level)}"
     fits = f"; {promise.fits:.0%} likely to meet the objectives" if goals.slos else ""
     than = "" if best is None else f"; best so far {text_tables.number(abs(best) * per)}"
     expected = (
@@ -285,7 +285,7 @@ def _promises(
             fits = 1.0
             for column, slo in enumerate(goals.slos, at + 1):
                 room = (math.log(slo.limit) - mean[index, column]) / error[index, column]
-                fits *= _below(-room if slo.metric in HIGHER_IS_BETTER else room)
+                fits *= _below(-room if slo.metric in metric_names.HIGHER_IS_BETTER else room)
             share = _improvement(sign * mean[index, at] - reached, error[index, at]) * fits * works[index]
             low, high = (math.exp(mean[index, at] + side * error[index, at]) for side in (-1, 1))
             at_levels.append(Promise(float(share), key, low, high, fits))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from trtllm_pipeline.base import FailureClass, Group, ServerError, StageError, without_secrets, write_json
-from trtllm_pipeline.measure import server_url
+from trtllm_pipeline.measure import urls
 from trtllm_pipeline.tensorrt.others import command
 from trtllm_pipeline.tensorrt.others.command import GGUF, KNOWN, MODEL
 from trtllm_pipeline.tensorrt.servers.command_lines import Ports
@@ -139,7 +139,7 @@ def _attend(context: StageContext[LaunchOpenAi], params: LaunchOpenAi) -> None:
     assert params.url is not None
     parent = os.getppid()
     with launch.stop_requested() as ended, launch.removed_after(context.attempt / SERVICE_FILE):
-        description = _described(params, server_url(params.url))
+        description = _described(params, urls.server_url(params.url))
         write_json(
             context.attempt / SERVICE_FILE, {"schema": 1, "log": None, **description, "pid": None, "started": False}
         )
@@ -152,10 +152,10 @@ def _described(params: LaunchOpenAi, url: str) -> dict[str, Any]:
     """The information for clients about a ready server. Raises ServerError if it does not respond, or serves no model."""
     import asyncio  # imported only after the server has started
 
-    from trtllm_pipeline.measure import OpenAiClient, environment_key
+    from trtllm_pipeline.measure import OpenAiClient, target
 
     async def look() -> tuple[list[str] | None, str | None]:
-        key = environment_key() if params.url else None
+        key = target.environment_key() if params.url else None
         client = OpenAiClient(url, "", params.endpoint, stream=True, timeout_s=_LOOK_S, api_key=key)
         return await client.models(), await client.version()
 

@@ -70,10 +70,10 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
     if openai["url"]:
         if openai["command"]:
             return "settings.openai.url and command are both set: use one of them"
-        from trtllm_pipeline.measure import service_at  # a client, which most plans do not need
+        from trtllm_pipeline.measure import target
 
         try:
-            service_at(openai["url"], "openai", cell.model)
+            target.service_at(openai["url"], "openai", cell.model)
         except ServerError as error:
             return f"settings.openai.url {error.message}"
         return None
@@ -222,10 +222,12 @@ def _running(url: str) -> str | None:
     """Name and models that a running server reports. None if it does not respond."""
     import asyncio  # not needed for printing a plan or a log
 
-    from trtllm_pipeline.measure import OpenAiClient, environment_key
+    from trtllm_pipeline.measure import OpenAiClient, target
 
     async def ask() -> str | None:
-        client = OpenAiClient(url, "", "completions", stream=True, timeout_s=ASKED_FOR_S, api_key=environment_key())
+        client = OpenAiClient(
+            url, "", "completions", stream=True, timeout_s=ASKED_FOR_S, api_key=target.environment_key()
+        )
         try:
             models = await client.models()
         except ServerError:

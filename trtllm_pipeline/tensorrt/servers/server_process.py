@@ -68,12 +68,12 @@ class Server(ABC):
         # Imported late: these imports take as long as the rest of the start.
         import asyncio
 
-        from trtllm_pipeline.measure import fetch
+        from trtllm_pipeline.measure import http
 
         data = b"" if body is None else json.dumps(body).encode()
         host = f"[{self.host}]" if ":" in self.host else self.host
         address = f"{host}:{port or self.ports.http}"
-        return asyncio.run(fetch(address, path, method=method, body=data, timeout_s=timeout_s))
+        return asyncio.run(http.fetch(address, path, method=method, body=data, timeout_s=timeout_s))
 
     @abstractmethod
     def ready_paths(self) -> Sequence[str]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtllm_pipeline.base import FailureClass, StageError
-from trtllm_pipeline.measure import InputTensor
+from trtllm_pipeline.measure import session
 from trtllm_pipeline.models import CONFIGURATION, Fields, tensor_values
 from trtllm_pipeline.tensorrt.stage.lora import MODULE_IDS, MODULES, tensors_of
 
@@ -48,11 +48,11 @@ class LoraTensors:
     config: NDArray[np.int32]
     """[rows, 3]: module, layer, rank."""
 
-    def inputs(self) -> dict[str, InputTensor]:
+    def inputs(self) -> dict[str, session.InputTensor]:
         """Inputs of the first request, in addition to the adapter's number."""
         return {
-            "lora_weights": InputTensor(self.weights.shape, self.weights.tobytes()),
-            "lora_config": InputTensor(self.config.shape, self.config.tobytes()),
+            "lora_weights": session.InputTensor(self.weights.shape, self.weights.tobytes()),
+            "lora_config": session.InputTensor(self.config.shape, self.config.tobytes()),
         }
 
     def write(self, folder: Path) -> None:

@@ -22,7 +22,7 @@ from typing import (
 )
 
 from trtllm_pipeline.base import Json
-from trtllm_pipeline.measure import LEVEL_DEFAULTS, ImagesAsked
+from trtllm_pipeline.measure import ImagesAsked, windows
 
 T = TypeVar("T")
 ITSELF = "."
@@ -460,7 +460,7 @@ class PerfParams(Parameters):
             "requests measured at each level; at least three for each in flight",
             ge=1,
             le=MOST_REQUESTS,
-            null=f"{LEVEL_DEFAULTS.requests_each} for each in flight, at least {LEVEL_DEFAULTS.least_requests}",
+            null=f"{windows.LEVEL_DEFAULTS.requests_each} for each in flight, at least {windows.LEVEL_DEFAULTS.least_requests}",
         ),
     ] = None
     level_budget_s: Annotated[
@@ -469,7 +469,7 @@ class PerfParams(Parameters):
             "time after which a level starts no further request; requests in flight end normally [s]",
             gt=0,
             le=1e9,
-            null=f"{LEVEL_DEFAULTS.budget_s:g} s, or no limit if requests is given",
+            null=f"{windows.LEVEL_DEFAULTS.budget_s:g} s, or no limit if requests is given",
         ),
     ] = None
     warmup_requests: Annotated[

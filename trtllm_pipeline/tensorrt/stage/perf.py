@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_pipeline.base import FailureClass, StageError, UsageError, write_json
-from trtllm_pipeline.measure import BUILT_IN_PROMPTS, EVENTS_FILE, Service, levels_up_to
+from trtllm_pipeline.measure import EVENTS_FILE, Service, prompts, windows
 from trtllm_pipeline.models import dataset_file, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import model_folder
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         LoadPlan,
         LoadResult,
         Objectives,
-        Option,
         Target,
-        Workload,
+        session,
+        workloads,
     )
     from trtllm_pipeline.models import Engine
 
@@ -87,12 +87,12 @@ def load_plan(
 
     `target` has the server, and further inputs of every request. Raises UsageError or StageError if a length is missing.
     """
-    from trtllm_pipeline.measure import Exporters, Load, LoadPlan, StopRule
+    from trtllm_pipeline.measure import Exporters, Load, LoadPlan, stopping
 
     plan = LoadPlan(target=target, load=Load(), expected=expected)
     engine = plan.engine
     max_tokens = params.max_tokens or _output_length(engine) or MAX_TOKENS
-    built_in = dataset_file.data_file(BUILT_IN_PROMPTS, Path())
+    built_in = dataset_file.data_file(prompts.BUILT_IN_PROMPTS, Path())
     given = None if input_data == built_in else input_data
     if params.trace_speed and given is None:
         raise UsageError("trace_speed replays the times of a file", hint="give --input-data FILE with timestamps")
@@ -130,7 +130,7 @@ def load_plan(
             turn_delay_s=params.turn_delay_s,
             budget_s=params.level_budget_s,
         ),
-        stop=StopRule(
+        stop=stopping.StopRule(
             precisions={str(name): share for name, share in params.stop_when.items()},
             max_repeats=params.max_repeats,
             budget_s=params.budget_s,
@@ -165,9 +165,9 @@ def _objectives(params: PerfParams) -> Objectives:
     return Objectives({name.removesuffix("_ms"): limit for name, limit in (params.slo or {}).items()})
 
 
-def _sampling(params: PerfParams) -> dict[str, Option]:
+def _sampling(params: PerfParams) -> dict[str, session.Option]:
     """Inputs of every request, by the server's names."""
-    chosen: dict[str, Option | None] = {"top_k": params.top_k, "top_p": params.top_p}
+    chosen: dict[str, session.Option | None] = {"top_k": params.top_k, "top_p": params.top_p}
     return {**{name: value for name, value in chosen.items() if value is not None}, **params.extra_inputs}
 
 
@@ -178,7 +178,7 @@ def _levels(params: PerfParams, expected: ExpectedServer, engine: Engine | None)
     if params.request_rate or params.trace_speed:
         return ()
     batch_size = expected.declared.get("max_batch_size") or (None if engine is None else engine.max_batch_size)
-    return levels_up_to(batch_size if isinstance(batch_size, int) else 1)
+    return windows.levels_up_to(batch_size if isinstance(batch_size, int) else 1)
 
 
 def _workload(
@@ -189,18 +189,18 @@ def _workload(
     *,
     given: Path | None,
     lengths_data: Path | None,
-) -> Workload | None:
+) -> workloads.Workload | None:
     """The lengths of prompts. None for prompts as they are in the input data, `given` by the user or built in.
 
     Raises StageError if a required input length is unknown.
     """
-    from trtllm_pipeline.measure import Workload, read_lengths
+    from trtllm_pipeline.measure import workloads
 
     if lengths_data is None and not fixed_lengths(params, given):
         return None
     longest = expected.declared.get("max_input_len") or (None if engine is None else engine.max_input_len)
     longest = longest if isinstance(longest, int) else None
-    lengths = () if lengths_data is None else read_lengths(lengths_data)
+    lengths = () if lengths_data is None else workloads.read_lengths(lengths_data)
     input_tokens = params.input_tokens or longest
     if not input_tokens and not lengths:
         if params.workload is None:
@@ -209,7 +209,7 @@ def _workload(
             "the input length of prompts is unknown", failure=FailureClass.USER, hint="give --input-tokens N"
         )
     longest_output = engine.max_seq_len - longest if longest and engine is not None and engine.max_seq_len else None
-    return Workload(
+    return workloads.Workload(
         input_tokens=input_tokens or 0,
         input_tokens_stddev=params.input_tokens_stddev,
         output_tokens=max_tokens,
@@ -235,7 +235,7 @@ def failure_of(result: LoadResult) -> FailureClass:
     """TRANSIENT if the machine was too busy to measure, or if the server restarted during the measurement."""
     if all(finding.check in {"client_cpu", "client_lag", "schedule", "server"} for finding in result.invalid):
         return FailureClass.TRANSIENT
-    from trtllm_pipeline.measure import failure_class
+    from trtllm_pipeline.measure import triton
 
     causes = "; ".join(finding.message for finding in result.invalid if finding.check == "failures")
-    return failure_class(causes) if causes else FailureClass.CHECK
+    return triton.failure_class(causes) if causes else FailureClass.CHECK

@@ -9,9 +9,9 @@ from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure import (
     EVENTS_FILE,
     accuracy_result,
-    chat_renderer,
+    answers,
     metrics_of,
-    question_endpoint,
+    prompts,
     read_questions,
     scorable,
     timed_answers,
@@ -28,7 +28,7 @@ def run(context: StageContext[ScoreParams]) -> None:
     params = context.params
     metrics = metrics_of(params.metrics, context.files.get("metric_module"))
     path = context.files["input_data"]
-    with chat_renderer(model, lambda: True) as render:
+    with prompts.chat_renderer(model, lambda: True) as render:
         everything = read_questions(path, metrics, params.metrics, render)
     questions, faults = scorable(everything, metrics)
     if not questions:
@@ -61,7 +61,7 @@ def run(context: StageContext[ScoreParams]) -> None:
         scored,
         metrics,
         to_json(params),
-        asked=question_endpoint(timed.protocol, questions),
+        asked=answers.question_endpoint(timed.protocol, questions),
         source="perf",
         not_scored=not_scored,
         greedy=greedy,

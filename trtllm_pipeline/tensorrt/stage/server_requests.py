@@ -13,7 +13,7 @@ from trtllm_pipeline.models import Engine, model_config, model_names
 from trtllm_pipeline.tensorrt.stage.lora import ADAPTERS, NO_ADAPTER
 
 if TYPE_CHECKING:
-    from trtllm_pipeline.measure import Client, InputTensor, Option, ServedModel
+    from trtllm_pipeline.measure import session, triton
     from trtllm_pipeline.tensorrt.stage.lora_tensors import LoraTensors
 
 
@@ -34,14 +34,14 @@ def special_tokens_check(service: Service, protocol: str, timeout_s: float) -> C
     """When called, checks whether `service` adds special tokens to prompts. Imports a client no sooner."""
 
     def ask() -> bool:
-        from trtllm_pipeline.measure import adds_special_tokens
+        from trtllm_pipeline.measure import target
 
-        return adds_special_tokens(service, protocol, timeout_s)
+        return target.adds_special_tokens(service, protocol, timeout_s)
 
     return ask
 
 
-def draft_options(model: str, engine: Path) -> dict[str, Option]:
+def draft_options(model: str, engine: Path) -> dict[str, session.Option]:
     """Request inputs for a served `model` whose engine directory has a draft model next to it: only requests turn drafting
     on. Empty without one.
 
@@ -53,7 +53,7 @@ def draft_options(model: str, engine: Path) -> dict[str, Option]:
     return {} if built.speculation != _EXTERNAL else {"num_draft_tokens": built.max_draft_len, "stream": False}
 
 
-AdapterOptions: TypeAlias = "Mapping[str, Mapping[str, Option]]"
+AdapterOptions: TypeAlias = "Mapping[str, Mapping[str, session.Option]]"
 """Name of an adapter -> the request inputs that select it."""
 
 
@@ -95,14 +95,14 @@ def number_of(folder: Path) -> int:
     return int.from_bytes(blake2b(repr(identity).encode(), digest_size=4).digest(), "big") // 2 + 1
 
 
-def lora_request(name: str, number: int, folder: Path) -> Mapping[str, Option]:
+def lora_request(name: str, number: int, folder: Path) -> Mapping[str, session.Option]:
     """The request inputs with which trtllm-serve loads a LoRA adapter. Source: its protocol."""
     return {"lora_request": {"lora_name": name, "lora_int_id": number, "lora_path": str(folder)}}
 
 
 async def load_adapter(
     service: Service, model: str, name: str, number: int, folder: Path, engine: Path | None, timeout_s: float
-) -> Mapping[str, Option]:
+) -> Mapping[str, session.Option]:
     """The request inputs that select the LoRA adapter in a directory on a served `model`.
 
     An engine in Triton receives the adapter here: its backend caches it by number. Later requests, over every protocol,
@@ -113,9 +113,9 @@ async def load_adapter(
     """
     if service.kind == "openai":
         return lora_request(name, number, folder)
-    from trtllm_pipeline.measure import Client
+    from trtllm_pipeline.measure import triton
 
-    async with Client(service, model, "grpc", timeout_s=timeout_s) as client:
+    async with triton.Client(service, model, "grpc", timeout_s=timeout_s) as client:
         if client.model.takes("lora_task_id"):
             import asyncio
 
@@ -133,7 +133,7 @@ async def load_adapter(
     )
 
 
-def chosen_adapters(options: AdapterOptions, wanted: str | None) -> tuple[Mapping[str, Option], ...]:
+def chosen_adapters(options: AdapterOptions, wanted: str | None) -> tuple[Mapping[str, session.Option], ...]:
     """The request inputs used in turn: for the `wanted` adapter, for none, or for all. Raises StageError for an unknown name."""
     if wanted is None or not options:
         return tuple(options.values())
@@ -144,7 +144,7 @@ def chosen_adapters(options: AdapterOptions, wanted: str | None) -> tuple[Mappin
     return (options[wanted],)
 
 
-def _data_type(engine: Path | None, model: ServedModel) -> str:
+def _data_type(engine: Path | None, model: triton.ServedModel) -> str:
     """The engine's data type, which the adapter must have. By the model in Triton if the engine is unknown.
 
     Raises StageError if the server expects another type.
@@ -162,11 +162,17 @@ def _data_type(engine: Path | None, model: ServedModel) -> str:
     return dtype
 
 
-async def _send(client: Client, number: int, adapter: LoraTensors) -> None:
+async def _send(client: triton.Client, number: int, adapter: LoraTensors) -> None:
     """The first request of an adapter, after which the server caches it. Raises StageError."""
-    from trtllm_pipeline.measure import GenerationRequest, failure_class, sampling
+    from trtllm_pipeline.measure import session, triton
 
-    options: dict[str, Option | InputTensor] = {**sampling(0, seed=0), "lora_task_id": number, **adapter.inputs()}
-    answer = await client.session().generate(GenerationRequest(_FIRST_PROMPT, 1, options))
+    options: dict[str, session.Option | session.InputTensor] = {
+        **triton.sampling(0, seed=0),
+        "lora_task_id": number,
+        **adapter.inputs(),
+    }
+    answer = await client.session().generate(session.GenerationRequest(_FIRST_PROMPT, 1, options))
     if answer.error is not None:
-        raise StageError(f"the server rejected the LoRA adapter: {answer.error}", failure=failure_class(answer.error))
+        raise StageError(
+            f"the server rejected the LoRA adapter: {answer.error}", failure=triton.failure_class(answer.error)
+        )

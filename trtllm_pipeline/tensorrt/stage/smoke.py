@@ -15,19 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.base import FailureClass, ServerError, StageError, running_since, write_json
 from trtllm_pipeline.measure import (
-    PREPROCESSING,
-    PROTOCOLS,
-    Answer,
-    AnyClient,
-    Client,
-    HttpError,
     ImagesAsked,
     Prompt,
     Service,
     Target,
-    data_types,
-    failure_class,
-    with_images,
+    http,
+    prompts,
+    session,
+    target,
+    triton,
 )
 from trtllm_pipeline.models import Engine, model_config, read_tokenizer
 from trtllm_pipeline.tensorrt.stage.base import StageContext
@@ -96,7 +92,7 @@ def failure_of(check: SmokeCheck) -> FailureClass:
     """The class of a failed check. TRANSIENT if the server is not ready: it was ready before, and is restarting."""
     if check.name == HEALTH:
         return FailureClass.TRANSIENT
-    failure = failure_class(check.detail)
+    failure = triton.failure_class(check.detail)
     return FailureClass.CHECK if failure is FailureClass.BUG and _REQUEST_FAILED not in check.detail else failure
 
 
@@ -110,7 +106,7 @@ class _Smoke:
         self.tokenizer = read_tokenizer(model_folder(context.inputs))
         # Completions answer a bare prompt, as Triton does. Chat wraps it into the model's template.
         streamed = protocol_for(self.service)
-        self.protocols = (streamed, f"{streamed}_unary") if self.service.kind == "openai" else PROTOCOLS
+        self.protocols = (streamed, f"{streamed}_unary") if self.service.kind == "openai" else triton.PROTOCOLS
         self.target = Target(
             self.protocols[0],
             self.service,
@@ -134,11 +130,11 @@ class _Smoke:
         async with self._client(service.model, first) as client:
             since = None if service.pid is None else running_since(service.pid)
             await self._check(HEALTH, everywhere, service.model, self._health(client))
-            if isinstance(client, Client):
+            if isinstance(client, triton.Client):
                 for path in sorted(self.context.inputs["repository"].glob("*/config.pbtxt")):
                     await self._check("configuration", first, path.parent.name, self._configuration(client, path))
-                if (self.context.inputs["repository"] / PREPROCESSING).is_dir() and not self.pictures:
-                    await self._check("tokens", "http", PREPROCESSING, self._tokens(client))
+                if (self.context.inputs["repository"] / triton.PREPROCESSING).is_dir() and not self.pictures:
+                    await self._check("tokens", "http", triton.PREPROCESSING, self._tokens(client))
         if ADAPTERS[0] in self.context.inputs:
             await self._check("adapter", first, service.model, self._adapters())
         for model in models:
@@ -158,7 +154,7 @@ class _Smoke:
         async with self._client(service.model, first) as client:
             await self._check("alive", everywhere, service.model, self._alive(client, since))
 
-    def _client(self, model: str, protocol: str) -> AnyClient:
+    def _client(self, model: str, protocol: str) -> target.AnyClient:
         return replace(self.target, model=model, protocol=protocol).client()
 
     async def _check(self, name: str, protocol: str, model: str, looking: Awaitable[str]) -> None:
@@ -184,37 +180,37 @@ class _Smoke:
 
     async def _answers(self, model: str, protocol: str) -> None:
         async with self._client(model, protocol) as client:
-            if isinstance(client, Client) and (
+            if isinstance(client, triton.Client) and (
                 lacking := [n for n in self.target.options if not client.model.takes(n)]
             ):
                 reason = f"the model has no input {', '.join(lacking)} in this release"
                 self.skipped.append({"name": "answer", "protocol": protocol, "model": model, "reason": reason})
                 return
-            if protocol == "grpc_unary" and isinstance(client, Client) and client.model.decoupled:
+            if protocol == "grpc_unary" and isinstance(client, triton.Client) and client.model.decoupled:
                 reason = "the model is decoupled, and Triton serves those over ModelStreamInfer alone"
                 self.skipped.append({"name": "answer", "protocol": protocol, "model": model, "reason": reason})
                 return
             await self._check("answer", protocol, model, self._answer(client))
 
-    async def _health(self, client: AnyClient) -> str:
+    async def _health(self, client: target.AnyClient) -> str:
         ready = await client.ready()
         if not all(ready.values()):
             raise _CheckError(f"expected every endpoint to be ready, got {ready}")
         return "ready"
 
-    async def _configuration(self, client: Client, path: Path) -> str:
+    async def _configuration(self, client: triton.Client, path: Path) -> str:
         written = model_config.read(path, allow_unknown=True)
         served, metadata = await client.config(path.parent.name), await client.metadata(path.parent.name)
         _same(_described(written, path.parent.name), _described(served, path.parent.name))
         batch = [-1] if written.max_batch_size else []
         for reported, tensors in ((metadata.inputs, written.input), (metadata.outputs, written.output)):
-            types = {name: kind.removeprefix("TYPE_") for name, kind in data_types(tensors).items()}
+            types = {name: kind.removeprefix("TYPE_") for name, kind in triton.data_types(tensors).items()}
             types |= {name: "BYTES" for name, kind in types.items() if kind == "STRING"}
             promised = {t.name: (types[t.name], [*batch, *t.dims]) for t in tensors}
             _same(promised, {t.name: (t.datatype, list(t.shape)) for t in reported})
         return f"{len(written.input)} inputs and {len(written.output)} outputs match config.pbtxt"
 
-    async def _tokens(self, client: Client) -> str:
+    async def _tokens(self, client: triton.Client) -> str:
         """Preprocessing produces the tokens of the model's own tokenizer, so the engine gets the tokens that it was
         trained on.
         """
@@ -222,16 +218,16 @@ class _Smoke:
         expected: list[int] = self.tokenizer.encode(self.params.prompt, add_special_tokens=added).ids
         try:
             tokens = await client.input_ids(self.params.prompt)
-        except (ServerError, HttpError, OSError) as error:
-            raise _CheckError(f"{PREPROCESSING} returns no tokens: {error}") from None
+        except (ServerError, http.HttpError, OSError) as error:
+            raise _CheckError(f"{triton.PREPROCESSING} returns no tokens: {error}") from None
         if tokens != expected:
             raise _CheckError(
-                f"{PREPROCESSING} converts {self.params.prompt!r} to {tokens}; expected {expected} from the model's tokenizer, "
+                f"{triton.PREPROCESSING} converts {self.params.prompt!r} to {tokens}; expected {expected} from the model's tokenizer, "
                 f"{'with' if added else 'without'} its special tokens"
             )
         return f"{len(tokens)} tokens match the tokenizer, {'with' if added else 'without'} its special tokens"
 
-    async def _answer(self, client: AnyClient) -> str:
+    async def _answer(self, client: target.AnyClient) -> str:
         answer = await self._ask(client)
         text = answer.text
         if not text.strip():
@@ -250,7 +246,7 @@ class _Smoke:
         bare = replace(bare, messages=({"role": "user", "content": bare.text},))
         tokens = []
         async with self._client(self.service.model, IMAGES_PROTOCOL) as client:
-            for prompt in (bare, with_images(bare, ImagesAsked.parse(spec).make(0))):
+            for prompt in (bare, prompts.with_images(bare, ImagesAsked.parse(spec).make(0))):
                 answer = await client.session().generate(self.target.generation(prompt, 0))
                 if answer.error is not None:
                     raise _CheckError(f"{_REQUEST_FAILED}: {answer.error}")
@@ -274,7 +270,7 @@ class _Smoke:
             )
         return f"the answer contains {expected!r}"
 
-    async def _stop_words(self, client: AnyClient) -> str:
+    async def _stop_words(self, client: target.AnyClient) -> str:
         """A stop word from the greedy answer must end it."""
         assert self.answer is not None
         stop = stop_word(self.answer, self.tokenizer)
@@ -287,7 +283,7 @@ class _Smoke:
             raise _CheckError(f"stop word {stop!r} should end the answer {self.answer!r} there, got {text!r}")
         return f"{stop!r} ended the answer: {text!r}"
 
-    async def _limits(self, client: AnyClient) -> str:
+    async def _limits(self, client: target.AnyClient) -> str:
         """A prompt longer than the engine's limit must be rejected with a message."""
         limits = Engine.read(self.context.inputs["engine"], max_seq_len=self.params.max_seq_len)
         longest = limits.max_input_len or limits.max_seq_len
@@ -304,7 +300,7 @@ class _Smoke:
             )
         return f"{tokens} tokens rejected: {answer.error}"
 
-    async def _alive(self, client: AnyClient, since: int | None) -> str:
+    async def _alive(self, client: target.AnyClient, since: int | None) -> str:
         """After the rejection: same process, ready, and still answering."""
         await self._health(client)
         pid = self.service.pid
@@ -315,15 +311,15 @@ class _Smoke:
             raise _CheckError(f"the greedy answer should still be {self.answer!r}, got {text!r}")
         return "same process, ready, same answer"
 
-    async def _ask(self, client: AnyClient, stop: str | None = None) -> Answer:
+    async def _ask(self, client: target.AnyClient, stop: str | None = None) -> session.Answer:
         prompt = Prompt("smoke", self.params.prompt, stop_words=() if stop is None else (stop,))
         answer = await self._generate(client, prompt)
         if answer.error is not None:
             raise _CheckError(f"{_REQUEST_FAILED}: {answer.error}")
         return answer
 
-    async def _generate(self, client: AnyClient, prompt: Prompt) -> Answer:
-        sent = with_images(prompt, self.pictures) if self.pictures else prompt
+    async def _generate(self, client: target.AnyClient, prompt: Prompt) -> session.Answer:
+        sent = prompts.with_images(prompt, self.pictures) if self.pictures else prompt
         return await client.session().generate(self.target.generation(sent, 0))
 
 

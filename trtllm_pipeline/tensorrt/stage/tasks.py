@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from trtllm_pipeline.base import FailureClass, StageError, write_json
-from trtllm_pipeline.measure import Service, api_url, environment_key, lm_eval
+from trtllm_pipeline.measure import Service, lm_eval, target, urls
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 from trtllm_pipeline.tensorrt.stage.model_inputs import encoder, model_folder
 from trtllm_pipeline.tensorrt.stage.params import TASK_FILE, TaskParams, to_json
@@ -71,7 +71,7 @@ def returns_likelihoods(url: str, model: str, tokens: Sequence[int], timeout_s: 
     """True if a server returns the log probability of each token of a prompt, as lm_eval requests it."""
     import httpx
 
-    key = environment_key()
+    key = target.environment_key()
     body = {
         "model": model,
         "prompt": [list(tokens)],
@@ -82,7 +82,7 @@ def returns_likelihoods(url: str, model: str, tokens: Sequence[int], timeout_s: 
     }
     try:
         answer = httpx.post(
-            f"{api_url(url)}/completions",
+            f"{urls.api_url(url)}/completions",
             json=body,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=timeout_s,

@@ -15,13 +15,7 @@ from typing import Any, Final, TypeVar
 
 from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base import Cell, Exclusive, Json, Machine, Needs, Resources, Scope
-from trtllm_pipeline.measure import (
-    BUILT_IN_PROMPTS,
-    LEAST_SEARCHED,
-    level_budget,
-    levels_up_to,
-    requests_of,
-)
+from trtllm_pipeline.measure import LEAST_SEARCHED, prompts, windows
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.tensorrt.servers.command_lines import (
     TRTLLM_SERVE,
@@ -330,7 +324,7 @@ def load_levels(cell: Cell) -> tuple[int, ...]:
         return tuple(settings["concurrency"])
     batch_size: Any = cell.settings["repository"]["triton_max_batch_size"] or cell.max_batch_size
     opened = settings["request_rate"] or settings["trace_speed"]
-    return () if opened else levels_up_to(min(batch_size, cell.max_batch_size))
+    return () if opened else windows.levels_up_to(min(batch_size, cell.max_batch_size))
 
 
 def has_fixed_lengths(cell: Cell) -> bool:
@@ -382,18 +376,22 @@ def _perf_s(cell: Cell, machine: Machine) -> float:
         return usually if params.warmup_requests is None else params.warmup_requests
 
     interval_s = None if params.measurement_interval_ms is None else params.measurement_interval_ms / 1e3
-    most_s = level_budget(params.level_budget_s, params.requests) or math.inf
+    most_s = windows.level_budget(params.level_budget_s, params.requests) or math.inf
 
     def closed_s(level: int) -> float:
         warm = warm_up(2 * level)
-        requests = requests_of(params.requests, level, params.warmup_requests, params.turns)
+        requests = windows.requests_of(params.requests, level, params.warmup_requests, params.turns)
         return answering_s(warm, level) + (interval_s or min(most_s, answering_s(requests, level)))
 
     def opened_s(rate: float) -> float:
-        return (interval_s or min(most_s, requests_of(params.requests, None) / rate)) + answering_s(1 + warm_up(4), 1)
+        return (interval_s or min(most_s, windows.requests_of(params.requests, None) / rate)) + answering_s(
+            1 + warm_up(4), 1
+        )
 
     closed = sum(map(closed_s, params.concurrency or ()))
-    replayed_s = (interval_s or level_budget(params.level_budget_s, None) or 0.0) + answering_s(1 + warm_up(4), 1)
+    replayed_s = (interval_s or windows.level_budget(params.level_budget_s, None) or 0.0) + answering_s(
+        1 + warm_up(4), 1
+    )
     opened = sum(map(opened_s, params.request_rate)) + len(params.trace_speed) * replayed_s
     repeats = params.max_repeats if params.stop_when else params.repeats
     searched = 0.0
@@ -427,16 +425,16 @@ def _with_good_rows(params: P, files: Mapping[str, str], _machine: Machine) -> P
 
 @lru_cache(maxsize=256)
 def _check_prompts(path: str, _changed_ns: int, turns: int, most: int | None, timed: bool, fixed: bool) -> None:
-    from trtllm_pipeline.measure import check_first_prompt
+    from trtllm_pipeline.measure import prompts
 
-    check_first_prompt(Path(path), turns=turns, most=most, timed=timed, cut=fixed)
+    prompts.check_first_prompt(Path(path), turns=turns, most=most, timed=timed, cut=fixed)
 
 
 @lru_cache(maxsize=256)
 def _check_questions(path: str, _changed_ns: int, metrics: tuple[str, ...], scored: bool) -> None:
-    from trtllm_pipeline.measure import check_first_question
+    from trtllm_pipeline.measure import questions
 
-    check_first_question(Path(path), metrics, scored=scored)
+    questions.check_first_question(Path(path), metrics, scored=scored)
 
 
 PERF = Stage(
@@ -475,9 +473,9 @@ def _prompt_files(cell: Cell, asked_by: str) -> dict[str, str]:
         return {}
     named = _named_images(cell, data)
     if named:
-        from trtllm_pipeline.measure import check_images
+        from trtllm_pipeline.measure import prompts
 
-        check_images(Path(cell.base_dir, data), named)
+        prompts.check_images(Path(cell.base_dir, data), named)
     return {"input_data": data, **{f"image {name}": os.path.join(os.path.dirname(data), name) for name in named}}
 
 
@@ -509,9 +507,9 @@ def _changed(path: str) -> int:
 @lru_cache(maxsize=256)
 def _images(path: str, _changed_ns: int) -> Mapping[str, int]:
     """The images that a prompt file names. Cached, because cells share files."""
-    from trtllm_pipeline.measure import image_files
+    from trtllm_pipeline.measure import prompts
 
-    return image_files(Path(path))
+    return prompts.image_files(Path(path))
 
 
 def _accuracy(cell: Cell) -> AccuracyParams:
@@ -529,7 +527,7 @@ def _accuracy_s(cell: Cell, machine: Machine) -> float:
 
 def _score_files(cell: Cell, asked_by: str) -> Mapping[str, str]:
     """The prompt file of the requesting stage, and the module of the user's own metrics, if any."""
-    files = {"input_data": BUILT_IN_PROMPTS, **_prompt_files(cell, asked_by)}
+    files = {"input_data": prompts.BUILT_IN_PROMPTS, **_prompt_files(cell, asked_by)}
     folder = cell.settings["accuracy"]["python_path"]
     own = next((name.partition(":")[0] for name in _accuracy(cell).metrics if ":" in name), None)
     if own is not None:

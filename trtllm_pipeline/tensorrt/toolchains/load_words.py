@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trtllm_pipeline.base import Cell
-from trtllm_pipeline.measure import BUILT_IN_PROMPTS, requests_of
+from trtllm_pipeline.measure import prompts, windows
 from trtllm_pipeline.tensorrt.stage.params import PerfParams
 from trtllm_pipeline.tensorrt.toolchains import catalog
 from trtllm_pipeline.tensorrt.toolchains.common_stages import PERF
@@ -30,7 +30,7 @@ def levels_words(concurrency: Sequence[int], rates: Sequence[float], requests: S
 def _lengths(cell: Cell, params: PerfParams) -> str:
     settings = cell.settings["perf"]
     if params.workload == "prompts":
-        return f"prompts of {settings['input_data'] or BUILT_IN_PROMPTS}, up to {params.max_tokens} out"
+        return f"prompts of {settings['input_data'] or prompts.BUILT_IN_PROMPTS}, up to {params.max_tokens} out"
     if settings["lengths_data"]:
         return f"lengths of {settings['lengths_data']}"
     spread = f"±{params.input_tokens_stddev:g}" if params.input_tokens_stddev else ""
@@ -42,8 +42,8 @@ def _lengths(cell: Cell, params: PerfParams) -> str:
 def _levels(params: PerfParams) -> Iterator[str]:
     levels = params.concurrency or ()
     timed = params.measurement_interval_ms
-    counts = [requests_of(params.requests, level, params.warmup_requests, params.turns) for level in levels]
-    counts += [requests_of(params.requests, None)] if params.request_rate else []
+    counts = [windows.requests_of(params.requests, level, params.warmup_requests, params.turns) for level in levels]
+    counts += [windows.requests_of(params.requests, None)] if params.request_rate else []
     if words := levels_words(levels, params.request_rate, () if timed else counts):
         yield words
     if params.trace_speed:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trtllm_pipeline.base import FailureClass, StageError
-from trtllm_pipeline.measure import Render, chat_renderer
+from trtllm_pipeline.measure import prompts
 from trtllm_pipeline.tensorrt.stage.base import JOB, StageContext
 from trtllm_pipeline.tensorrt.stage.calibration_rows import Row, choose, default_set, read_rows
 from trtllm_pipeline.tensorrt.stage.params import Selection
@@ -52,7 +52,7 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
         )
     rows = choose(read_rows(data, selection.column), selection)
 
-    def text(row: Row, render: Render | None) -> str:
+    def text(row: Row, render: prompts.Render | None) -> str:
         messages = row.messages
         if row.text is not None and not selection.chat_template:
             return row.text
@@ -70,7 +70,7 @@ def write(data: Path, model: Path, selection: Selection, output: Path) -> int:
             )
         return render(messages or [{"role": "user", "content": row.text}])
 
-    with chat_renderer(model, lambda: False) as render:
+    with prompts.chat_renderer(model, lambda: False) as render:
         lines = [json.dumps({"text": text(row, render)}, ensure_ascii=False) for row in rows]
     output.mkdir(parents=True, exist_ok=True)
     (output / _FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

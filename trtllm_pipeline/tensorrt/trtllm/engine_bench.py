@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from trtllm_pipeline.base import Cell, FailureClass, Machine, MatrixError, StageError
-from trtllm_pipeline.measure import ENGINE_REPORT_FILE, EVENTS_FILE, EngineReport, write_dataset
+from trtllm_pipeline.measure import EVENTS_FILE, engine_report
 from trtllm_pipeline.tensorrt.stage.base import JOB, Stage, StageContext
 from trtllm_pipeline.tensorrt.toolchains import companions
 from trtllm_pipeline.tensorrt.toolchains.common_stages import image_setting, load_levels
@@ -78,7 +78,7 @@ def _commands(context: StageContext[EngineBench], machine: Machine) -> Sequence[
         model=str(context.inputs["model"]),
         engine=None if engine is None else str(engine),
         dataset=str(context.out / _DATASET),
-        report=str(context.out / ENGINE_REPORT_FILE),
+        report=str(context.out / engine_report.ENGINE_REPORT_FILE),
         workspace=str(attempt),
         config=str(context.out / _SETTINGS) if context.params.settings else None,
     )
@@ -87,7 +87,7 @@ def _commands(context: StageContext[EngineBench], machine: Machine) -> Sequence[
 
 def prepare(context: StageContext[EngineBench]) -> None:
     """Write what trtllm-bench reads. Raises StageError where perf left no closed loop."""
-    count = write_dataset(context.inputs["perf"] / EVENTS_FILE, context.out / _DATASET)
+    count = engine_report.write_dataset(context.inputs["perf"] / EVENTS_FILE, context.out / _DATASET)
     if context.params.settings:
         (context.out / _SETTINGS).write_text(llmapi.to_yaml(context.params.settings), encoding="utf-8")
     print(f"{count} requests")  # noqa: T201 - the stage's log
@@ -96,7 +96,7 @@ def prepare(context: StageContext[EngineBench]) -> None:
 def run(context: StageContext[EngineBench]) -> None:
     """Check the report. Raises StageError for another file."""
     try:
-        report = EngineReport.read(context.out / ENGINE_REPORT_FILE)
+        report = engine_report.EngineReport.read(context.out / engine_report.ENGINE_REPORT_FILE)
     except MatrixError as error:
         raise StageError(str(error), failure=FailureClass.CHECK) from error
     print(f"{report.values['output_tokens_per_s']:.1f} output tokens/s")  # noqa: T201 - the stage's log

@@ -26,17 +26,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.base import CellId, Json, Scope, count, duration, fingerprint, shared_parts, terminal, text_blocks
-from trtllm_pipeline.measure import (
-    FIELDS,
-    TRITON_GAUGES,
-    Drift,
-    Field,
-    LevelResult,
-    MetricDefinition,
-    TritonUse,
-    load_words,
-    machine_words,
-)
+from trtllm_pipeline.measure import Drift, LevelResult, conditions, result
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report import time_series
@@ -302,7 +292,7 @@ def _drift(drift: Drift) -> dict[str, Any]:
 
 def _under(row: CellResult) -> dict[str, str]:
     """System and load of a cell's measurement, as text by label."""
-    known = [(field, row.conditions.value(field)) for field in FIELDS if row.levels]
+    known = [(field, row.conditions.value(field)) for field in conditions.FIELDS if row.levels]
     return {field.label: field.shown(value) for field, value in known if value is not None}
 
 
@@ -351,12 +341,12 @@ def _level(level: LevelResult) -> dict[str, Any]:
     }
 
 
-def _triton(use: TritonUse) -> dict[str, Any]:
+def _triton(use: result.TritonUse) -> dict[str, Any]:
     """Only the data that the page shows, with as many digits as it shows."""
     models = {
         name: [of.get("requests"), *(_short(of.get(time), 3) for time in _TIMES)] for name, of in use.models.items()
     }
-    gauges = {name: _short(value, 3) for name in TRITON_GAUGES if (value := getattr(use, name)) is not None}
+    gauges = {name: _short(value, 3) for name in result.TRITON_GAUGES if (value := getattr(use, name)) is not None}
     return {"models": models, **gauges}
 
 
@@ -420,9 +410,9 @@ def _some(names: Sequence[str]) -> str:
 def _opening(rows: Sequence[CellResult], matrix: str) -> list[tuple[str, str]]:
     """Hardware, engine, load and date of the measurements. Details are folded further down."""
     measured = [row for row in rows if row.levels]
-    gpus = [machine_words(row.conditions).split("; ") for row in measured]
+    gpus = [conditions.machine_words(row.conditions).split("; ") for row in measured]
     hardware = _some([parts[-1] for parts in gpus])
-    software = [field for field in FIELDS if field.name in _ENGINES]
+    software = [field for field in conditions.FIELDS if field.name in _ENGINES]
     known = [(field, row.conditions.value(field)) for row in measured for field in software]
     toolchains = [str(row.axes.get("toolchain") or "") for row in rows]
     engine = _some([*toolchains, *(_named(field, value) for field, value in known if value is not None)])
@@ -436,7 +426,7 @@ _ENGINES: Final = ("server", "tensorrt_llm", "xllamacpp")
 """Conditions that name the software that served."""
 
 
-def _named(field: Field, value: Json) -> str:
+def _named(field: conditions.Field, value: Json) -> str:
     """A version with its name. The server's value has its own."""
     return field.shown(value) if field.name == "server" else f"{field.label} {field.shown(value)}"
 
@@ -445,10 +435,10 @@ def _levels(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
     """Keys of levels for the page's list, with words."""
     keys = level_keys(rows)
     if len(keys) < 2:
-        return [(HIGHEST, load_words(keys[0]))] if keys else []
+        return [(HIGHEST, result.load_words(keys[0]))] if keys else []
     return [
         (HIGHEST, "highest of each cell"),
-        *((key, load_words(key)) for key in keys),
+        *((key, result.load_words(key)) for key in keys),
         (LOWEST, "lowest of each cell"),
     ]
 
@@ -463,7 +453,7 @@ def _every_column(rows: Sequence[CellResult], level: str) -> list[Column]:
     return [*shown[:at], *(of_level[path] for path in of_level if path in missing), *shown[at:]] if missing else shown
 
 
-def _occurring(rows: Sequence[CellResult], record: Record) -> list[MetricDefinition]:
+def _occurring(rows: Sequence[CellResult], record: Record) -> list[result.MetricDefinition]:
     """The metrics on the page, and the terms of their formulas."""
     levels = [level for row in rows for level in row.levels]
     windows = {level.window for level in levels}
