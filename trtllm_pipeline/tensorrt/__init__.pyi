@@ -1,5 +1,4 @@
 # Names that other houses may import from `trtllm_pipeline.tensorrt`: its door. Loaded on first use by `doors.py`.
-from . import worker as worker
 from .diagnosis import causes as causes
 from .diagnosis import out_of_memory as out_of_memory
 from .embedded import families as families
@@ -44,3 +43,5 @@ from .trtllm.llmapi import MODEL as MODEL
 from .trtllm.params import SERVE_FILE as SERVE_FILE
 from .trtllm.rules import HUB_UNREACHED as HUB_UNREACHED
 from .worker import named as named
+from .worker import run_program as run_program
+from .worker import write_job as write_job

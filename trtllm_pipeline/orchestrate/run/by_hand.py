@@ -32,7 +32,8 @@ from trtllm_pipeline.tensorrt import (
     Stage,
     StageContext,
     out_of_memory,
-    worker,
+    run_program,
+    write_job,
 )
 
 _POLL_S: Final = 0.1
@@ -45,7 +46,7 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
     rule = getattr(context.params, "exclusive", Exclusive.NONE) or Exclusive.MACHINE
     with _leased(stage.gpus(context), stage.name, stage.scope, Exclusive(rule), {}) as (environment, held):
         if stage.commands is not None:
-            worker.write_job(stage.name, stage.program, context)  # read by our own programs among them
+            write_job(stage.name, stage.program, context)  # read by our own programs among them
             for command in stage.commands(context, probe.this_machine()):
                 show(command)
                 if code := _call(stage.name, command, environment, held):
@@ -54,7 +55,7 @@ def run(stage: Stage, context: StageContext[Any], show: Callable[[Sequence[str]]
             before = os.environ.copy()
             os.environ.update(environment)  # read by CUDA at its first use, and by child processes
             try:
-                worker.run_program(stage.program, stage.name, context)
+                run_program(stage.program, stage.name, context)
             finally:
                 os.environ.clear()
                 os.environ.update(before)

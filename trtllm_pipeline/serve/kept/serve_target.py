@@ -284,14 +284,14 @@ def write_repository(target: ServeTarget, out: Path) -> Path:
         return target.inputs["repository"]
     if "repository" not in target.launch.inputs:
         return out
-    from trtllm_pipeline.tensorrt import worker
+    from trtllm_pipeline.tensorrt import run_program
 
     stage = toolchains.load(target.toolchain).stage("repository")
     engine = Engine.read(target.inputs["engine"])
     params = stage_params.load(stage.params, {"max_batch_size": engine.max_batch_size or 1})
     assert stage.program is not None
     with redirect_stdout(sys.stderr):  # a stage's stdout is its log, that of a command its answer
-        worker.run_program(stage.program, stage.name, StageContext(params, target.inputs, {}, out, out.parent))
+        run_program(stage.program, stage.name, StageContext(params, target.inputs, {}, out, out.parent))
     return out
 
 

@@ -25,7 +25,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Answer], Health
         async def fetch(_address: str, _path: str, **_limits: Any) -> tuple[int, bytes]:
             return answer()
 
-        monkeypatch.setattr(health, "fetch", fetch)
+        monkeypatch.setattr(health.http, "fetch", fetch)
         started.append(Health("127.0.0.1:1", "/health", every_s=0.001))
         return started[-1]
 

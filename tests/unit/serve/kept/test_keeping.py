@@ -612,7 +612,7 @@ def test_what_is_started_under_the_name_of_one_that_ended_is_starting_from_the_f
         seen.append(look(folder))
         raise OSError("no room")
 
-    monkeypatch.setattr(control, "remove_stale_leftovers", full)
+    monkeypatch.setattr(control.triton_server, "remove_stale_leftovers", full)
     with pytest.raises(StateError, match="no room"):
         control.start(WHAT, control.Wish(name="one"), tmp_path)
     assert [(server.state, server.reason) for server in seen] == [(State.STARTING, None)]

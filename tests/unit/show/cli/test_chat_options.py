@@ -74,7 +74,7 @@ def test_a_kept_server_without_keys_gets_that_of_the_environment(
 def test_a_name_that_is_neither_server_nor_cell_is_told_with_the_servers(
     server: KeptServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(chat, "find", lambda _workspace: (server,))
+    monkeypatch.setattr(chat.servers, "find", lambda _workspace: (server,))
     Store(tmp_path / "w").close()
     assert main(["chat", "oen", "--workspace", str(tmp_path / "w")]) == 2
     assert "(managed servers: one)" in capsys.readouterr().err
