@@ -25,7 +25,7 @@ def closed(**properties: Any) -> dict[str, Any]:
 
 CHECK = closed(
     id={"type": "string", "pattern": r"^[a-z_]+\.[a-z0-9_]+$"},
-    group={"enum": ["host", "gpu", "tensorrt_llm", "triton", "quantize", "space", "limits", "hub"]},
+    group={"enum": ["host", "gpu", "tensorrt_llm", "triton", "quantize", "space", "limits", "hub", "accuracy"]},
     status={"enum": ["ok", "warning", "missing"]},
     value={},
     detail=TEXT,
