@@ -601,7 +601,10 @@ def test_a_path_behind_a_slash_and_the_top_are_answered(served: Running) -> None
     assert HTTP.get(f"{top}//v1/models").json() == HTTP.get(f"{top}/v1/models").json()
     body = {"model": "scripted", "prompt": "hello", "max_tokens": 9}
     assert HTTP.post(f"{top}//v1//completions", json=body).json()["choices"][0]["text"] == "hello"
-    assert "the paths are /v1/chat/completions, /v1/completions, /v1/models" in error(HTTP.get(top))["message"]
+    assert (
+        "the paths are /v1/chat/completions, /v1/completions, /v1/responses, /v1/models"
+        in error(HTTP.get(top))["message"]
+    )
 
 
 def test_an_adapter_is_a_model_of_its_own_and_is_sent_again_where_the_server_has_forgotten_it(tmp_path: Path) -> None:

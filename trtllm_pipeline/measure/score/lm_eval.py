@@ -101,21 +101,21 @@ class TaskItem(NamedTuple):
         return (SHIPPED_TASKS / f"{self.name}.yaml").is_file()
 
 
-class Installed(NamedTuple):
+class Harness(NamedTuple):
     """The program, and its version if it is known."""
 
     argv: tuple[str, ...]
     version: str | None
 
 
-def installed() -> Installed | None:
+def installed() -> Harness | None:
     """lm_eval of the Python in LM_EVAL_PYTHON, on PATH, or next to this Python. None without one."""
     if python := os.environ.get(PYTHON_VARIABLE):
         version = _version(Path(python))
-        return None if version is None else Installed((python, "-m", PROGRAM), version)
+        return None if version is None else Harness((python, "-m", PROGRAM), version)
     beside = Path(sys.executable).parent / PROGRAM
     program = shutil.which(PROGRAM) or (str(beside) if beside.is_file() else None)
-    return None if program is None else Installed((program,), _version(Path(program)))
+    return None if program is None else Harness((program,), _version(Path(program)))
 
 
 def _version(program: Path) -> str | None:

@@ -81,7 +81,7 @@ def brings_code(family: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Requirements:
+class ReleaseRequirements:
     """What releases need, from `since` on and before `before`, as far as it was read."""
 
     since: str
@@ -94,8 +94,10 @@ class Requirements:
 
 
 REQUIREMENTS: Final = (
-    Requirements("0.10", "0.11.dev0", "4.38.2", "", "12.4", "requirements of 0.10; Triton's compatibility matrix"),
-    Requirements(
+    ReleaseRequirements(
+        "0.10", "0.11.dev0", "4.38.2", "", "12.4", "requirements of 0.10; Triton's compatibility matrix"
+    ),
+    ReleaseRequirements(
         "1.2.1",
         "1.3.0.dev0",
         "4.57.3",
@@ -103,8 +105,8 @@ REQUIREMENTS: Final = (
         "13.1",
         "PKG-INFO of the source package of 1.2.1; Triton's compatibility matrix",
     ),
-    Requirements("1.3.0rc21", "1.3.0rc29", "5.5.4", "", "", "issue 16171"),
-    Requirements(
+    ReleaseRequirements("1.3.0rc21", "1.3.0rc29", "5.5.4", "", "", "issue 16171"),
+    ReleaseRequirements(
         "1.3.0rc29",
         "1.4.0rc2",
         "5.5.4",
@@ -115,7 +117,7 @@ REQUIREMENTS: Final = (
 )
 
 
-def requirements(release: str) -> Requirements | None:
+def requirements(release: str) -> ReleaseRequirements | None:
     """What a release needs. None if it was not read."""
     fits = (each for each in REQUIREMENTS if at_least(release, each.since) and parse(release) < parse(each.before))
     return next(fits, None)
