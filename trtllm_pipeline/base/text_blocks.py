@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, ConsoleOptions, Group
+    from rich.table import Table
 
 _SPECIAL: Final = re.compile(r"[*`|]|(?<!\w)_|_(?!\w)")
 """Characters with a meaning in Markdown. An underscore within a word has none."""
+_LEAST_NOTE: Final = 32
+"""Columns of a terminal that sentences in a table need."""
 Value = str | tuple[str, str]
 """A text, or a text and its style."""
 
@@ -38,6 +41,8 @@ class Grid:
     heads: Sequence[str]
     rows: Iterable[Sequence[Value]]
     left: Collection[int] = (0,)
+    notes_of: int | None = None
+    """Number of columns that name a row, if the last column has sentences. A terminal without room for those lists them below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,6 @@ def on_terminal(blocks: Iterable[Block]) -> Group:
 
 def _shown(block: Block) -> Iterator[Any]:
     from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
     if isinstance(block, Heading):
@@ -79,19 +83,51 @@ def _shown(block: Block) -> Iterator[Any]:
     elif isinstance(block, ToPaste):
         yield Text(f"  {block.text}", "bold", no_wrap=True, overflow="ignore")
     elif isinstance(block, Grid):
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        for place, head in enumerate(block.heads):
-            number = place not in block.left
-            table.add_column(head, justify="right" if number else "left", no_wrap=number, overflow="fold")
-        for row in block.rows:
-            table.add_row(*(Text(*((value,) if isinstance(value, str) else value)) for value in row))
-        yield from (Text(), table)
+        yield from (Text(), _OnTerminal(block))
     elif block.lines:
         yield Text(f"\n{block.title}", "bold")
         shown = block.lines[: block.most]
         yield from (Padding(Text(line.text, line.style), (0, 0, 0, 2), expand=False) for line in shown)
         if len(shown) < len(block.lines):
             yield Text(f"  and {len(block.lines) - len(shown)} more: --format csv has all", "dim")
+
+
+class _OnTerminal:
+    """A grid as a table of rich. Its sentences are the last column, or a list below it if that leaves too little room."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.rows = [[(value, "") if isinstance(value, str) else value for value in row] for row in grid.rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
+        from rich.measure import Measurement
+        from rich.padding import Padding
+        from rich.text import Text
+
+        grid, columns = self.grid, len(self.grid.heads)
+        if grid.notes_of is not None:
+            figures = self._table(columns - 1)
+            room = options.max_width - Measurement.get(console, options.update(width=1 << 12), figures).maximum
+            if room < min(_LEAST_NOTE, max((len(row[-1][0]) for row in self.rows), default=0)):
+                yield figures
+                for row in self.rows:
+                    note = Text.assemble(" ".join(text for text, _ in row[: grid.notes_of]), ": ", row[-1])
+                    yield Padding(note, (0, 0, 0, 2), expand=False)
+                return
+        yield self._table(columns)
+
+    def _table(self, columns: int) -> Table:
+        """The first columns."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for place, head in enumerate(self.grid.heads[:columns]):
+            number = place not in self.grid.left
+            table.add_column(head, justify="right" if number else "left", no_wrap=number, overflow="fold")
+        for row in self.rows:
+            table.add_row(*(Text(*value) for value in row[:columns]))
+        return table
 
 
 def as_markdown(blocks: Iterable[Block]) -> str:

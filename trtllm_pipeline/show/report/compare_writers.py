@@ -83,7 +83,9 @@ def _gate(judged: Judgement, *, space: bool = False) -> Iterator[text_blocks.Blo
     yield text_blocks.TextLine("\n" * space + judged.verdict, "bold green" if judged.exit_code == 0 else "bold red")
     if judged.broken or judged.excused:
         rows = map(_break_row, (*(judged.broken or ()), *judged.excused))
-        yield text_blocks.Grid(["cell", "level", "condition", "base", "new", "change", "why"], rows, (0, 1, 2, 6))
+        yield text_blocks.Grid(
+            ["cell", "level", "condition", "base", "new", "change", "why"], rows, (0, 1, 2, 6), notes_of=3
+        )
 
 
 def _break_row(each: Break) -> list[str]:

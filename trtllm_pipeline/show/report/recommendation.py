@@ -470,7 +470,9 @@ def _of_workload(
         rows.append(
             [without(each.cell, parts), level, *(column.value(each) or "" for column in shown), _why(each, parts)]
         )
-    yield text_blocks.Grid(["cell", "level", *(column.head for column in shown), ""], rows, (0, len(shown) + 2))
+    yield text_blocks.Grid(
+        ["cell", "level", *(column.head for column in shown), ""], rows, (0, len(shown) + 2), notes_of=2
+    )
     if recommendation.numerics is not None:
         yield text_blocks.TextLine(f"\n{recommendation.numerics}", "yellow")
 

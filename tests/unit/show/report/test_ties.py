@@ -112,13 +112,23 @@ def test_without_an_interval_the_number_of_requests_is_given() -> None:
     assert [each.cell for each in choice(*by_requests).tied] == ["b"]
 
 
-def shown(*cells: Measured, slo: str = "", least: str | None = None) -> str:
+def shown(*cells: Measured, slo: str = "", least: str | None = None, width: int = 160) -> str:
     advice = advise(
         Side("r", cells), (), parse_slo(slo) if slo else (), parse_least(least) if least else None, "throughput", ()
     )
     stream = io.StringIO()
-    console(stream, width=160).print(to_table(advice))
+    console(stream, width=width).print(to_table(advice))
     return stream.getvalue()
+
+
+def test_reasons_are_next_to_the_figures_or_below_them_if_the_terminal_is_narrow() -> None:
+    draw = random.Random(1)
+    cells = [cell(name, level(draw, tps, repeats=1)) for name, tps in (("a", 100), ("b", 90))]
+    wide, narrow = (shown(*cells, slo="ttft_p50=1ms", width=width).splitlines() for width in (160, 70))
+    (row,) = (line for line in wide if line.startswith("a "))
+    reason = row[row.index("ttft") :]
+    assert f"  a @8: {reason}" in narrow
+    assert [line.split() for line in narrow if line.startswith("a ")] == [row[: row.index("ttft")].split()]
 
 
 def test_batches_of_4_and_8_are_one_with_one_request_in_flight() -> None:
