@@ -51,8 +51,8 @@ def test_two_cells_are_measured_at_the_same_time_and_one_of_them_alone_as_well(t
 
     assert any("settings.perf.exclusive is gpu" in each for each in found[PLAIN]["findings"])
     report = lane.pipeline("report", "--workspace", str(lane.workspace), "--format", "markdown")
-    # On a busy machine one server may be ready when the other has been measured. That is told then.
+    # On a busy machine one server may be ready when the other has been measured, or half of it. The report says so.
     begin = {cell: found[cell]["conditions"]["measured_s"] for cell in (PLAIN, other)}
     end = {cell: begin[cell] + found[cell]["seconds"]["perf"] for cell in begin}
-    together = max(begin.values()) < min(end.values())
-    assert ("alongside 1 other vs. alone, concurrency" if together else "measured beside nothing") in report
+    share = (min(end.values()) - max(begin.values())) / found[PLAIN]["seconds"]["perf"]
+    assert ("alongside 1 other vs. alone, concurrency" if share >= 0.5 else "too little to show an effect") in report

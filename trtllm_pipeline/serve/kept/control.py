@@ -9,9 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +50,8 @@ from trtllm_pipeline.tensorrt import FAILURE_FILE, JOB, OUT, SERVICE_FILE, trito
 from trtllm_pipeline.tensorrt import params as stage_params
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_HANDED_ON: Final = -1
+"""In place of the file descriptor of a lock that a keeper has taken over."""
 _POLL_S: Final = 0.1
 _STOP_S: Final = 30.0
 """Time that a stop may take beyond the server's own timeouts, before its keeper is killed."""
@@ -137,14 +140,17 @@ def start(target: ServeTarget, wish: Wish, workspace: Path) -> KeptServer:
         if wish.gateway:
             _gateway(target, wish, folder).write(folder / GATEWAY_CONFIG)
         _spawn(folder, lock)
+        return servers.look(folder)
     except BaseException as error:
+        if lock.fd == _HANDED_ON:
+            stop(servers.look(folder))
+            raise
         if fresh:
             shutil.rmtree(folder, ignore_errors=True)
         lock.release()
         if isinstance(error, OSError):
             raise _unwritable(folder, error) from error
         raise
-    return servers.look(folder)
 
 
 def _own(folder: Path) -> claims.Claim | None:
@@ -238,8 +244,8 @@ def _gateway(target: ServeTarget, wish: Wish, folder: Path) -> GatewayConfig:
 
 
 def _spawn(folder: Path, lock: claims.Claim) -> None:
-    """Start the keeper, which takes over the lock, in a session of its own: it outlives this terminal."""
-    with (folder / LOG).open("ab") as log:
+    """Start the keeper, which takes over the lock, in a session of its own: it outlives this terminal. An interrupt waits meanwhile."""
+    with _uninterrupted(), (folder / LOG).open("ab") as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "trtllm_pipeline.serve.kept.keeper", str(folder), str(lock.fd)],
             stdin=subprocess.DEVNULL,
@@ -250,9 +256,25 @@ def _spawn(folder: Path, lock: claims.Claim) -> None:
             cwd=folder,
             env=without_secrets(os.environ),
         )
-    servers.identify(lock.fd, Keeper.of(keeper.pid))  # so that it can be stopped before it has written this itself
-    os.close(lock.fd)  # not released: it is the keeper's now
-    lock.fd = -1
+        servers.identify(lock.fd, Keeper.of(keeper.pid))  # so that it can be stopped before it has written this itself
+        os.close(lock.fd)  # not released: it is the keeper's now
+        lock.fd = _HANDED_ON
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Raise KeyboardInterrupt after the block, not within it. Only the main thread is interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def wait_ready(server: KeptServer, look: Callable[[KeptServer], None] = lambda _server: None) -> KeptServer:

@@ -223,8 +223,8 @@ def _until_ready(server: servers.KeptServer) -> servers.KeptServer:
     """The server once it is ready; when that is interrupted, it is stopped."""
     from trtllm_pipeline.serve import control
 
-    note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
     try:
+        note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
         return control.wait_ready(server)
     except KeyboardInterrupt:
         note(f"stopping {server.name}")

@@ -679,3 +679,19 @@ def test_a_stop_ends_in_order_what_is_started_under_the_name_meanwhile(
     monkeypatch.setattr(time, "sleep", lambda _: None)
     assert control.stop(ended).state is State.STOPPED
     assert told == [(first, signal.SIGTERM, True), (second, signal.SIGTERM, True)]
+
+
+def test_an_interrupt_while_the_keeper_is_started_comes_after_it() -> None:
+    order: list[str] = []
+
+    def start() -> None:
+        with control._uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            order.append("started")
+        order.append("unreached")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert order == ["started"]
+    with pytest.raises(KeyboardInterrupt):  # as before
+        signal.raise_signal(signal.SIGINT)
