@@ -8,13 +8,12 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
+from tests.helpers.answering import answering
 from tests.helpers.scripted_server import Script, config, running
 from trtllm_pipeline.measure.client.service import Service
 from trtllm_pipeline.measure.load.target import OPENAI
@@ -39,47 +38,19 @@ def answer_to(text: str) -> str:
     return " Paris" if "France" in text else " Rome"
 
 
-class OpenAi(BaseHTTPRequestHandler):
-    """A server of the model `m`."""
-
-    asked: list[dict[str, Any]]
-
-    def do_GET(self) -> None:
-        self._say({"data": [{"id": "m"}]})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.asked.append({"path": self.path, "key": self.headers["authorization"], **body})
-        try:
-            text = answer_to(body["prompt"] if "prompt" in body else body["messages"][-1]["content"])
-        except ValueError as error:
-            self._say({"error": {"message": str(error)}})
-            return
-        said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
-        self._say({"choices": [{"index": 0, **said, "finish_reason": "stop"}]})
-
-    def _say(self, value: object) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
+def as_openai(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    try:
+        text = answer_to(body["prompt"] if "prompt" in body else body["messages"][-1]["content"])
+    except ValueError as error:
+        return 200, {"error": {"message": str(error)}}
+    said = {"text": text} if "prompt" in body else {"message": {"role": "assistant", "content": text}}
+    return 200, {"choices": [{"index": 0, **said, "finish_reason": "stop"}]}
 
 
 @pytest.fixture
 def openai() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    asked: list[dict[str, Any]] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (OpenAi,), {"asked": asked}))
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with answering(as_openai) as server:
+        yield server
 
 
 @pytest.fixture

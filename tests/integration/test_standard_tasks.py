@@ -6,16 +6,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
 
 from tests.contexts import context
+from tests.helpers.answering import Answer, answering
 from tests.helpers.embedded_engines import tokenizer
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.measure.score import drift, lm_eval
@@ -25,41 +22,9 @@ from trtllm_pipeline.tensorrt.stage.params import TASK_FILE, TaskParams
 
 STANDIN = Path(__file__).parents[1] / "standins" / "lm_eval.py"
 TINY = Path(__file__).parents[2] / "matrices" / "tiny.yaml"
-Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
 real = pytest.mark.skipif(
     not os.environ.get(lm_eval.PYTHON_VARIABLE), reason=f"needs the extra [lm-eval] in {lm_eval.PYTHON_VARIABLE}"
 )
-
-
-@contextmanager
-def serving(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An OpenAI-compatible server of the model `m`: its URL, and the requests so far."""
-    asked: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append(body)
-            status, reply = answer(body)
-            data = json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
 
 
 def says(text: str, **more: Any) -> tuple[int, dict[str, Any]]:
@@ -109,7 +74,7 @@ def run_stage(folder: Path, url: str, *names: str, files: dict[str, Path] | None
 @pytest.mark.seam
 @pytest.mark.usefixtures("standin")
 def test_scores_and_answers_of_a_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with serving(lambda body: says(" Paris")) as (url, _asked):
+    with answering(lambda body: says(" Paris")) as (url, _asked):
         out = run_stage(tmp_path, url, "a", "group:1", num_fewshot=3)
     found = json.loads((out / "accuracy.json").read_text())
     assert found["scores"] == {
@@ -135,7 +100,7 @@ def test_scores_and_answers_of_a_server(tmp_path: Path, capfd: pytest.CaptureFix
 def test_ranked_choices_need_log_probabilities_of_prompts(tmp_path: Path, answer: Answer) -> None:
     """lm_eval would sum those of nothing, and score noise."""
     with (
-        serving(answer) as (url, _asked),
+        answering(answer) as (url, _asked),
         pytest.raises(StageError, match="task ranked needs log probabilities of the prompt") as error,
     ):
         run_stage(tmp_path, url, "ranked")
@@ -147,7 +112,7 @@ def test_ranked_choices_need_log_probabilities_of_prompts(tmp_path: Path, answer
 @pytest.mark.seam
 @pytest.mark.usefixtures("standin")
 def test_a_server_with_likelihoods_gets_tokens(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with serving(likelihoods) as (url, asked):
+    with answering(likelihoods) as (url, asked):
         run_stage(tmp_path, url, "ranked", max_length=208)
     assert asked[0]["echo"] is True
     log = capfd.readouterr().out
@@ -161,14 +126,14 @@ def test_what_fails(tmp_path: Path) -> None:
         return 400, {"error": {"message": "prompt of 900 tokens, 192 at most"}}
 
     with (
-        serving(refuses) as (url, _asked),
+        answering(refuses) as (url, _asked),
         pytest.raises(StageError, match=r"the server refused a request: .*prompt of 900 tokens, 192 at most") as error,
     ):
         run_stage(tmp_path, url, "a")
     assert "lengths that the model is served with" in str(error.value.hint)
     (tmp_path / "low").mkdir()
     with (
-        serving(lambda body: says(" Paris")) as (url, _asked),
+        answering(lambda body: says(" Paris")) as (url, _asked),
         pytest.raises(StageError, match=r"a\.exact_match is 0\.500 on 2 questions, expected at least 0\.9"),
     ):
         run_stage(tmp_path / "low", url, "a", min_score=0.9)
@@ -180,7 +145,7 @@ def test_tasks_of_the_user_run_in_their_directory(tmp_path: Path) -> None:
     own = tmp_path / "own" / "deep" / "task.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("task: a\n")
-    with serving(lambda body: says(" Paris")) as (url, _asked):
+    with answering(lambda body: says(" Paris")) as (url, _asked):
         run_stage(tmp_path, url, "a", files={f"{TASK_FILE}deep/task.yaml": own})
 
 
@@ -201,7 +166,7 @@ def calculated(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 
 @real
 def test_the_shipped_task_by_lm_eval(tmp_path: Path) -> None:
-    with serving(calculated) as (url, asked):
+    with answering(calculated) as (url, asked):
         out = run_stage(tmp_path, url, "pipeline_arithmetic")
     found = json.loads((out / "accuracy.json").read_text())
     assert found["scores"] == {"pipeline_arithmetic.exact_match": 0.75}
@@ -238,7 +203,7 @@ def test_a_users_ranked_task_by_lm_eval(tmp_path: Path, answer: Answer) -> None:
     rows = [{"input": f"letter {each}:", "choices": ["b", "c"], "label": 0} for each in even]
     (own / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = {f"{TASK_FILE}{path.name}": path for path in own.iterdir()}
-    with serving(answer) as (url, _asked):
+    with answering(answer) as (url, _asked):
         if answer is in_words_only:
             with pytest.raises(StageError, match="task own_ranked needs log probabilities of the prompt"):
                 run_stage(tmp_path, url, "own_ranked:10", files=files, max_length=64)

@@ -39,7 +39,6 @@ from .results import plan_difference as plan_difference
 from .results import report_file as report_file
 from .results.fits import Fits as Fits
 from .results.fits import fits_of as fits_of
-from .results.report_file import SCORING as SCORING
 from .results.report_file import CellResult as CellResult
 from .results.report_file import CellStatus as CellStatus
 from .run import by_hand as by_hand

@@ -152,22 +152,41 @@ def watching(address: str | None) -> Iterator[list[list[float | None]]]:
     if address is None:
         yield samples
         return
-    stop = threading.Event()
 
     def look() -> None:
-        while not stop.wait(GAUGES_S):
-            page = asyncio.run(metrics_page(address, timeout_s=TIMEOUT_S))
-            values = gauges(page or "")
-            if values != (None, None, None):
-                samples.append([time.monotonic_ns(), *values])
+        page = asyncio.run(metrics_page(address, timeout_s=TIMEOUT_S))
+        values = gauges(page or "")
+        if values != (None, None, None):
+            samples.append([time.monotonic_ns(), *values])
 
-    thread = threading.Thread(target=look, name="gauges", daemon=True)
+    with sampling(look, GAUGES_S, name="gauges", wait_s=TIMEOUT_S):
+        yield samples
+
+
+@contextmanager
+def sampling(
+    look: Callable[[], None], every_s: float, *, name: str, wait_s: float, ends: bool = False
+) -> Iterator[None]:
+    """Call `look` in a thread every `every_s` seconds while the block runs, with `ends` also when it begins and ends. The end of
+    the thread is waited for at most `wait_s`.
+    """
+    stop = threading.Event()
+
+    def keep_looking() -> None:
+        if ends:
+            look()
+        while not stop.wait(every_s):
+            look()
+        if ends:
+            look()
+
+    thread = threading.Thread(target=keep_looking, name=name, daemon=True)
     thread.start()
     try:
-        yield samples
+        yield
     finally:
         stop.set()
-        thread.join(TIMEOUT_S)
+        thread.join(wait_s)
 
 
 def gauges_summary(samples: Sequence[GaugeSample]) -> dict[str, float]:
@@ -203,20 +222,15 @@ def gpus(pid: int | None = None) -> Iterator[list[dict[str, Any]]]:
             }
             for each in handles
         ]
-        stop = threading.Event()
 
-        def keep_sampling() -> None:
-            while not stop.wait(SAMPLE_S):
-                for handle, device in zip(handles, devices, strict=True):
-                    device["samples"].append(sample(ask, handle))
+        def look() -> None:
+            for handle, device in zip(handles, devices, strict=True):
+                device["samples"].append(sample(ask, handle))
 
-        thread = threading.Thread(target=keep_sampling, name="NVML", daemon=True)
-        thread.start()
         try:
-            yield records
+            with sampling(look, SAMPLE_S, name="NVML", wait_s=5):
+                yield records
         finally:
-            stop.set()
-            thread.join(5)
             records.extend(devices)
 
 

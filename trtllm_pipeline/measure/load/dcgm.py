@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -48,7 +47,7 @@ class Exporters:
         devices: dict[str, dict[str, Any]] = {}
         lacking: Counter[str] = Counter()
         records: list[dict[str, Any]] = []
-        stop, looks = threading.Event(), 0
+        looks = 0
 
         async def look() -> None:
             nonlocal looks
@@ -57,19 +56,12 @@ class Exporters:
                 found = {problem} if page is None else self._add(devices, url, page)
                 lacking.update({f"{url}: {each}" for each in found})
 
-        def keep_sampling() -> None:
-            asyncio.run(look())
-            while not stop.wait(SAMPLE_S):
-                asyncio.run(look())
-            asyncio.run(look())
-
-        thread = threading.Thread(target=keep_sampling, name="DCGM", daemon=True)
-        thread.start()
         try:
-            yield records
+            with counters.sampling(
+                lambda: asyncio.run(look()), SAMPLE_S, name="DCGM", wait_s=3 * counters.TIMEOUT_S, ends=True
+            ):
+                yield records
         finally:
-            stop.set()
-            thread.join(3 * counters.TIMEOUT_S)
             records.extend(devices.values())
             problems.extend(f"{each} ({n} of {looks} times)" if n < looks else each for each, n in lacking.items())
 

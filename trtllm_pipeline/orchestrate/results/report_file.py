@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trtllm_pipeline.base import (
     CellId,
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 UNQUANTIZED: Final = ("fp32", "fp16", "bf16")
 """Precisions of reference cells for quantized cells, the preferred first."""
+Made = TypeVar("Made")
 SCORING: Final = ("accuracy", "score", "tasks")
 """Stages that write accuracy.json: own questions, answers that perf timed, or standard tasks."""
 _PREPARATION: Final = ("quantize", "convert", "build", "visual")
@@ -264,7 +265,7 @@ def _rows(
         own_states = [(shape.stage_runs[run], states[run]) for run in cell.stage_runs]
         made = {run.stage: state.artifact for run, state in own_states if state.artifact is not None}
         result.append(_row(cell, own_states, made, store.workspace, interrupted=interrupted))
-        if (scored := _scored(made)) is not None:
+        if (scored := scored_by(made)) is not None:
             answers[cell.id] = scored.out
     drifts = drifts_of({row.id: row.axes for row in result}, answers) if answers else {}
     return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in result)
@@ -308,7 +309,7 @@ def _made_on(made: Mapping[str, Artifact]) -> dict[str, Mapping[str, Json]]:
     """Systems that built the engine and produced the answers."""
     prepared = [made[stage] for stage in _PREPARATION if stage in made]
     systems = {}
-    for name, artifact in (("preparation", prepared[-1] if prepared else None), ("accuracy", _scored(made))):
+    for name, artifact in (("preparation", prepared[-1] if prepared else None), ("accuracy", scored_by(made))):
         about = {} if artifact is None else read_object(artifact.folder / manifest.NAME) or {}
         provenance = about.get("provenance")
         if isinstance(provenance, dict) and isinstance(provenance.get("system"), dict):
@@ -333,8 +334,8 @@ def _in_process(artifact: Artifact | None, perf: LoadResult) -> dict[str, Json] 
     return None
 
 
-def _scored(made: Mapping[str, Artifact]) -> Artifact | None:
-    """Output of the scoring stage."""
+def scored_by(made: Mapping[str, Made]) -> Made | None:
+    """What the stage that scored a cell made. None without one."""
     return next((made[stage] for stage in SCORING if stage in made), None)
 
 
@@ -348,7 +349,7 @@ def _row(
     # An invalid file counts as missing, so that the report can still be written.
     perf = LoadResult.read(_written(made.get("perf"), PERF_FILE) or {})
     levels = perf.levels if perf.valid else ()
-    scored = _scored(made)
+    scored = scored_by(made)
     scores_in = None if scored is None else scored.out
     if failed in SCORING and why.log is not None:
         scores_in = why.log.parent / "out"  # show a score that is too low

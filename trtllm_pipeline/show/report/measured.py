@@ -33,7 +33,7 @@ from trtllm_pipeline.measure import (
     stats,
 )
 from trtllm_pipeline.models import tokenizer_at
-from trtllm_pipeline.orchestrate import SCORING, CellResult, CellStatus, Outline, Store, report_file
+from trtllm_pipeline.orchestrate import CellResult, CellStatus, Outline, Store, report_file
 from trtllm_pipeline.orchestrate import runs as run_folders
 
 
@@ -154,7 +154,7 @@ def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path
     for row in rows:
         made = artifacts.get(row.id, {})
         perf, model = made.get("perf"), made.get("download")
-        answers = next((made[stage] for stage in SCORING if stage in made), None)
+        answers = report_file.scored_by(made)
         if perf is not None and row.levels and _measured_s(perf) != row.conditions.measured_s:
             perf = None  # measured again since: the files no longer belong to this row
         events = None if perf is None or model is None else (perf / EVENTS_FILE, model)

@@ -43,27 +43,25 @@ class Servers:
     """Its command line without a configuration."""
 
     @property
-    def names(self) -> list[str]:
-        """Names of the servers: context0, context1, generation0. Log files are named after them."""
-        return [*(f"context{n}" for n in range(self.contexts)), *(f"generation{n}" for n in range(self.generations))]
+    def each(self) -> list[tuple[str, Sequence[str], int]]:
+        """Name, command line and GPUs of each server: context0, context1, generation0. Log files have these names."""
+        contexts = [(f"context{number}", self.context, self.context_gpus) for number in range(self.contexts)]
+        generations = [(f"generation{n}", self.generation, self.generation_gpus) for n in range(self.generations)]
+        return [*contexts, *generations]
 
     @property
     def gpus(self) -> int:
         """GPUs of all servers."""
-        return self.contexts * self.context_gpus + self.generations * self.generation_gpus
+        return sum(gpus for _, _, gpus in self.each)
 
     def started(self, ports: Sequence[int], devices: Sequence[str]) -> Iterator[tuple[str, list[str], str]]:
-        """Name, command line and CUDA_VISIBLE_DEVICES of each server, in the order of `names`. Raises ServerError for too few
-        `devices`.
-        """
+        """Name, command line and CUDA_VISIBLE_DEVICES of each server. Raises ServerError for too few `devices`."""
         left = iter(devices)
-        for name, port in zip(self.names, ports, strict=True):
-            context = name.startswith("context")
-            command, wanted = (self.context, self.context_gpus) if context else (self.generation, self.generation_gpus)
+        for (name, command, wanted), port in zip(self.each, ports, strict=True):
             own = [*islice(left, wanted)]
             if len(own) < wanted:
                 raise ServerError(f"the servers need {self.gpus} GPUs, and {len(devices)} are visible")
-            yield name, [*command, "--host", LOOPBACK, "--port", str(port)], ",".join(own)
+            yield name, _at(command, port), ",".join(own)
 
     def config(self, host: str, port: int | str, ports: Sequence[int | str]) -> dict[str, object]:
         """The router's configuration. Source: examples/disaggregated, and `extract_disagg_cfg` of disagg_utils.py."""
@@ -80,6 +78,11 @@ class Servers:
         """The router's command line. It waits `timeout_s` for the servers."""
         limits = ("-t", str(max(1, round(timeout_s))), "-r", str(_REQUEST_TIMEOUT_S))
         return [*self.router, f"--config_file={config}", *limits]
+
+
+def _at(command: Sequence[str], port: int | str) -> list[str]:
+    """A server's command line with its address."""
+    return [*command, "--host", LOOPBACK, "--port", str(port)]
 
 
 class Processes:
@@ -119,9 +122,7 @@ class Processes:
 class DisaggregatedServer(OpenAiServer):
     """A running router with its servers. `output` is the router's."""
 
-    process: Processes  # type: ignore[assignment]  # several groups in place of one
-    names_port: int | None = None
-    """Port of a server that generates, which says the model's name. The router does not."""
+    process: Processes
 
     def died(self) -> ServerError:
         """The error for the end of the first that ended, by its log. The logs of the others follow."""
@@ -129,10 +130,6 @@ class DisaggregatedServer(OpenAiServer):
         logs = {each: log_of(self.output, each) for each in self.process.groups}
         others = [path for each, path in logs.items() if each != name]
         return diagnose(f"{self.name}: {name}", status, logs[name], before=self.before, beside=others)
-
-    def stop(self, timeout_s: float) -> int | None:
-        """End the router and all servers."""
-        return self.process.stop(timeout_s)
 
 
 def log_of(log: Path, name: str) -> Path:
@@ -142,7 +139,7 @@ def log_of(log: Path, name: str) -> Path:
 
 def start(servers: Servers, *, log: Path, ports: Ports, host: str, timeout_s: float) -> DisaggregatedServer:
     """Start the servers and the router, at `host` and the first of `ports`. Raises ServerError if one cannot be started."""
-    own = unused_ports(len(servers.names))
+    own = unused_ports(len(servers.each))
     config = log.with_name(CONFIG_FILE)
     config.write_text(json.dumps(servers.config(host, ports.http, own), indent=2) + "\n", encoding="utf-8")
     environment = without_secrets(os.environ)
@@ -164,13 +161,13 @@ def start(servers: Servers, *, log: Path, ports: Ports, host: str, timeout_s: fl
         output=log,
         name=Path(servers.router[0]).name,
         host=reached_at(host),
-        names_port=own[-1],
+        names_port=own[-1],  # the router does not say the model's name
     )
 
 
 def pasted_command(servers: Servers, *, ports: Ports, host: str, timeout_s: float) -> PastedCommand:
     """The command that starts all of them in a shell: servers at the ports after the router's three, on the visible GPUs."""
-    own = [ports.metrics + 1 + number for number in range(len(servers.names))]
+    own = [ports.metrics + 1 + number for number in range(len(servers.each))]
     mask = os.environ.get(gpus.MASK_VARIABLE)
     devices = mask.split(",") if mask else [str(number) for number in range(servers.gpus)]
     lines = [
@@ -187,9 +184,5 @@ def pasted_command(servers: Servers, *, ports: Ports, host: str, timeout_s: floa
 
 def planned(servers: Servers, attempt: Path, timeout_s: float) -> list[list[str]]:
     """The command lines of the servers and the router, for a plan."""
-    own = [f"{{{name}_port}}" for name in servers.names]
-    commands = [
-        [*(servers.context if name.startswith("context") else servers.generation), "--host", LOOPBACK, "--port", port]
-        for name, port in zip(servers.names, own, strict=True)
-    ]
+    commands = [_at(command, f"{{{name}_port}}") for name, command, _ in servers.each]
     return [*commands, servers.router_command(str(attempt / CONFIG_FILE), timeout_s)]

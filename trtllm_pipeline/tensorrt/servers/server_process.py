@@ -35,6 +35,13 @@ class ServerProcess(Protocol):
         """Its exit status after the server has failed or ended, else None."""
 
 
+class StoppableProcess(ServerProcess, Protocol):
+    """One that ends all that belongs to it."""
+
+    def stop(self, timeout_s: float) -> int | None:
+        """Interrupt it, then terminate and kill all its processes. Returns the exit status."""
+
+
 @dataclass(kw_only=True)
 class Server(ABC):
     """A server that was started. Its starter must stop it, whatever its state."""

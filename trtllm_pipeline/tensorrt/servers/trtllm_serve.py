@@ -14,7 +14,7 @@ from trtllm_pipeline.base import Group, ServerError, without_secrets
 from trtllm_pipeline.measure import ProtocolError
 from trtllm_pipeline.models import model_names
 from trtllm_pipeline.tensorrt.servers.command_lines import LOOPBACK, TRTLLM_SERVE, OpenAiWays, Ports, openai_argv
-from trtllm_pipeline.tensorrt.servers.server_process import Server
+from trtllm_pipeline.tensorrt.servers.server_process import Server, StoppableProcess
 from trtllm_pipeline.tensorrt.servers.triton_server import reached_at
 
 
@@ -22,7 +22,7 @@ from trtllm_pipeline.tensorrt.servers.triton_server import reached_at
 class OpenAiServer(Server):
     """A running server. Its workers have separate sessions, but end with it all the same."""
 
-    process: Group
+    process: StoppableProcess
     ways: OpenAiWays = TRTLLM_SERVE
     names_port: int | None = None
     """Port of the server that says the model's name. None for its own."""

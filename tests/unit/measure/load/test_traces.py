@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 
 from trtllm_pipeline.base.errors import MatrixError, StageError, UsageError
 from trtllm_pipeline.measure.client.openai import OpenAiClient
@@ -18,7 +18,7 @@ from trtllm_pipeline.measure.load.load import Load
 from trtllm_pipeline.measure.load.load_run import LoadPlan, _prompts
 from trtllm_pipeline.measure.load.prompts import LeftOut, Prompt, check_first_prompt, opened, read_prompts, read_rows
 from trtllm_pipeline.measure.load.target import Target
-from trtllm_pipeline.measure.load.workloads import CORPUS, Openings, Workload, of_trace
+from trtllm_pipeline.measure.load.workloads import Openings, Workload, of_trace
 
 TRACE = (
     {"timestamp": 27_000, "input_length": 1100, "output_length": 52, "hash_ids": [46, 47, 48]},
@@ -27,26 +27,6 @@ TRACE = (
     {"timestamp": 37_000, "input_length": 1536, "output_length": 8, "hash_ids": [46, 47, 2353]},
 )
 """Made for these tests, in the form of Mooncake's traces."""
-
-
-@pytest.fixture(scope="module", params=["bytes", "words"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    """Byte-level BPE, or one that marks spaces as SentencePiece does; each with a token at the front of every text."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<s>"))
-    if request.param == "bytes":
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Metaspace()
-        alphabet = sorted({*CORPUS.read_text(encoding="utf-8")})
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, initial_alphabet=alphabet, special_tokens=["<s>"], show_progress=False
-    )
-    tokenizer.train([str(CORPUS)], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return tokenizer
 
 
 @pytest.fixture

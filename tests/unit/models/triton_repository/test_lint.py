@@ -159,7 +159,8 @@ def test_an_unfilled_template_is_reported_as_just_that(tmp_path: Path) -> None:
     assert {finding.file.parent.name for finding in found if finding.rule == "TRT205"} == set(standin.MODELS)
 
 
-def test_an_embedded_repository_is_good(tmp_path: Path) -> None:
+def write_embedded(tmp_path: Path) -> None:
+    """A repository of an engine with batch 4, in `out`."""
     engine = tmp_path / "engine"
     engine.mkdir()
     build = {"max_batch_size": 4, "max_input_len": 64, "max_seq_len": 128}
@@ -167,6 +168,10 @@ def test_an_embedded_repository_is_good(tmp_path: Path) -> None:
     (engine / "tokenizer.json").write_text("{}")
     (tmp_path / "out").mkdir()
     embedded.write(tmp_path / "out", engine, engine, RepositoryEmbedded(max_batch_size=4))
+
+
+def test_an_embedded_repository_is_good(tmp_path: Path) -> None:
+    write_embedded(tmp_path)
     assert lint.lint(tmp_path / "out") == []
 
 
@@ -328,13 +333,7 @@ def test_vllm_needs_its_model_json(tmp_path: Path) -> None:
 
 
 def test_the_batch_of_an_embedded_engine(tmp_path: Path) -> None:
-    engine = tmp_path / "engine"
-    engine.mkdir()
-    build = {"max_batch_size": 4, "max_input_len": 64, "max_seq_len": 128}
-    (engine / "config.json").write_text(json.dumps({"build_config": build}))
-    (engine / "tokenizer.json").write_text("{}")
-    (tmp_path / "out").mkdir()
-    embedded.write(tmp_path / "out", engine, engine, RepositoryEmbedded(max_batch_size=4))
+    write_embedded(tmp_path)
     path = tmp_path / "out" / "tensorrt_llm" / "config.pbtxt"
     path.write_text(path.read_text().replace("max_batch_size: 4", "max_batch_size: 5"))
     assert found(tmp_path / "out") == [("TRT404", "max_batch_size is 5, but the engine's is 4")]
