@@ -65,6 +65,7 @@ class Answer:
 
     @property
     def texts(self) -> list[str]:
+        assert self.error is None, self.error
         return [result.as_numpy("text_output").flat[0].decode() for result in self.results]
 
     @property
