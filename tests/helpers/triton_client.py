@@ -188,5 +188,13 @@ def started(installed: triton_installation.TritonInstallation, models: Path, fol
     try:
         server.wait_ready(180)
         yield Client(server)
+    except BaseException:
+        # Shown by pytest beside the failure. The log is gone with the folder of the test on a machine of CI.
+        print(
+            f"exit status {server.process.poll()}; the log of the server:",
+            (folder / "server.log").read_text(),
+            sep="\n",
+        )
+        raise
     finally:
         server.stop()
