@@ -143,6 +143,7 @@ def test_the_package_has_nothing_else_that_is_late() -> None:
         trtllm_pipeline.nothing  # noqa: B018
 
 
+@pytest.mark.timeout(300)  # it imports MLflow twice and makes a database
 def test_the_example_for_mlflow_logs_a_run_of_each_cell_and_a_step_of_each_level(report: Path, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow", reason="needs the package mlflow")
     database = f"sqlite:///{tmp_path}/mlflow.db"
