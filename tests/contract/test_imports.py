@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
-from trtllm_pipeline.orchestrate.store.store import Store
 
 HEAVY = {
     "asyncio",
@@ -113,14 +112,6 @@ def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
     modules = imported("plan", "--matrix", str(matrix), "--toolchain", "embedded", "--workspace", str(tmp_path / "w"))
     assert "trtllm_pipeline.orchestrate.run.forecast" in modules
     assert "trtllm_pipeline.orchestrate.run.executor" not in modules
-
-
-@pytest.mark.thorough
-def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
-    Store(tmp_path)
-    modules = imported("status", "--runs", "--workspace", str(tmp_path), "--format", "json")
-    assert "trtllm_pipeline.show.report.run_list" in modules
-    assert "pydantic" not in modules
 
 
 def test_a_table_of_results_imports_nothing_that_reads_events_or_answers() -> None:

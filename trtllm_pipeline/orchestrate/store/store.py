@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from trtllm_pipeline.base import Fingerprint, Json, StageError, StateError, disk
 from trtllm_pipeline.orchestrate.store import claims, manifest
-from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, Index, Peak, Published
+from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, Index, Peak
 from trtllm_pipeline.orchestrate.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
 from trtllm_pipeline.tensorrt import OUT, PROGRESS_FILE
 
@@ -49,12 +49,6 @@ _CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 """Claim files of stage runs in `work/`."""
 CLUSTER: Final = ".cluster"
 """Suffix of the directory next to an attempt with the messages between its node and the pipeline."""
-_LARGE_BYTES: Final = 32 << 20
-"""Larger artifacts are synced before publication, so that a group of small ones does not wait for them."""
-_DIRTY_BYTES: Final = 256 << 20
-_DIRTY_BYTES_EACH: Final = 16 << 20
-"""With more unwritten data, including other programs', an artifact's files are synced one by one: a full sync would take as
-long as writing all of it."""
 
 
 @dataclass(slots=True)
@@ -229,7 +223,8 @@ class Store:
     def _adopt(self, folder: Path) -> Artifact:
         artifact = self.index.artifact(sealed := manifest.read(folder), _manifest_bytes(folder))
         if self.unwritable is None:
-            self.sync([artifact])
+            _sync(folder)
+            self._sync_names(sealed.stage)
         return self.index.add_artifact(sealed, artifact)
 
     def _set_aside(self, stage: str, fingerprint: str) -> str:
@@ -323,7 +318,7 @@ class Store:
     def seal(
         self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json], written: Written = NOT_LOOKED
     ) -> Manifest:
-        """Digest the attempt's files and write the manifest. Reads every byte once. Large attempts should run in a thread.
+        """Digest the attempt's files, write the manifest, and sync all to the disk. Reads every byte once: run it in a thread.
 
         `written` is the result of `Store.written`, if known. Raises StageError if the attempt left no files, or files that
         an artifact may not contain.
@@ -347,19 +342,17 @@ class Store:
             if not each.is_symlink() and (status := each.stat()).st_nlink == 1:
                 os.chmod(each.path, status.st_mode & ~0o222)
         sealed.write(folder)
-        if sealed.size_bytes > _LARGE_BYTES:
-            _sync(folder)
+        _sync(folder)
         return sealed
 
-    def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Published:
-        """Turn the attempt into the artifact by one rename. It must then be synced, and recorded with its usage.
-
-        So a group shares the cost of a sync, and after a power cut all recorded artifacts are present.
-        """
-        return Published(attempt.id, sealed, self._place(attempt.path, sealed), time.time(), peak)
+    def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Artifact:
+        """Turn the sealed attempt into the artifact by one rename, and record it with its usage. Raises OSError for a full disk."""
+        artifact = self._place(attempt.path, sealed)
+        self.index.record(attempt.id, sealed, artifact, peak)
+        return artifact
 
     def _place(self, folder: str | Path, sealed: Manifest) -> Artifact:
-        """Move a sealed directory to its place among the artifacts."""
+        """Move a sealed directory to its place among the artifacts. After a power cut it is there, or was never recorded."""
         final = f"{self._artifacts}/{sealed.stage}/{sealed.fingerprint}"
         try:
             os.rename(folder, final)
@@ -371,17 +364,11 @@ class Store:
                 raise
             self._set_aside(sealed.stage, sealed.fingerprint)
             os.rename(folder, final)
+        self._sync_names(sealed.stage)
         return self.index.artifact(sealed, _manifest_bytes(final))
 
-    def sync(self, artifacts: Sequence[Artifact]) -> None:
-        """Sync artifacts and their names to the disk. May run in a thread. Raises OSError."""
-        little = max(_DIRTY_BYTES, len(artifacts) * _DIRTY_BYTES_EACH)
-        if _dirty_bytes() <= little and _sync_one(self.artifacts_dir, _sync_file_system) == 0:
-            return
-        for artifact in artifacts:
-            _sync(artifact.folder)
-        for folder in {artifact.folder.parent for artifact in artifacts}:
-            _sync_one(folder)
+    def _sync_names(self, stage: str) -> None:
+        _sync_one(self.artifacts_dir / stage)
         _sync_one(self.artifacts_dir)
 
     def arriving(self, stage: str, fingerprint: Fingerprint) -> Path:
@@ -398,7 +385,6 @@ class Store:
         _sync(folder)
         artifact = self._place(folder, sealed)
         self.discard(sealed.stage, sealed.fingerprint)
-        self.sync([artifact])
         return self.index.add_artifact(sealed, artifact)
 
     @contextmanager
@@ -653,22 +639,6 @@ def _manifest_bytes(folder: str | Path) -> int:
     return os.stat(f"{folder}/{manifest.NAME}").st_size
 
 
-def _dirty_bytes() -> int:
-    """Return the bytes not written back to disks yet; 0 if the kernel does not report them."""
-    try:
-        with open("/proc/meminfo", "rb") as file:  # noqa: PTH123
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Dirty:")), 0)
-    except OSError:
-        return 0
-
-
-def _sync_file_system(fd: int) -> int:
-    """Sync the whole file system of an open file: one call for any number of files. Returns 0, or -1 if unsupported."""
-    import ctypes
-
-    return int(ctypes.CDLL(None).syncfs(fd))
-
-
 def _sync(folder: str | Path) -> None:
     """Sync a directory tree to the disk. Other leftovers of programs, such as sockets, cannot be opened."""
     for base, _, files in os.walk(folder, topdown=False):
@@ -679,11 +649,10 @@ def _sync(folder: str | Path) -> None:
         _sync_one(base)
 
 
-def _sync_one(path: str | Path, how: Callable[[int], int | None] | None = None) -> int:
-    """Sync a file or directory, or apply `how` to it. Returns its result, 0 for None."""
+def _sync_one(path: str | Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return (how or os.fsync)(fd) or 0
+        os.fsync(fd)
     except OSError as error:
         error.filename = os.fspath(path)  # so that the message names the disk
         raise

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +35,6 @@ from trtllm_pipeline.orchestrate.run.order import least_s, simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler
 from trtllm_pipeline.orchestrate.run.work import Work, present_of, rerun_of
 from trtllm_pipeline.orchestrate.store import claims, manifest
-from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Attempt, Store
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 
@@ -169,15 +167,13 @@ def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_disk: set[str] = set()
-    groups: list[int] = []
     told: list[str] = []
-    sync, other = store.sync, Store(store.workspace)
+    seal, other = store.seal, Store(store.workspace)
 
-    def slowly(artifacts: Sequence[Artifact]) -> None:
-        time.sleep(0.03)
-        sync(artifacts)
-        groups.append(len(artifacts))
-        on_disk.update(each.fingerprint for each in artifacts)
+    def noted(attempt: Attempt, *rest: Any) -> manifest.Manifest:
+        sealed = seal(attempt, *rest)
+        on_disk.add(attempt.fingerprint)
+        return sealed
 
     class Listening(Silent):
         def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
@@ -187,37 +183,29 @@ def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
                 assert not store.is_claimed(run.fingerprint)
                 told.append(run.id)
 
-    monkeypatch.setattr(store, "sync", slowly)
-    plan = plan_of("fp16", "fp8", "int8_wo")
+    monkeypatch.setattr(store, "seal", noted)
     executor = PretendExecutor()
-    assert run(plan, store, executor, Listening()).exit_code == 0
-    made = [job.id for job in executor.jobs if job.scope is not Scope.SERVICE]
-    assert sorted(told) == sorted(made)
-    assert len(groups) < len(made), "what ends while others are synced is synced together"
+    assert run(plan_of("fp16", "fp8", "int8_wo"), store, executor, Listening()).exit_code == 0
+    assert sorted(told) == sorted(job.id for job in executor.jobs if job.scope is not Scope.SERVICE)
 
 
-@pytest.mark.parametrize("group_s", [0.0, 60.0], ids=["with more to sync", "all at once"])
-def test_a_disk_that_fails_to_sync_ends_the_run_and_nothing_is_said_to_be_done(
-    store: Store, monkeypatch: pytest.MonkeyPatch, group_s: float
+def test_a_result_that_a_full_disk_cannot_hold_is_a_failure_and_is_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_artifacts: object) -> None:
+    def full(_fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    class Listening(Silent):
-        def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-            assert status is not StageStatus.SUCCEEDED
-
-    monkeypatch.setattr(store, "sync", full)
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.run.loop._GROUP_S", group_s)
-    with pytest.raises(OSError, match="No space left"):
-        run(plan_of(until="make"), store, PretendExecutor(), Listening())
+    monkeypatch.setattr(os, "fsync", full)
+    outcome = run(plan_of(until="make"), store, PretendExecutor())
+    assert [error.failure for error in outcome.errors.values()] == [FailureClass.USER]
+    assert "cannot be published: no space is left" in str(next(iter(outcome.errors.values())))
     assert store.index.all_artifacts() == []
     assert not store.claimed(), "whoever continues in this process needs not wait for it"
     monkeypatch.undo()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(store.workspace))
     again = PretendExecutor()
     assert run(plan_of(until="make"), store, again).exit_code == 0
-    assert "get" not in again.stages(), "what was published is read and taken"
+    assert again.stages() == ["get", "make"]
 
 
 def test_what_was_published_is_recorded_although_what_ran_beside_it_cannot_be(
@@ -637,11 +625,9 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     assert seen["serve"] == seen["look"] == "GPU-b", "and what runs inside a server sees the server's own"
 
 
-@pytest.mark.parametrize("most_bytes", [-1, 1 << 20], ids=["large, in a thread", "small"])
 def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digested(
-    store: Store, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.run.loop._SEAL_IN_THREAD_BYTES", most_bytes)
     toolchain = make_toolchain()
     stages = tuple(
         replace(stage, resources=lambda _cell, _machine: Resources(gpus=1)) if stage.name == "make" else stage
@@ -659,8 +645,7 @@ def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digest
 
     def slowly(attempt: Attempt, *rest: Any) -> manifest.Manifest:
         if attempt.stage == "make":
-            if most_bytes < 0:
-                assert eventually(lambda: len(executor.stages()) >= 3)
+            assert eventually(lambda: len(executor.stages()) >= 3)
             made_when_sealed.append(executor.stages().count("make"))
         return seal(attempt, *rest)
 
