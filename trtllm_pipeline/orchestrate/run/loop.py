@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, TypeAlias
@@ -164,8 +163,6 @@ class _Running:
     ready_s: float | None = None
     """Seconds until the service was ready. None if it is not ready or not a service."""
     stop_asked: bool = False
-    peak: Peak | None = None
-    """Resource usage after success."""
 
 
 def execute(
@@ -214,7 +211,7 @@ class _Execution:
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
     _enter: SharedEntry = field(default_factory=SharedEntry)
     _place: WaitingPlace = field(default_factory=WaitingPlace)
-    _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
+    _sealing: dict[StageRunId, tuple[Future[Manifest], Usage]] = field(default_factory=dict)
     """Results being digested in a thread."""
     _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _took: dict[StageRunId, float] = field(default_factory=dict)
@@ -476,7 +473,7 @@ class _Execution:
             attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint, last)
             self._tried[run.fingerprint] = attempt.number
             job = self._job(run, attempt, gpus, cpus, start.node)
-            job.write(f"{attempt.path}/{JOB}")
+            job.write(attempt.folder / JOB)
         self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())
         self._executor.submit(job, [each.fd for each in (claim, *leases)])
         return self._may_ask(kind) if leases_here else []
@@ -522,7 +519,7 @@ class _Execution:
         }
         viewed = {name: inputs[name] for name, folder in shown.items() if folder != inputs[name]}
         inputs |= shown
-        folder = attempt.path
+        folder = str(attempt.folder)
         # Python programs then write log lines at once and in order.
         environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
         return Job(
@@ -551,7 +548,7 @@ class _Execution:
 
     def _input(self, upstream: StageRun) -> str:
         if upstream.stage.scope is Scope.SERVICE:
-            return f"{self._running[upstream.id].attempt.path}/{SERVICE_FILE}"
+            return f"{self._running[upstream.id].attempt.folder}/{SERVICE_FILE}"
         return f"{self._present[upstream.fingerprint].path}/{OUT}"
 
     # Events.
@@ -563,10 +560,8 @@ class _Execution:
         if run.reads:
             file_views.remove(attempt.folder)
         if event.error is None and run.stage.scope is not Scope.SERVICE:
-            written = self._store.written(attempt)
-            held.peak = self._peak(held, event.usage, written.size_bytes)
-            seal = partial(self._store.seal, attempt, run.key, run.label, self._provenance(held, event), written)
-            self._sealing[run.id] = self._sealer.submit(seal)
+            seal = self._sealer.submit(self._store.seal, attempt, run.key, run.label, self._provenance(held, event))
+            self._sealing[run.id] = seal, event.usage
             return self._vacated(held)
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
@@ -644,14 +639,14 @@ class _Execution:
 
     def _sealed(self) -> list[scheduling.Event]:
         """Publish results digested in a thread."""
-        done = [run_id for run_id, future in self._sealing.items() if future.done()]
-        return [self._publish(run_id, self._sealing.pop(run_id)) for run_id in done]
+        done = [run_id for run_id, (future, _) in self._sealing.items() if future.done()]
+        return [self._publish(run_id, *self._sealing.pop(run_id)) for run_id in done]
 
-    def _publish(self, run_id: StageRunId, sealing: Future[Manifest]) -> scheduling.Event:
+    def _publish(self, run_id: StageRunId, sealing: Future[Manifest], usage: Usage) -> scheduling.Event:
         held = self._running.pop(run_id)
         try:
             sealed = sealing.result()
-            artifact = self._store.publish(held.attempt, sealed, held.peak)
+            artifact = self._store.publish(held.attempt, sealed, self._peak(held, usage, sealed.size_bytes))
         except (StageError, OSError) as error:
             failed = error if isinstance(error, StageError) else _disk_error(held, error)
             self._store.fail(held.attempt, "failed", failed)

@@ -199,13 +199,13 @@ def unreadable(error: OSError, path: str | Path) -> StateError:
     )
 
 
-def scan(out: str | Path, known: Iterable[os.DirEntry[str]] | None = None) -> tuple[FileEntry, ...]:
-    """Return all files and links below `out` with size and BLAKE3 digest, sorted by path. `known` are these, if listed already.
+def scan(out: str | Path) -> tuple[FileEntry, ...]:
+    """Return all files and links below `out` with size and BLAKE3 digest, sorted by path.
 
     Raises StateError for files that an artifact cannot hold: sockets, devices, broken links.
     """
     above = len(f"{out}/")
-    return _sorted([_entry(each, each.path[above:]) for each in (below(out) if known is None else known)])
+    return _sorted([_entry(each, each.path[above:]) for each in below(out)])
 
 
 def scan_records(attempt: str | Path) -> tuple[FileEntry, ...]:

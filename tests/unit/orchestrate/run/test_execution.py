@@ -31,7 +31,7 @@ from trtllm_pipeline.orchestrate.plan.stage_status import RERUN
 from trtllm_pipeline.orchestrate.run import loop, order
 from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.orchestrate.run.loop import Outcome, execute
-from trtllm_pipeline.orchestrate.run.order import least_s, simulate
+from trtllm_pipeline.orchestrate.run.order import simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler
 from trtllm_pipeline.orchestrate.run.work import Work, present_of, rerun_of
 from trtllm_pipeline.orchestrate.store import claims, manifest
@@ -520,31 +520,31 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
     assert simulate(plan, takes, [Capacity(cpus=4, downloads=2)], set()) == 0.0
 
 
+def least_s(plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[Capacity]) -> float:
+    return Scheduler(order.tasks(plan, plan.stage_runs, lambda run: takes[run.id], None, on), *on).least_s
+
+
 def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(*map(str, range(64)))
     takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
     on = [Capacity(cpus=4, downloads=2)]
     # Four builds at a time, and measurements alone; the one download takes no CPU.
-    assert least_s(plan, takes, on, plan.stage_runs) == pytest.approx(64 * 4 / 4 + 64 * (1 + 2))
+    assert least_s(plan, takes, on) == pytest.approx(64 * 4 / 4 + 64 * (1 + 2))
     played = simulate(plan, takes, on, plan.stage_runs)
-    assert 0.95 * played < least_s(plan, takes, on, plan.stage_runs) < played
+    assert 0.95 * played < least_s(plan, takes, on) < played
     one = plan_of("fp16")
     takes_one = fabricated.expected(one, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
-    nodes = [*on, replace(on[0], node="other")]
-    assert least_s(one, takes_one, nodes, one.stage_runs) == pytest.approx(10 + 4 + 1 + 2), "the longest path"
-    for each, seconds, there in ((plan, takes, on), (plan, takes, nodes), (one, takes_one, nodes)):
-        known = order.tasks(each, each.stage_runs, lambda run, seconds=seconds: seconds[run.id])
-        assert Scheduler(known, *there).least_s == pytest.approx(least_s(each, seconds, there, each.stage_runs))
+    assert least_s(one, takes_one, [*on, replace(on[0], node="other")]) == pytest.approx(10 + 4 + 1 + 2), (
+        "the longest path"
+    )
     many = plan_of_servers(*map(str, range(64)))
     room = [replace(on[0], memory=(4 << 20, 1))]
     takes = fabricated.expected(many, {"get": 10.0, "make": 4.0, "serve": 5.0, "look": 20.0, "count": 5.0})
-    both = least_s(many, takes, room, many.stage_runs)
+    both = least_s(many, takes, room)
     assert both == pytest.approx(64 * 4 / 4 + 64 * (20 + (5 + 5) / 2)), "one is loaded while in another is counted"
-    known = list(order.tasks(many, many.stage_runs, lambda run: takes[run.id]))
-    assert Scheduler(known, *room).least_s == pytest.approx(both)
     assert both < simulate(many, takes, room, many.stage_runs) < 1.02 * both
     monkeypatch.setattr(order, "_MOST_SIMULATED", 100)
-    assert simulate(plan, takes, on, plan.stage_runs) == least_s(plan, takes, on, plan.stage_runs)
+    assert simulate(many, takes, room, many.stage_runs) == pytest.approx(both)
 
 
 def test_other_programs_get_their_own_command_lines(store: Store) -> None:
