@@ -31,11 +31,8 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
     yield "}"
 
 
-def object_text(data: Mapping[str, Json], **texts: str) -> str:
-    """An object as JSON text with a line for each of its parts, and for each item of its lists.
-
-    Parts of `data` that are JSON already are given as `texts`.
-    """
+def object_text(data: Mapping[str, Json]) -> str:
+    """An object as JSON text with a line for each of its parts, and for each item of its lists."""
 
     def text(part: Json) -> str:
         if not part or not isinstance(part, list):
@@ -43,7 +40,7 @@ def object_text(data: Mapping[str, Json], **texts: str) -> str:
         items = ",\n  ".join(map(_encode, part))
         return f"[\n  {items}\n ]"
 
-    parts = ",\n ".join(f"{_encode(name)}: {texts.get(name) or text(part)}" for name, part in data.items())
+    parts = ",\n ".join(f"{_encode(name)}: {text(part)}" for name, part in data.items())
     return f"{{\n {parts}\n}}\n"
 
 

@@ -94,17 +94,10 @@ def look_up(pid: int) -> Process | None:
         return None
 
 
-def process_table(above: int = 0, *, zombies: bool = False) -> dict[int, Process]:
-    """All processes that live, by pid, with `zombies` the ended ones as well; with `above` those with a higher pid."""
-    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
-    entries = ((pid, look_up(pid)) for pid in pids if pid > above)
+def process_table(*, zombies: bool = False) -> dict[int, Process]:
+    """All processes that live, by pid, with `zombies` the ended ones as well."""
+    entries = ((pid, look_up(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
     return {pid: process for pid, process in entries if process and (zombies or not process.zombie)}
-
-
-def last_pid() -> int:
-    """The process id that was given out last."""
-    with open("/proc/loadavg", "rb") as file:  # noqa: PTH123
-        return int(file.read().split()[4])
 
 
 def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
@@ -379,22 +372,15 @@ class Supervisor:
         Children of an ended process become ours before it can be reaped, and only we reap: no child is overlooked.
         """
         try:
-            # In half the system calls of a file object: it is looked at after every stage run.
-            fd = os.open(f"/proc/self/task/{self.pid}/children", os.O_RDONLY)
+            with open(f"/proc/self/task/{self.pid}/children", "rb") as file:  # noqa: PTH123
+                pids = file.read()
         except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
             return True
-        try:
-            pids = b"".join(iter(lambda: os.read(fd, PACKET_BYTES), b""))
-        finally:
-            os.close(fd)
         return any(int(pid) not in self.mains for pid in pids.split())
 
     def members(self, run: ProcessSession) -> set[int]:
         """All processes of this stage run."""
-        # Everything below a young process has a higher pid than it, unless the numbers have wrapped around since. A host
-        # may run thousands of others, which then need not be looked at for each short stage run.
-        young = time.monotonic() - run.begin < 1.0 and last_pid() > run.pid
-        table = process_table(above=run.pid - 1 if young else 0)
+        table = process_table()
         roots = set()
         for pid in with_descendants({self.pid}, table):  # ours, whatever its number
             process = table[pid]

@@ -303,7 +303,6 @@ class Executor:
                     return []
                 error = StageError(f"{job.stage}: stopped between two commands")
             if error is not None:
-                self._counts = None
                 with suppress(OSError):  # the index has it too
                     failure.write(Path(job.attempt), error)
         del self._active[job.id]

@@ -75,22 +75,17 @@ class Manifest:
 
     def to_json(self) -> dict[str, Json]:
         """Return the file's content, with the key as a readable tree."""
-        return {**self._content(), "key": json.loads(self.key)}
-
-    def _content(self) -> dict[str, Json]:
-        """Return the same without the key, which is added as text for the digest."""
         content: dict[str, Json] = {
             "schema": SCHEMA,
             "stage": self.stage,
             "fingerprint": self.fingerprint,
             "label": self.label,
-            "key": None,
+            "key": json.loads(self.key),
             "files": listed(self.files),
             "records": listed(self.records),
             "provenance": dict(self.provenance),
         }
-        before, name, behind = canonical(content).partition('"key":null')
-        return {**content, "digest": fingerprint(f"{before}{name[:-4]}{self.key}{behind}")}
+        return {**content, "digest": fingerprint(canonical(content))}
 
     def seconds(self, name: str, default: float) -> float:
         """Return a number of the provenance."""
@@ -99,7 +94,7 @@ class Manifest:
 
     def write(self, folder: str | Path) -> int:
         """Write it into `folder`. Returns its size in bytes."""
-        return writing.write_once(f"{folder}/{NAME}", writing.object_text(self._content(), key=self.key))
+        return writing.write_once(f"{folder}/{NAME}", writing.object_text(self.to_json()))
 
 
 def inputs(manifest: Manifest) -> dict[str, Fingerprint]:
