@@ -124,7 +124,7 @@ def fill(matrix: Path, workspace: Path) -> dict[str, float]:
     for run in plan.stage_runs.values():
         claim = store.claim(run.fingerprint)
         assert claim is not None, f"{run.id} is being worked on"
-        attempt = store.begin("fill", run.stage.name, run.fingerprint, last=0)
+        attempt = store.begin("fill", run.stage.name, run.fingerprint)
         (attempt.out / "x").write_text("x\n", encoding="utf-8")
         store.publish(attempt, store.seal(attempt, run.key, run.label, {"duration_s": 0.001}))
         claim.release()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -488,15 +488,13 @@ def report_json(
     )
 
 
-def read_report(
-    path: Path, decode: Callable[[bytes], dict[str, Any]] = user_files.decode_mapping
-) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
+def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
     """Rows and `run` of a report file, with its `forecast`. Raises StateError if the file is not a report.
 
     The file is untrusted input.
     """
     try:
-        data = decode(reading.read_bytes(path))
+        data = user_files.decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
         run = dict(data["run"])

@@ -224,8 +224,6 @@ class _Execution:
     _made_by: dict[str, Json] = field(default_factory=probe.made_by)
     _trees: dict[Fingerprint, str] = field(default_factory=dict)
     _known_infeasible: dict[Fingerprint, str] = field(init=False)
-    _tried: dict[Fingerprint, int] = field(init=False)
-    """Number of the latest attempt at each stage run."""
     _durations: dict[str, float] = field(init=False)
     _to_run: set[StageRunId] = field(init=False)
     """All stage runs of the scheduler."""
@@ -235,7 +233,6 @@ class _Execution:
         self._known_infeasible = self._store.index.infeasible()
         self._durations = self._store.index.durations()
         self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
-        self._tried = self._store.tried(self._plan.stage_runs[run].fingerprint for run in self._to_run)
         corrections = estimates.Corrections(self._store.index.peaks(), self._plan.machine)
         # The forecast lacks stage runs whose artifacts could not be pulled or have disappeared since.
         if unforecast := self._to_run - self._expected.keys():
@@ -469,9 +466,7 @@ class _Execution:
             attempt = self._store.join(self._run_id, run.stage.name, run.fingerprint, left)
             job = replace(read_job(attempt.folder / JOB), node=start.node)
         else:
-            last = self._tried.get(run.fingerprint, 0)
-            attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint, last)
-            self._tried[run.fingerprint] = attempt.number
+            attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
             job = self._job(run, attempt, gpus, cpus, start.node)
             job.write(attempt.folder / JOB)
         self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())

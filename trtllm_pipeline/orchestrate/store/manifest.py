@@ -92,9 +92,9 @@ class Manifest:
         value = self.provenance.get(name)
         return float(value) if isinstance(value, (int, float)) else default
 
-    def write(self, folder: str | Path) -> int:
-        """Write it into `folder`. Returns its size in bytes."""
-        return writing.write_once(f"{folder}/{NAME}", writing.object_text(self.to_json()))
+    def write(self, folder: Path) -> None:
+        """Write it into `folder`."""
+        writing.write_once(folder / NAME, writing.object_text(self.to_json()))
 
 
 def inputs(manifest: Manifest) -> dict[str, Fingerprint]:

@@ -244,17 +244,11 @@ class Store:
         """Return whether a process works on this stage run now."""
         return claims.is_held(self._lock(fingerprint))
 
-    def tried(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, int]:
-        """Return the number of the latest attempt by fingerprint, if there is one."""
-        return {fingerprint: row.number for fingerprint, row in self.index.attempts(fingerprints).items()}
-
-    def begin(self, run: str, stage: str, fingerprint: Fingerprint, last: int | None = None) -> Attempt:
-        """Create an attempt directory. `last` is the number of the latest attempt if known, 0 for none.
-
-        The caller holds the claim, so leftovers of older attempts are removed.
-        """
-        number = 1 + (self.tried([fingerprint]).get(fingerprint, 0) if last is None else last)
-        if number > 1:
+    def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
+        """Create an attempt directory. The caller holds the claim, so leftovers of older attempts are removed."""
+        latest = self.index.attempts([fingerprint]).get(fingerprint)
+        number = 1 if latest is None else latest.number + 1
+        if latest is not None:
             shutil.rmtree(self.work_dir / f"{fingerprint}.{number - 1}", ignore_errors=True)
         while True:
             folder = self.work_dir / f"{fingerprint}.{number}"

@@ -4,7 +4,6 @@ Nothing heavy is imported here: `pipeline --help` costs little more than Typer. 
 Typer would otherwise evaluate string annotations of every command that it lists.
 """
 
-import functools
 import gc
 import importlib
 import inspect
@@ -184,20 +183,13 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
 
 
 def _load(row: Command) -> Callable[..., Any]:
-    """The function of a command. Its output is sanitized from the start."""
-    module_name, _, name = row.target.partition(":")
+    """The function of a command."""
     from trtllm_pipeline.show.cli import command_signatures
 
-    module = importlib.import_module(f"trtllm_pipeline.show.cli.{module_name}")
-
-    function = command_signatures.complete(getattr(module, name), row.path)
-
-    @functools.wraps(function)
-    def cleaned(*args: Any, **values: Any) -> Any:
-        terminal.clean_streams()
-        return function(*args, **values)
-
-    return cleaned
+    module, _, name = row.target.partition(":")
+    return command_signatures.complete(
+        getattr(importlib.import_module(f"trtllm_pipeline.show.cli.{module}"), name), row.path
+    )
 
 
 def _not_imported() -> None:

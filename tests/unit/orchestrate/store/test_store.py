@@ -405,7 +405,7 @@ def test_a_full_disk_while_syncing_is_told_with_its_file(store: Store, monkeypat
 
 def test_an_attempt_and_its_artifact_are_seen_by_others_at_once(store: Store, tmp_path: Path) -> None:
     other = Store(tmp_path / "w")
-    attempts = [store.begin("r", "build", fingerprint(key(str(number))), last=0) for number in range(3)]
+    attempts = [store.begin("r", "build", fingerprint(key(str(number)))) for number in range(3)]
     assert [row.number for row in other.index.attempts_of("r")] == [1, 1, 1]
     store.fail(attempts[1], "failed", StageError("no"))
     (attempts[0].out / "f").write_text("x")
