@@ -6,13 +6,11 @@
 first process of each running stage run, for the other end in case this process is killed. Every message is one JSON object.
 A message too long for a packet is sent as the packet `@` and a memory file:
 
-    {"do": "environment", "env"}                        of every process started from now on
-    {"do": "spawn", "id", "argv", "set", "unset", "cwd", "log", "measure", "tell"}  changes to its environment, and,
-                                                        as SCM_RIGHTS, file descriptors to inherit
+    {"do": "spawn", "id", "argv", "env", "cwd", "log", "measure"}  and, as SCM_RIGHTS, file descriptors to inherit
     {"do": "signal", "id", "signal", "whole"}           to the stage run's first process, or to all of its processes
     {"do": "end", "id", "grace_s"}                      interrupt all, after the grace terminate all, then kill all
 
-    {"event": "spawned", "id", "pid"}                   with `tell` only: it wakes up the other end
+    {"event": "spawned", "id", "pid"}
     {"event": "refused", "id", "message"}               it was not started
     {"event": "exited", "id", "returncode", "wall_s", "user_s", "sys_s", "max_rss_bytes", "peak_bytes", "shared_bytes",
      "written_bytes", "swept"}
@@ -186,7 +184,6 @@ class Supervisor:
         self.runs: dict[str, ProcessSession] = {}
         self.mains: dict[int, ProcessSession] = {}  # by pid, until that is reaped
         self.number = 0
-        self.environment: dict[str, str] = {}
         self.outbox: list[bytes] = []
         self.open = True
         self.socket = socket.socket(fileno=fd)
@@ -262,9 +259,6 @@ class Supervisor:
                     file.seek(0)
                     data = file.read()
             message = json.loads(data.decode())  # of bytes, it looks for their encoding first
-            if message["do"] == "environment":
-                self.environment = message["env"]
-                continue
             do, run = message["do"], self.runs.get(message["id"])
             if do == "spawn":
                 self.spawn(message, fds)
@@ -288,15 +282,12 @@ class Supervisor:
     # Stage runs.
 
     def spawn(self, message: dict[str, object], fds: list[int]) -> None:
-        """Start a stage run. Sends "spawned", if requested, or "refused"."""
-        run_id, argv, changed, log = str(message["id"]), message["argv"], message["set"], str(message["log"])
+        """Start a stage run. Sends "spawned" or "refused"."""
+        run_id, argv, env, log = str(message["id"]), message["argv"], message["env"], str(message["log"])
         assert isinstance(argv, list)
-        assert isinstance(changed, dict)
+        assert isinstance(env, dict)
         self.number += 1
         mark = f"{self.pid}.{self.number}"
-        env = {**self.environment, **changed}
-        for name in message["unset"]:  # type: ignore[attr-defined]
-            del env[name]
         env[MARK] = mark
         doing = f"open the log {log}"
         output = -1
@@ -329,8 +320,7 @@ class Supervisor:
                 run_id, pid, mark, measure=bool(message.get("measure"))
             )
             self.write_table()
-            if message["tell"]:
-                self.send("spawned", id=run_id, pid=pid)
+            self.send("spawned", id=run_id, pid=pid)
         finally:
             for fd in [*fds, output]:
                 if fd >= 0:

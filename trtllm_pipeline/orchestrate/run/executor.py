@@ -250,7 +250,6 @@ class Executor:
             log=f"{job.attempt}/{LOG}",
             claim_fds=active.claims,
             measure=True,
-            tell=False,
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
