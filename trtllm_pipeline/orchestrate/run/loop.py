@@ -544,7 +544,7 @@ class _Execution:
     def _input(self, upstream: StageRun) -> str:
         if upstream.stage.scope is Scope.SERVICE:
             return f"{self._running[upstream.id].attempt.folder}/{SERVICE_FILE}"
-        return f"{self._present[upstream.fingerprint].path}/{OUT}"
+        return str(self._present[upstream.fingerprint].out)
 
     # Events.
 

@@ -105,17 +105,13 @@ class Artifact:
     size_bytes: int
     duration_s: float
     published_s: float = field(compare=False)
-    path: str
-
-    @property
-    def folder(self) -> Path:
-        """The artifact directory, with manifest, job and log."""
-        return Path(self.path)  # computed on demand: most artifacts of a large plan are not opened
+    folder: Path
+    """The artifact directory, with manifest, job and log."""
 
     @property
     def out(self) -> Path:
         """The directory with its files."""
-        return Path(f"{self.path}/{OUT}")
+        return self.folder / OUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,12 +372,12 @@ class Index(Database):
             files = _decoded(row[3], list)
             if any(not isinstance(each, list) or tuple(map(type, each)) != _FILE for each in files):
                 raise DamagedError(f"no files with sizes: {row[3][:80]}")
-            return Artifact(*[*row[:3], tuple(map(tuple, files)), *row[4:], self._path(row[1], row[0])])
+            return Artifact(*[*row[:3], tuple(map(tuple, files)), *row[4:], self._folder(row[1], row[0])])
 
         return self._read(f"SELECT {columns} FROM artifacts {which}", values, artifact)  # noqa: S608 - our own words
 
-    def _path(self, stage: str, fingerprint: str) -> str:
-        return f"{self._workspace}/store/{stage}/{fingerprint}"
+    def _folder(self, stage: str, fingerprint: str) -> Path:
+        return self._workspace / "store" / stage / fingerprint
 
     def add_artifact(self, manifest: Manifest, artifact: Artifact) -> Artifact:
         """Record an artifact that is not from an attempt of this process."""
@@ -399,7 +395,7 @@ class Index(Database):
             manifest.size_bytes,
             manifest.seconds("duration_s", 0.0),
             manifest.seconds("finished_s", time.time()),
-            self._path(manifest.stage, manifest.fingerprint),
+            self._folder(manifest.stage, manifest.fingerprint),
         )
 
     def remove_artifacts(self, fingerprints: Iterable[Fingerprint]) -> None:
@@ -455,7 +451,7 @@ class Index(Database):
 
     def record(self, attempt: int, manifest: Manifest, artifact: Artifact, peak: Peak | None = None) -> None:
         """Record a successful attempt, its artifact and its usage in one transaction."""
-        end = self._end(attempt, "succeeded", artifact.path, None, None, None)
+        end = self._end(attempt, "succeeded", artifact.folder, None, None, None)
 
         def write(db: sqlite3.Connection) -> None:
             db.execute("BEGIN IMMEDIATE")

@@ -350,7 +350,7 @@ def _wrong(path: Path | None, entry: FileEntry, *, contents: bool) -> str | None
     return "its content changed" if contents and digest_file(path) != entry.digest else None
 
 
-def whole(folder: str, files: tuple[tuple[str, int], ...], manifest_bytes: int) -> bool:
+def whole(folder: Path, files: tuple[tuple[str, int], ...], manifest_bytes: int) -> bool:
     """Return whether the manifest and all files exist with their sizes. Links count as size 0 and must not be broken.
 
     This is the quick check at every start. Raises StateError if the files cannot be read.

@@ -178,7 +178,7 @@ class Store:
                 self.index.remove_artifacts((fingerprint,))
             return None
         folder = self.folder(stage, fingerprint)
-        if row is None or row.folder != folder or not whole(row.path, row.files, row.manifest_bytes):
+        if row is None or row.folder != folder or not whole(row.folder, row.files, row.manifest_bytes):
             # The manifest decides: the index may lack the artifact, or have undetected damage. An artifact that was
             # never recorded may not have reached the disk before a power cut, so it is read.
             findings = _inspected(folder, contents=row is None)
