@@ -193,18 +193,3 @@ assert tritonclient.grpc.model_config_pb2 is model_config_pb2
 assert tritonclient.grpc.InferenceServerClient
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.thorough
-def test_reading_a_matrix_looks_for_no_plugins_and_leaves_the_environment_as_it_was() -> None:
-    code = """
-import os
-before = dict(os.environ)
-import trtllm_pipeline.orchestrate.matrix.models
-assert dict(os.environ) == before
-from pydantic.plugin import _loader
-print(_loader._plugins)
-"""
-    env = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == "None\n"

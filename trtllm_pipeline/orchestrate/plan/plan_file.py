@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +18,6 @@ from trtllm_pipeline.base import (
     CellId,
     Fingerprint,
     Json,
-    Resources,
     Scope,
     SettingChange,
     StageRunId,
@@ -187,7 +185,7 @@ def plan_lines(
             "program": run.stage.program,
             "params": params.to_json(run.params),
             "environment": {},
-            "resources": _resources(plan.resources(run)),
+            "resources": asdict(plan.resources(run)),
             **_expected(times(run) if full else None),
             "needs": [need.to_json() for need in needs(run)] if full else [],
             "action": action(run.id, to_run, present, pulls),
@@ -201,11 +199,6 @@ def plan_lines(
         cells=map(cell_entry, plan.cells),
         stage_runs=map(run_entry, plan.stage_runs.values()),
     )
-
-
-@cache
-def _resources(each: Resources) -> Json:
-    return asdict(each)
 
 
 def action(

@@ -638,19 +638,21 @@ class _Execution:
         return [self._publish(run_id, *self._sealing.pop(run_id)) for run_id in done]
 
     def _publish(self, run_id: StageRunId, sealing: Future[Manifest], usage: Usage) -> scheduling.Event:
-        held = self._running.pop(run_id)
+        held = self._running[run_id]  # its claims are released even if the index cannot be written
         try:
             sealed = sealing.result()
             artifact = self._store.publish(held.attempt, sealed, self._peak(held, usage, sealed.size_bytes))
         except (StageError, OSError) as error:
             failed = error if isinstance(error, StageError) else _disk_error(held, error)
             self._store.fail(held.attempt, "failed", failed)
-            _release(held)
-            return self._failure(held.run, failed)
-        self._present[held.run.fingerprint] = artifact
-        self._trees[held.run.fingerprint] = sealed.tree
+            ended = self._failure(held.run, failed)
+        else:
+            self._present[held.run.fingerprint] = artifact
+            self._trees[held.run.fingerprint] = sealed.tree
+            ended = _ended_event(held.run, None)
+        del self._running[run_id]
         _release(held)
-        return _ended_event(held.run, None)
+        return ended
 
     def _freed(self) -> list[scheduling.Event]:
         """Return events for claims and leases released by others."""

@@ -4,7 +4,6 @@ Nothing heavy is imported here: `pipeline --help` costs little more than Typer. 
 Typer would otherwise evaluate string annotations of every command that it lists.
 """
 
-import gc
 import importlib
 import inspect
 import os
@@ -233,8 +232,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             command: Any = get_command(build({*_naming(words), *completed}, rich=rich, complete=bool(completed)))
             order = [row.path for row in COMMANDS]  # Typer lists all groups before all commands
             command.commands = dict(sorted(command.commands.items(), key=lambda each: order.index(each[0])))
-            if argv is None:
-                gc.freeze()  # imported modules stay cached
             if f"_{_program().replace('-', '_').upper()}_COMPLETE" in os.environ:
                 command.main([], prog_name=_program())  # ends
             with command.make_context(_program(), words) as ctx:
@@ -257,9 +254,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code is None or debug:
             raise
         return code
-    finally:
-        if argv is None:
-            gc.freeze()  # the process ends: another collection over a large plan took a tenth of the time
 
 
 _OF_ANY_SERVER: Final = {
