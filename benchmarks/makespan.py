@@ -21,7 +21,7 @@ machine, with each next server loaded meanwhile, over the makespan with one serv
     python benchmarks/makespan.py --together 10000 --plans 4
 
 Random plans are combined until they have this many stage runs. The ratio is their makespan over the expected makespan of a
-plan of that size (`Scheduler.least_s`, the same as `order.least_s`).
+plan of that size (`Scheduler.least_s`).
 """
 
 from __future__ import annotations

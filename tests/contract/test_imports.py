@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
-from trtllm_pipeline.orchestrate.store.store import Store
 
 HEAVY = {
     "asyncio",
@@ -115,14 +114,6 @@ def test_a_plan_imports_no_executor(tmp_path: Path) -> None:
     assert "trtllm_pipeline.orchestrate.run.executor" not in modules
 
 
-@pytest.mark.thorough
-def test_looking_into_a_workspace_imports_no_pydantic(tmp_path: Path) -> None:
-    Store(tmp_path)
-    modules = imported("status", "--runs", "--workspace", str(tmp_path), "--format", "json")
-    assert "trtllm_pipeline.show.report.run_list" in modules
-    assert "pydantic" not in modules
-
-
 def test_a_table_of_results_imports_nothing_that_reads_events_or_answers() -> None:
     code = "import sys; import trtllm_pipeline.show.report.writers; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
@@ -202,18 +193,3 @@ assert tritonclient.grpc.model_config_pb2 is model_config_pb2
 assert tritonclient.grpc.InferenceServerClient
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.thorough
-def test_reading_a_matrix_looks_for_no_plugins_and_leaves_the_environment_as_it_was() -> None:
-    code = """
-import os
-before = dict(os.environ)
-import trtllm_pipeline.orchestrate.matrix.models
-assert dict(os.environ) == before
-from pydantic.plugin import _loader
-print(_loader._plugins)
-"""
-    env = {name: value for name, value in os.environ.items() if name != "PYDANTIC_DISABLE_PLUGINS"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout == "None\n"

@@ -63,15 +63,12 @@ def expected(plan: Plan, learnt: Mapping[str, float]) -> dict[StageRunId, float]
 def begin(store: Store, run: StageRun, *, log: str = "hello\n") -> Attempt:
     attempt = store.begin("run-1", run.stage.name, run.fingerprint)
     attempt.log.write_text(log, encoding="utf-8")
-    store.index.commit()
     return attempt
 
 
 def recorded(store: Store, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Artifact:
     """What comes of an attempt: published and recorded."""
-    published = store.publish(attempt, store.seal(attempt, key, label, provenance))
-    store.index.record([published])
-    return published.artifact
+    return store.publish(attempt, store.seal(attempt, key, label, provenance))
 
 
 def publish(store: Store, run: StageRun, files: Mapping[str, Any], *, seconds: float = 1.5) -> Artifact:

@@ -21,18 +21,10 @@ def digest_file(path: str | Path) -> str:
     """BLAKE3 of a file's content, 64 hexadecimal digits. Big files are mapped and hashed on all cores."""
     from blake3 import blake3
 
-    fd = open_fd(path)
-    try:
-        size = os.fstat(fd).st_size
-        if size >= _SMALL_BYTES:
+    with os.fdopen(open_fd(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size >= _SMALL_BYTES:
             return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-        digest = blake3(content := os.read(fd, size + 1))
-        if len(content) != size:  # it is being written to, or is not read in one piece
-            while content := os.read(fd, size + 1):
-                digest.update(content)
-        return digest.hexdigest()
-    finally:
-        os.close(fd)
+        return blake3(file.read()).hexdigest()
 
 
 def digest_text(text: str) -> str:

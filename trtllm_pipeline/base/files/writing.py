@@ -31,11 +31,8 @@ def json_lines(**parts: Json | Iterator[Json]) -> Iterator[str]:
     yield "}"
 
 
-def object_text(data: Mapping[str, Json], **texts: str) -> str:
-    """An object as JSON text with a line for each of its parts, and for each item of its lists.
-
-    Parts of `data` that are JSON already are given as `texts`.
-    """
+def object_text(data: Mapping[str, Json]) -> str:
+    """An object as JSON text with a line for each of its parts, and for each item of its lists."""
 
     def text(part: Json) -> str:
         if not part or not isinstance(part, list):
@@ -43,7 +40,7 @@ def object_text(data: Mapping[str, Json], **texts: str) -> str:
         items = ",\n  ".join(map(_encode, part))
         return f"[\n  {items}\n ]"
 
-    parts = ",\n ".join(f"{_encode(name)}: {texts.get(name) or text(part)}" for name, part in data.items())
+    parts = ",\n ".join(f"{_encode(name)}: {text(part)}" for name, part in data.items())
     return f"{{\n {parts}\n}}\n"
 
 
@@ -71,24 +68,19 @@ def write_json(path: Path, value: object, *, indent: int = 1) -> None:
     write_lines(path, (json.dumps(value, indent=indent, ensure_ascii=False),))
 
 
-def write_once(path: str | Path, text: str) -> int:
-    """Write a text file that has no readers yet, with few system calls. Returns its size in bytes."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+def write_once(path: str | Path, text: str) -> None:
+    """Write a text file that has no readers yet."""
     try:
-        return write_all(fd, text.encode())
+        Path(path).write_bytes(text.encode())
     except OSError as error:
         error.filename = os.fspath(path)  # so that the message can name the full disk
         raise
-    finally:
-        os.close(fd)
 
 
-def write_all(fd: int, data: bytes) -> int:
-    """Write all of `data`; returns its length."""
-    left = data
-    while left:
-        left = left[os.write(fd, left) :]
-    return len(data)
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`."""
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -96,16 +88,15 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     _write(path, (f"{line}\n" for line in lines))
 
 
-def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write a text file as `write_lines` does, its line ends as they are. `mode` is for a new file, less the umask."""
-    _write(path, (text,), mode)
+def write_text(path: Path, text: str) -> None:
+    """Write a text file as `write_lines` does, its line ends as they are."""
+    _write(path, (text,))
 
 
-def _write(path: Path, parts: Iterable[str], mode: int = 0o666) -> None:
+def _write(path: Path, parts: Iterable[str]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
             file.writelines(parts)
         temporary.replace(path)
     except OSError:

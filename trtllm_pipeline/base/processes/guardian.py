@@ -6,13 +6,11 @@
 first process of each running stage run, for the other end in case this process is killed. Every message is one JSON object.
 A message too long for a packet is sent as the packet `@` and a memory file:
 
-    {"do": "environment", "env"}                        of every process started from now on
-    {"do": "spawn", "id", "argv", "set", "unset", "cwd", "log", "measure", "tell"}  changes to its environment, and,
-                                                        as SCM_RIGHTS, file descriptors to inherit
+    {"do": "spawn", "id", "argv", "env", "cwd", "log", "measure"}  and, as SCM_RIGHTS, file descriptors to inherit
     {"do": "signal", "id", "signal", "whole"}           to the stage run's first process, or to all of its processes
     {"do": "end", "id", "grace_s"}                      interrupt all, after the grace terminate all, then kill all
 
-    {"event": "spawned", "id", "pid"}                   with `tell` only: it wakes up the other end
+    {"event": "spawned", "id", "pid"}
     {"event": "refused", "id", "message"}               it was not started
     {"event": "exited", "id", "returncode", "wall_s", "user_s", "sys_s", "max_rss_bytes", "peak_bytes", "shared_bytes",
      "written_bytes", "swept"}
@@ -94,17 +92,10 @@ def look_up(pid: int) -> Process | None:
         return None
 
 
-def process_table(above: int = 0, *, zombies: bool = False) -> dict[int, Process]:
-    """All processes that live, by pid, with `zombies` the ended ones as well; with `above` those with a higher pid."""
-    pids = map(int, filter(str.isdigit, os.listdir("/proc")))
-    entries = ((pid, look_up(pid)) for pid in pids if pid > above)
+def process_table(*, zombies: bool = False) -> dict[int, Process]:
+    """All processes that live, by pid, with `zombies` the ended ones as well."""
+    entries = ((pid, look_up(pid)) for pid in map(int, filter(str.isdigit, os.listdir("/proc"))))
     return {pid: process for pid, process in entries if process and (zombies or not process.zombie)}
-
-
-def last_pid() -> int:
-    """The process id that was given out last."""
-    with open("/proc/loadavg", "rb") as file:  # noqa: PTH123
-        return int(file.read().split()[4])
 
 
 def with_descendants(roots: set[int], table: dict[int, Process]) -> set[int]:
@@ -193,7 +184,6 @@ class Supervisor:
         self.runs: dict[str, ProcessSession] = {}
         self.mains: dict[int, ProcessSession] = {}  # by pid, until that is reaped
         self.number = 0
-        self.environment: dict[str, str] = {}
         self.outbox: list[bytes] = []
         self.open = True
         self.socket = socket.socket(fileno=fd)
@@ -269,9 +259,6 @@ class Supervisor:
                     file.seek(0)
                     data = file.read()
             message = json.loads(data.decode())  # of bytes, it looks for their encoding first
-            if message["do"] == "environment":
-                self.environment = message["env"]
-                continue
             do, run = message["do"], self.runs.get(message["id"])
             if do == "spawn":
                 self.spawn(message, fds)
@@ -295,15 +282,12 @@ class Supervisor:
     # Stage runs.
 
     def spawn(self, message: dict[str, object], fds: list[int]) -> None:
-        """Start a stage run. Sends "spawned", if requested, or "refused"."""
-        run_id, argv, changed, log = str(message["id"]), message["argv"], message["set"], str(message["log"])
+        """Start a stage run. Sends "spawned" or "refused"."""
+        run_id, argv, env, log = str(message["id"]), message["argv"], message["env"], str(message["log"])
         assert isinstance(argv, list)
-        assert isinstance(changed, dict)
+        assert isinstance(env, dict)
         self.number += 1
         mark = f"{self.pid}.{self.number}"
-        env = {**self.environment, **changed}
-        for name in message["unset"]:  # type: ignore[attr-defined]
-            del env[name]
         env[MARK] = mark
         doing = f"open the log {log}"
         output = -1
@@ -336,8 +320,7 @@ class Supervisor:
                 run_id, pid, mark, measure=bool(message.get("measure"))
             )
             self.write_table()
-            if message["tell"]:
-                self.send("spawned", id=run_id, pid=pid)
+            self.send("spawned", id=run_id, pid=pid)
         finally:
             for fd in [*fds, output]:
                 if fd >= 0:
@@ -379,22 +362,15 @@ class Supervisor:
         Children of an ended process become ours before it can be reaped, and only we reap: no child is overlooked.
         """
         try:
-            # In half the system calls of a file object: it is looked at after every stage run.
-            fd = os.open(f"/proc/self/task/{self.pid}/children", os.O_RDONLY)
+            with open(f"/proc/self/task/{self.pid}/children", "rb") as file:  # noqa: PTH123
+                pids = file.read()
         except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
             return True
-        try:
-            pids = b"".join(iter(lambda: os.read(fd, PACKET_BYTES), b""))
-        finally:
-            os.close(fd)
         return any(int(pid) not in self.mains for pid in pids.split())
 
     def members(self, run: ProcessSession) -> set[int]:
         """All processes of this stage run."""
-        # Everything below a young process has a higher pid than it, unless the numbers have wrapped around since. A host
-        # may run thousands of others, which then need not be looked at for each short stage run.
-        young = time.monotonic() - run.begin < 1.0 and last_pid() > run.pid
-        table = process_table(above=run.pid - 1 if young else 0)
+        table = process_table()
         roots = set()
         for pid in with_descendants({self.pid}, table):  # ours, whatever its number
             process = table[pid]

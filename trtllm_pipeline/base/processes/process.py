@@ -133,8 +133,6 @@ class Guardian:
         self._table = os.memfd_create("stage runs")
         """The pids of the stage runs' first processes, written by the guardian."""
         self._environment = without_secrets(os.environ)
-        self._programs: dict[tuple[str, str], str] = {}
-        """Paths of programs by name and PATH."""
         theirs.set_inheritable(True)
         nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
         python = [
@@ -161,7 +159,6 @@ class Guardian:
                 setsid=True,
                 setsigmask=(),
             )
-        self._send({"do": "environment", "env": self._environment})
 
     def __enter__(self) -> Guardian:  # noqa: PYI034  # typing.Self is of Python 3.11
         return self
@@ -184,44 +181,27 @@ class Guardian:
         also: Mapping[str, str] = MappingProxyType({}),
         claim_fds: Sequence[int] = (),
         measure: bool = False,
-        tell: bool = True,
     ) -> None:
-        """Start `argv` in a new session, with its output appended to `log`. `Spawned` (with `tell`) or `Refused` follows.
+        """Start `argv` in a new session, with its output appended to `log`. `Spawned` or `Refused` follows.
 
         `run_id` is unique among running ones. Its environment is `env`, or ours at the start of the guardian, plus `also`. A
         program without a slash is searched on the PATH in it. The process and all its descendants inherit `claim_fds`: flocks
         on these last as long as any of them. With `measure`, their memory is added up while they live.
         """
-        changed, unset = also, set[str]()
-        if env is not None:
-            env = {**env, **also}
-            changed = {name: value for name, value in env.items() if self._environment.get(name) != value}
-            unset = self._environment.keys() - env.keys()
-        path = (self._environment if env is None else env).get("PATH", os.defpath)
+        env = {**(self._environment if env is None else env), **also}
+        program = argv[0] if "/" in argv[0] else shutil.which(argv[0], path=env.get("PATH", os.defpath))
         self._send(
             {
                 "do": "spawn",
                 "id": run_id,
-                "argv": [self._program(argv[0], also.get("PATH", path)), *argv[1:]],
-                "set": dict(changed),
-                "unset": list(unset),
+                "argv": [program or argv[0], *argv[1:]],  # the guardian refuses what is not on PATH
+                "env": env,
                 "cwd": _absolute(cwd),
                 "log": _absolute(log),
                 "measure": measure,
-                "tell": tell,
             },
             claim_fds,
         )
-
-    def _program(self, name: str, path: str) -> str:
-        """Path of a program, or its name if it is not on PATH: the guardian then refuses it."""
-        if "/" in name:
-            return name
-        program = self._programs.get((name, path)) or shutil.which(name, path=path)
-        if program is None:
-            return name
-        self._programs[name, path] = program
-        return program
 
     def signal(self, run_id: str, signo: int, *, whole: bool = False) -> None:
         """Send a signal to the stage run's first process, or with `whole` to all its processes. Does nothing if it has ended."""

@@ -22,6 +22,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 from urllib.parse import quote
 
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+
 from trtllm_pipeline.base import FailureClass, ServerError
 from trtllm_pipeline.measure.client import fields, recognise
 from trtllm_pipeline.measure.client.service import Service
@@ -38,11 +41,11 @@ from trtllm_pipeline.measure.client.session import (
 from trtllm_pipeline.measure.client.transport import ProtocolError
 from trtllm_pipeline.measure.client.transport.http import fetch
 from trtllm_pipeline.measure.client.transport.http2 import HTTP_1, STATUS, GrpcCall, Http2Error, unary
+from trtllm_pipeline.models import model_config_pb2, service_pb2
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from trtllm_pipeline.models import model_config_pb2, service_pb2
 
 PROTOCOLS: Final = ("grpc", "grpc_unary", "http", "http_unary")
 """gRPC ModelStreamInfer, gRPC ModelInfer, HTTP generate_stream (server-sent events), HTTP generate.
@@ -236,8 +239,6 @@ class Client(BaseClient):
 
     async def config(self, model: str) -> model_config_pb2.ModelConfig:
         """The configuration of `model` as the server runs it, defaults filled in."""
-        from trtllm_pipeline.models import service_pb2
-
         if self.protocol.startswith("http"):
             return await self._config_over_http(model)
         request = service_pb2.ModelConfigRequest(name=model)
@@ -245,8 +246,6 @@ class Client(BaseClient):
 
     async def models(self) -> list[str]:
         """The names of the server's models, over gRPC. Raises ServerError."""
-        from trtllm_pipeline.models import service_pb2
-
         index = await self._call(
             "RepositoryIndex", service_pb2.RepositoryIndexRequest(), service_pb2.RepositoryIndexResponse
         )
@@ -329,15 +328,11 @@ class Client(BaseClient):
 
     async def metadata(self, model: str) -> service_pb2.ModelMetadataResponse:
         """Names, data types and shapes of the tensors of `model`, as the server reports them to clients."""
-        from trtllm_pipeline.models import service_pb2
-
         request = service_pb2.ModelMetadataRequest(name=model)
         return await self._call("ModelMetadata", request, service_pb2.ModelMetadataResponse)
 
     async def server(self) -> str | None:
         """Name and version that the server reports, such as "triton 2.51.0"; None if it reports none."""
-        from trtllm_pipeline.models import service_pb2
-
         try:
             if not self.protocol.startswith("http"):
                 request = service_pb2.ServerMetadataRequest()
@@ -365,14 +360,10 @@ class Client(BaseClient):
         return (await self._get(self.service.http, "/v2/health/ready"))[0] == 200
 
     async def _grpc_ready(self) -> bool:
-        from trtllm_pipeline.models import service_pb2
-
         reply = await self._call("ServerReady", service_pb2.ServerReadyRequest(), service_pb2.ServerReadyResponse)
         return bool(reply.ready)
 
     async def _call(self, method: str, request: Any, response: Any) -> Any:
-        from google.protobuf.message import DecodeError
-
         async def ask(call: GrpcCall) -> bytes:
             await call.connect()
             return (await unary(call, _SERVICE + method, request.SerializeToString()))[1]
@@ -452,10 +443,6 @@ class _GrpcUnary(Session):
         return await self._call.connect()
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
-        from google.protobuf.message import DecodeError
-
-        from trtllm_pipeline.models import service_pb2
-
         if await self._call.connect():
             answer.connected_ns = time.monotonic_ns()
         answer.sent_ns = time.monotonic_ns()
@@ -486,10 +473,6 @@ class _GrpcStream(_GrpcUnary):
         return data
 
     async def _exchange(self, message: bytes, answer: Answer) -> None:
-        from google.protobuf.message import DecodeError
-
-        from trtllm_pipeline.models import service_pb2
-
         call, request_id, parse = self._call, str(self._count), service_pb2.ModelStreamInferResponse.FromString
         self._over = False
         if not call.open:
@@ -546,10 +529,6 @@ class _GrpcStream(_GrpcUnary):
 
         If there is no engine to stop it, or the engine does not respond, the call is reset and the connection closed.
         """
-        from google.protobuf.message import DecodeError
-
-        from trtllm_pipeline.models import service_pb2
-
         call, engine = self._call, self._client.stopped_by
         if self._over:
             return None
@@ -624,10 +603,6 @@ def _keep(answer: Answer, name: str, count: int | None) -> None:
 
 def config_of(body: bytes) -> model_config_pb2.ModelConfig:
     """A model's configuration as Triton sends it over HTTP. Raises ProtocolError if it is invalid."""
-    from google.protobuf import json_format
-
-    from trtllm_pipeline.models import model_config_pb2
-
     value = fields.parse(body)
     try:
         json.dumps(value, ensure_ascii=False).encode()  # half a character beyond the first 65536 is a SystemError below
@@ -644,8 +619,6 @@ def infer_request(
 
     Raises ServerError for a value of another type than its tensor.
     """
-    from trtllm_pipeline.models import service_pb2
-
     request = service_pb2.ModelInferRequest(model_name=model.name, id=request_id)
     for name, value in tensors.items():
         if isinstance(value, InputTensor):
@@ -684,8 +657,6 @@ def _packed(model: ServedModel, name: str, datatype: str, code: str, values: Seq
 
 def data_types(tensors: Iterable[model_config_pb2.ModelInput | model_config_pb2.ModelOutput]) -> dict[str, str]:
     """Data type of each tensor of a configuration by name, as config.pbtxt spells it, or the number of an unknown type."""
-    from trtllm_pipeline.models import model_config_pb2
-
     known = model_config_pb2.DataType.DESCRIPTOR.values_by_number
     return {
         each.name: known[each.data_type].name if each.data_type in known else str(each.data_type) for each in tensors

@@ -264,8 +264,8 @@ class Conditions:
     @staticmethod
     def read(data: object) -> Conditions:
         """The conditions in a perf.json, or in a cell of a report. Malformed ones count as not recorded."""
-        if not isinstance(data, dict) or data == _NOTHING:
-            return _UNRECORDED  # for the many cells of a large matrix without measurements
+        if not isinstance(data, dict):
+            return Conditions()
         moment = data.get("measured_s")
         known = isinstance(moment, (int, float)) and not isinstance(moment, bool) and 0 <= moment < _YEAR_9999_S
         parts = {name: part if isinstance(part := data.get(name), dict) else None for name in (*GROUPS, "questions")}
@@ -299,10 +299,6 @@ class Conditions:
             if isinstance(entry, dict) and (entry.get("concurrency"), entry.get("request_rate")) == wanted:
                 return entry
         return {}
-
-
-_UNRECORDED: Final = Conditions()
-_NOTHING: Final = _UNRECORDED.to_json()
 
 
 # Judging

@@ -325,40 +325,26 @@ _IN_ORDER: Final = (
     "first_event_ns",
     "silent_ns",
 )
+_OF_LEVEL: Final = ("concurrency", "request_rate", "repeat")
 _ONE_EACH: Final[Mapping[str, tuple[str, ...]]] = {
     "header": (),
     "conditions": (),
     "prompt": ("id",),
     "server": ("at",),
-    "client": ("concurrency", "request_rate", "repeat", "worker"),
-    "triton": ("concurrency", "request_rate", "repeat"),
-    "gpu": ("concurrency", "request_rate", "repeat"),
-    "speculation": ("concurrency", "request_rate", "repeat"),
-    "unsent": ("concurrency", "request_rate", "repeat", "worker"),
-    "over_budget": ("concurrency", "request_rate", "repeat", "worker"),
-    "gauges": ("concurrency", "request_rate", "repeat"),
-    "probed": ("concurrency", "request_rate", "repeat"),
     "probe": ("pair", "send"),
+    **dict.fromkeys(("triton", "gpu", "speculation", "gauges", "probed"), _OF_LEVEL),
+    **dict.fromkeys(("client", "unsent", "over_budget"), (*_OF_LEVEL, "worker")),
 }
 """Type of record -> its unique key."""
-_KINDS: Final = (
-    *("header", "prompt", "request", "conditions", "server"),
-    *(
-        "client",
-        "triton",
-        "gpu",
-        "settings",
-        "roofline",
-        "reused_blocks",
-        "probe",
-        "speculation",
-        "unsent",
-        "probed",
-        "gauges",
-        "over_budget",
-    ),
-)
-"""Types of records in `Records`, in its order."""
+_LISTS: Final = {
+    "requests": "request",
+    "clients": "client",
+    "gpus": "gpu",
+    "probes": "probe",
+    **{name: name for name in ("triton", "settings", "roofline", "reused_blocks", "speculation")},
+    **{name: name for name in ("unsent", "probed", "gauges", "over_budget")},
+}
+"""Field of `Records` -> type of its records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,9 +408,12 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
             first = first_lines.setdefault(tuple(record.get(key) for key in keys), number)
             if first != number:
                 _fail(path, number, f"a duplicate of the {kind} record in line {first}")
-    of: dict[str, Any] = {kind: [record for _, record in by_type.get(kind, ())] for kind in _KINDS}
-    (header,) = of["header"]
-    prompts = {record["id"]: record["text"] for record in of["prompt"]}
+
+    def of(kind: str) -> list[Any]:
+        return [record for _, record in by_type.get(kind, ())]
+
+    (header,) = of("header")
+    prompts = {record["id"]: record["text"] for record in of("prompt")}
     started_ns = (header.get("anchor") or {}).get("monotonic_ns", 0)
     for number, request in by_type["request"]:
         wrong = _impossible(request)
@@ -438,13 +427,12 @@ def read_records(path: Path, text: bytes | None = None) -> Records:
     return Records(
         header,
         prompts,
-        frozenset(record["id"] for record in of["prompt"] if record.get("images")),
-        {record["id"]: record["input_tokens"] for record in of["prompt"] if record.get("input_tokens")},
-        {record["id"]: record["shared"] for record in of["prompt"] if record.get("shared")},
-        of["request"],
-        next(iter(of["conditions"]), None),
-        {record["at"]: record for record in of["server"]},
-        *(of[kind] for kind in _KINDS[5:]),
+        frozenset(record["id"] for record in of("prompt") if record.get("images")),
+        {record["id"]: record["input_tokens"] for record in of("prompt") if record.get("input_tokens")},
+        {record["id"]: record["shared"] for record in of("prompt") if record.get("shared")},
+        conditions=next(iter(of("conditions")), None),
+        server={record["at"]: record for record in of("server")},
+        **{name: of(kind) for name, kind in _LISTS.items()},
     )
 
 

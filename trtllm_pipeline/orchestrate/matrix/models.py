@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -62,11 +61,6 @@ T = TypeVar("T")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _ADAPTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _BUILTIN = re.compile(r"builtin:[a-z0-9][a-z0-9_-]*")
-
-_NO_PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
-_plugins = os.environ.get(_NO_PLUGINS)
-# To find plugins, pydantic would read the metadata of all installed packages in 17 ms. These models need no plugin.
-os.environ[_NO_PLUGINS] = "1"
 
 
 def _adapter_name(value: str) -> str:
@@ -810,12 +804,6 @@ class Matrix(Strict):
     """Settings for some cells."""
     settings: Settings = Settings()
     """Settings of the stages for all cells."""
-
-
-if _plugins is None:
-    del os.environ[_NO_PLUGINS]
-else:
-    os.environ[_NO_PLUGINS] = _plugins
 
 
 class _Described(GenerateJsonSchema):

@@ -58,8 +58,6 @@ class Pins:
         self._warned_offline = False
         self._unreached: dict[str, UnavailableError] = {}
         self._recipes: dict[tuple[int, int, bool], tuple[Mapping[str, Json], _Weights]] = {}
-        self._alone: dict[int, bool] = {}
-        """Id of settings, which many cells share -> True if they name no other model."""
         self._companions: dict[tuple[str, str, str, int], Mapping[str, Json]] = {}
         self._numbers: dict[tuple[str, str], dict[str, Json]] = {}
         self._files: dict[tuple[str, str], tuple[str, str]] = {}
@@ -91,13 +89,7 @@ class Pins:
             self._recipes[same] = recipe, published
         recipe, published = self._recipes[same]
         pinned = dataclasses.replace(cell, recipe=recipe, reason=_ruled_out(cell, published))
-        if id(cell.settings) not in self._alone:
-            self._alone[id(cell.settings)] = not (
-                companions.named_models(cell) or companions.configurations_needed(cell)
-            )
-        if pinned.reason is not None or self._alone[id(cell.settings)]:
-            return pinned
-        return self._with_companions(pinned)
+        return pinned if pinned.reason is not None else self._with_companions(pinned)
 
     def _with_companions(self, cell: Cell) -> Cell:
         """`cell` with its further models pinned. It gets a reason if one of them does not fit its model."""

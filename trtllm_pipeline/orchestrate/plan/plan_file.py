@@ -6,12 +6,9 @@ Status, logs and reports need nothing else, so they do not read the matrix.
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +18,6 @@ from trtllm_pipeline.base import (
     CellId,
     Fingerprint,
     Json,
-    Resources,
     Scope,
     SettingChange,
     StageRunId,
@@ -42,8 +38,6 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = 1
 NAME: Final = "plan.json"
-OUTLINE: Final = "outline.json"
-"""A smaller file next to the plan with its `Outline`, a seventh of it. If it is missing or of another plan, the plan is read."""
 _SCOPES: Final = {scope.value: scope for scope in Scope}
 
 
@@ -191,7 +185,7 @@ def plan_lines(
             "program": run.stage.program,
             "params": params.to_json(run.params),
             "environment": {},
-            "resources": _resources(plan.resources(run)),
+            "resources": asdict(plan.resources(run)),
             **_expected(times(run) if full else None),
             "needs": [need.to_json() for need in needs(run)] if full else [],
             "action": action(run.id, to_run, present, pulls),
@@ -205,11 +199,6 @@ def plan_lines(
         cells=map(cell_entry, plan.cells),
         stage_runs=map(run_entry, plan.stage_runs.values()),
     )
-
-
-@cache
-def _resources(each: Resources) -> Json:
-    return asdict(each)
 
 
 def action(
@@ -231,72 +220,12 @@ def _expected(estimate: Estimate | None) -> dict[str, Json]:
     return {"expected_s": seconds, "expected_error": error, "expected_measured": estimate.measured}
 
 
-def write_plan(path: Path, plan: Plan, lines: Iterable[str]) -> None:
-    """Write `lines` of a plan, and its outline next to it."""
-    path.with_name(OUTLINE).unlink(missing_ok=True)  # after a kill, no outline is better than an old one
-    writing.write_lines(path, lines)
-    shape = outline(plan)
-    numbers = {run: number for number, run in enumerate(shape.stage_runs)}
-
-    def numbered(runs: Iterable[StageRunId]) -> list[Json]:
-        return [numbers[run] for run in runs]
-
-    cells: Iterator[Json] = (
-        [
-            cell.id,
-            dict(cell.axes),
-            cell.reason,
-            numbered(cell.stage_runs),
-            list(map(asdict, cell.changes)),
-            dict(cell.about),
-        ]
-        for cell in shape.cells
-    )
-    runs: Iterator[Json] = (
-        [run.id, run.stage, run.fingerprint, run.scope.value, numbered(run.inputs), numbered(run.after)]
-        for run in shape.stage_runs.values()
-    )
-    text = writing.json_lines(schema=SCHEMA, plan_bytes=path.stat().st_size, cells=cells, stage_runs=runs)
-    writing.write_lines(path.with_name(OUTLINE), text)
-
-
-def _read_outline(path: Path, plan_bytes: int) -> Outline:
-    """The outline in a file. Raises OSError, ValueError, KeyError, IndexError, TypeError if it does not belong to the plan."""
-    data = json.loads(reading.read_bytes(path))
-    if (data["schema"], data["plan_bytes"]) != (SCHEMA, plan_bytes):
-        raise ValueError("of another plan")
-    ids = [run[0] for run in data["stage_runs"]]
-    users: list[list[CellId]] = [[] for _ in ids]
-    cells = []
-    for cell, values, reason, runs, changes, more in data["cells"]:
-        cells.append(OutlineCell(cell, values, reason, tuple([ids[run] for run in runs]), _changes(changes), more))
-        for run in runs:
-            users[run].append(cell)
-    return Outline(
-        tuple(cells),
-        {
-            run: OutlineRun(
-                run,
-                stage,
-                fingerprint,
-                _SCOPES[scope],
-                tuple([ids[each] for each in inputs]) if inputs else (),
-                tuple([ids[each] for each in after]) if after else (),
-                tuple(of_run),
-            )
-            for (run, stage, fingerprint, scope, inputs, after), of_run in zip(data["stage_runs"], users, strict=True)
-        },
-    )
-
-
 def _changes(written: Collection[Mapping[str, Any]]) -> tuple[SettingChange, ...]:
     return tuple([SettingChange(**{**change, "refused": tuple(change.get("refused", ()))}) for change in written])
 
 
 def read_plan(path: Path) -> Outline:
     """The outline of a plan file. Raises StateError if the file is not a plan."""
-    with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-        return _read_outline(path.with_name(OUTLINE), path.stat().st_size)
     try:
         data = user_files.decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
@@ -28,20 +28,16 @@ from trtllm_pipeline.base import (
     writing,
 )
 from trtllm_pipeline.measure import (
-    LOAD_METRICS,
-    MEAN_INTERVAL,
     PERF_FILE,
     AccuracyResult,
     Conditions,
-    HighestConcurrency,
-    HighestRate,
     LevelResult,
     LoadResult,
-    MetricDefinition,
     accuracy_result,
     engine_report,
-    levels_of,
+    result,
     scores,
+    stats,
 )
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import Outline, OutlineCell, OutlineRun, outline
@@ -110,9 +106,9 @@ class CellResult:
     """Bytes of the engine's files, each hard link counted once."""
     levels: tuple[LevelResult, ...] = ()
     """Levels by increasing concurrency, then by increasing request rate."""
-    highest_rate: HighestRate | None = None
+    highest_rate: result.HighestRate | None = None
     """Highest load that meets the objectives, if it was searched for."""
-    highest_concurrency: HighestConcurrency | None = None
+    highest_concurrency: result.HighestConcurrency | None = None
     """Most requests in flight that meet the objectives, if it was searched for."""
     trtllm_bench: Mapping[str, Json] | None = None
     """Report of trtllm-bench for the engine without a server, next to the level of the same load: `measure/load/engine_report.py`."""
@@ -221,9 +217,9 @@ class CellResult:
             **fields,
             changes=tuple(data.get("changes", ())),
             status=CellStatus(data["status"]),
-            levels=levels_of(data["perf"]),
-            highest_rate=HighestRate.read(data.get("highest_rate")),
-            highest_concurrency=HighestConcurrency.read(data.get("highest_concurrency")),
+            levels=result.levels_of(data["perf"]),
+            highest_rate=result.HighestRate.read(data.get("highest_rate")),
+            highest_concurrency=result.HighestConcurrency.read(data.get("highest_concurrency")),
             accuracy_drift=drifted,
             findings=tuple(data["findings"]),
             conditions=Conditions.read(data.get("conditions")),
@@ -260,15 +256,15 @@ _States = list[tuple[OutlineRun, StageState]]
 def _rows(
     shape: Outline, states: Mapping[StageRunId, StageState], store: Store, *, interrupted: bool
 ) -> tuple[CellResult, ...]:
-    result, answers = [], {}
+    found, answers = [], {}
     for cell in shape.cells:
         own_states = [(shape.stage_runs[run], states[run]) for run in cell.stage_runs]
         made = {run.stage: state.artifact for run, state in own_states if state.artifact is not None}
-        result.append(_row(cell, own_states, made, store.workspace, interrupted=interrupted))
+        found.append(_row(cell, own_states, made, store.workspace, interrupted=interrupted))
         if (scored := scored_by(made)) is not None:
             answers[cell.id] = scored.out
-    drifts = drifts_of({row.id: row.axes for row in result}, answers) if answers else {}
-    return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in result)
+    drifts = drifts_of({row.id: row.axes for row in found}, answers) if answers else {}
+    return tuple(replace(row, accuracy_drift=drifts[row.id]) if row.id in drifts else row for row in found)
 
 
 def references(axes: Mapping[CellId, Mapping[str, Json]]) -> dict[CellId, CellId]:
@@ -278,12 +274,12 @@ def references(axes: Mapping[CellId, Mapping[str, Json]]) -> dict[CellId, CellId
     for cell, values in axes.items():
         keys[cell] = frozenset((name, str(value)) for name, value in values.items() if name != "precision")
         groups.setdefault(keys[cell], {})[str(values.get("precision"))] = cell
-    result = {}
+    found = {}
     for cell, key in keys.items():
         best = next((groups[key][precision] for precision in UNQUANTIZED if precision in groups[key]), None)
         if best is not None and best != cell:
-            result[cell] = best
-    return result
+            found[cell] = best
+    return found
 
 
 def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId, Path]) -> dict[CellId, Drift]:
@@ -438,30 +434,30 @@ def _below(path: Path | None, workspace: Path) -> str | None:
 SCHEMA: Final = 1
 NAME: Final = "report.json"
 METRICS: Final = (
-    *LOAD_METRICS,
-    *(MetricDefinition(name, "0 to 1", metric.definition) for name, metric in scores.SCORE_METRICS.items()),
-    MetricDefinition("normalisation", "", scores.NORMALISATION),
-    MetricDefinition("interval", "", MEAN_INTERVAL),
-    MetricDefinition(
+    *result.LOAD_METRICS,
+    *(result.MetricDefinition(name, "0 to 1", metric.definition) for name, metric in scores.SCORE_METRICS.items()),
+    result.MetricDefinition("normalisation", "", scores.NORMALISATION),
+    result.MetricDefinition("interval", "", stats.MEAN_INTERVAL),
+    result.MetricDefinition(
         "agreement", "0 to 1", f"compared with the otherwise equal unquantized cell: {scores.DRIFT['agreement']}"
     ),
-    MetricDefinition(
+    result.MetricDefinition(
         "difference", "-1 to 1", f"compared with the otherwise equal unquantized cell: {scores.DRIFT['difference']}"
     ),
-    MetricDefinition("first_divergence", "", scores.DRIFT["first_divergence"]),
-    MetricDefinition(
+    result.MetricDefinition("first_divergence", "", scores.DRIFT["first_divergence"]),
+    result.MetricDefinition(
         "trtllm_bench",
         "tokens/s",
         "output tokens / s of the engine in the process of trtllm-bench, without a server: the prompts of the most requests "
         "in flight",
     ),
-    MetricDefinition(
+    result.MetricDefinition(
         "cost",
         "$ per million tokens",
         "price of a GPU, or of a host without one, for an hour * GPUs / (3600 * output tokens/s) * 1,000,000 output tokens",
     ),
-    MetricDefinition("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
-    MetricDefinition(
+    result.MetricDefinition("engine_size_bytes", "bytes", "sum of the engine's files, each hard link counted once"),
+    result.MetricDefinition(
         "seconds", "s", "wall-clock time a stage took when its artifact was made, in whichever run that was"
     ),
 )
@@ -492,15 +488,13 @@ def report_json(
     )
 
 
-def read_report(
-    path: Path, decode: Callable[[bytes], dict[str, Any]] = user_files.decode_mapping
-) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
+def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
     """Rows and `run` of a report file, with its `forecast`. Raises StateError if the file is not a report.
 
     The file is untrusted input.
     """
     try:
-        data = decode(reading.read_bytes(path))
+        data = user_files.decode_mapping(reading.read_bytes(path))
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
         run = dict(data["run"])

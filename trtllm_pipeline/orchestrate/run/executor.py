@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -39,7 +39,6 @@ from trtllm_pipeline.tensorrt import SERVICE_FILE, causes, failure, out_of_memor
 SCHEMA: Final = 3
 _READY_POLL_S: Final = 0.02
 _DOWNLOAD: Final = "download"
-_COUNTS_S: Final = 0.1
 _TIMEOUT_GRACE_S: Final = 10.0
 _FORCED_GRACE_S: Final = 2.0
 
@@ -84,13 +83,8 @@ class Job:
     def write(self, path: str | Path) -> None:
         """Write the job file."""
         data = {each: getattr(self, each) for each in self.__slots__}
-        data |= {"scope": self.scope.value, "resources": _table(self.resources)}
+        data |= {"scope": self.scope.value, "resources": asdict(self.resources)}
         writing.write_once(path, writing.object_text(data))
-
-
-def _table(resources: Resources) -> dict[str, Json]:
-    """Return the fields like `asdict`, which copies all values and takes ten times as long."""
-    return {name: getattr(resources, name) for name in resources.__slots__}
 
 
 def read_job(path: Path) -> Job:
@@ -233,7 +227,6 @@ class Executor:
         self._poll.register(self._guardian, select.POLLIN)
         self._active: dict[StageRunId, _Active] = {}
         self._gpus = gpu_devices.GpuPeaks()
-        self._counts: out_of_memory.Counts | None = None
 
     def adopt(self, attempt: Path) -> bool:  # noqa: ARG002 - a cluster's executor looks at it
         """Return whether `submit` only has to wait for this attempt of an earlier invocation. On this machine they have ended."""
@@ -242,16 +235,10 @@ class Executor:
     def submit(self, job: Job, claims: Sequence[int]) -> None:
         """Start a job. Its processes inherit the file descriptors `claims` and hold them while they live."""
         now = time.monotonic()
-        active = _Active(job, claims, self._killed_before(now), now + job.timeout_s, now)
+        active = _Active(job, claims, out_of_memory.counts(), now + job.timeout_s, now)
         self._active[job.id] = active
         self._gpus.begin(job.id, job.gpus)
         self._spawn(active)
-
-    def _killed_before(self, now: float) -> out_of_memory.Counts:
-        """Return the kernel's recent counts. They stay valid until a job fails. Reading them costs time in short jobs."""
-        if self._counts is None or now - self._counts.at_s > _COUNTS_S:
-            self._counts = out_of_memory.counts()
-        return self._counts
 
     def _spawn(self, active: _Active) -> None:
         job = active.job
@@ -263,7 +250,6 @@ class Executor:
             log=f"{job.attempt}/{LOG}",
             claim_fds=active.claims,
             measure=True,
-            tell=False,
         )
 
     def stop(self, job: StageRunId, grace_s: float) -> None:
@@ -316,7 +302,6 @@ class Executor:
                     return []
                 error = StageError(f"{job.stage}: stopped between two commands")
             if error is not None:
-                self._counts = None
                 with suppress(OSError):  # the index has it too
                     failure.write(Path(job.attempt), error)
         del self._active[job.id]

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from itertools import starmap
 from pathlib import Path
 from types import FrameType
 from typing import Final, TypeAlias
@@ -42,19 +40,15 @@ from trtllm_pipeline.orchestrate.run.executor import Ended, Executor, ExecutorEv
 from trtllm_pipeline.orchestrate.run.forecast import Durations, guess_s
 from trtllm_pipeline.orchestrate.run.order import favourable, section, tasks
 from trtllm_pipeline.orchestrate.store.claims import Claim, SharedEntry, WaitingPlace, lease_machine, machine_users
-from trtllm_pipeline.orchestrate.store.index import Artifact, Peak, Published
+from trtllm_pipeline.orchestrate.store.index import Artifact, Peak
 from trtllm_pipeline.orchestrate.store.manifest import Manifest, read
 from trtllm_pipeline.orchestrate.store.store import Attempt, Store
 from trtllm_pipeline.tensorrt import JOB, OUT, PROGRESS_FILE, SERVICE_FILE, params
 
 _POLL_S: Final = 0.2
 """Poll interval for state without events: claims of other invocations, progress of stages, the user's interrupt."""
-_SEAL_IN_THREAD_BYTES: Final = 32 << 20
-_GROUP_S: Final = 0.05
-"""Artifacts published within this time are synced to the disk together."""
-_GROUP: Final = 100
-"""Maximum stage runs of a group: each has an open claim file, and there may be two groups."""
-_SYNC_POLL_S: Final = 0.01
+_SEAL_POLL_S: Final = 0.01
+"""Poll interval while results are digested."""
 _WAITING: Final = (StageStatus.PENDING, StageStatus.ELSEWHERE)
 _CAUSE_PATIENCE_S: Final = 1.0
 """Delay before a failure inside a service is reported, in case its cause, the end of the service, follows."""
@@ -169,8 +163,6 @@ class _Running:
     ready_s: float | None = None
     """Seconds until the service was ready. None if it is not ready or not a service."""
     stop_asked: bool = False
-    peak: Peak | None = None
-    """Resource usage after success."""
 
 
 def execute(
@@ -219,16 +211,9 @@ class _Execution:
     _waits: set[tuple[StageRunId, str]] = field(default_factory=set)
     _enter: SharedEntry = field(default_factory=SharedEntry)
     _place: WaitingPlace = field(default_factory=WaitingPlace)
-    _unsealed: dict[StageRunId, Callable[[], Manifest]] = field(default_factory=dict)
-    """Pending digests of small results. They run after the next tasks have started."""
-    _sealing: dict[StageRunId, Future[Manifest]] = field(default_factory=dict)
+    _sealing: dict[StageRunId, tuple[Future[Manifest], Usage]] = field(default_factory=dict)
     """Results being digested in a thread."""
     _sealer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    _unsynced: dict[StageRunId, tuple[_Running, Published]] = field(default_factory=dict)
-    """Published but possibly not synced to the disk, so not reported yet."""
-    _syncing: tuple[Future[None], list[tuple[_Running, Published]]] | None = None
-    _syncer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    _synced_s: float = 0.0
     _took: dict[StageRunId, float] = field(default_factory=dict)
     _interrupts: int = 0
     _latest_progress: dict[StageRunId, Mapping[str, Json]] = field(default_factory=dict)
@@ -239,8 +224,6 @@ class _Execution:
     _made_by: dict[str, Json] = field(default_factory=probe.made_by)
     _trees: dict[Fingerprint, str] = field(default_factory=dict)
     _known_infeasible: dict[Fingerprint, str] = field(init=False)
-    _tried: dict[Fingerprint, int] = field(init=False)
-    """Number of the latest attempt at each stage run."""
     _durations: dict[str, float] = field(init=False)
     _to_run: set[StageRunId] = field(init=False)
     """All stage runs of the scheduler."""
@@ -250,7 +233,6 @@ class _Execution:
         self._known_infeasible = self._store.index.infeasible()
         self._durations = self._store.index.durations()
         self._to_run = to_run(self._plan, lambda run: run.fingerprint in self._present)
-        self._tried = self._store.tried(self._plan.stage_runs[run].fingerprint for run in self._to_run)
         corrections = estimates.Corrections(self._store.index.peaks(), self._plan.machine)
         # The forecast lacks stage runs whose artifacts could not be pulled or have disappeared since.
         if unforecast := self._to_run - self._expected.keys():
@@ -303,7 +285,6 @@ class _Execution:
             with ExitStack() as ending:  # in reverse order, each even if others fail
                 ending.callback(self._observer.end)
                 ending.callback(self._let_go)
-                ending.callback(self._settle, all_of_it=True)
                 ending.callback(self._give_up)
                 ending.callback(self._sealer.shutdown)
                 ending.callback(self._executor.close)
@@ -327,9 +308,7 @@ class _Execution:
 
     def _let_go(self) -> None:
         """Release all claims; on a full disk the normal path has not done that."""
-        self._syncer.shutdown()
-        published = [*(self._syncing[1] if self._syncing else ()), *self._unsynced.values()]
-        for held in (*self._running.values(), *(held for held, _ in published)):
+        for held in self._running.values():
             _release(held)
         self._enter.let_go()
         self._place.leave()
@@ -348,17 +327,13 @@ class _Execution:
 
     def _collect(self) -> list[scheduling.Event]:
         """Return new events. Waits a moment if there are none."""
-        if self._queued or self._unsealed:
+        if self._queued:
             events, self._queued = self._queued, []
-            unsealed, self._unsealed = self._unsealed, {}
-            return [*events, *starmap(self._publish, unsealed.items())]
-        self._settle()
+            return events
         due = self._scheduler.wake_at
         patience = _POLL_S if due is None else min(_POLL_S, max(0.0, due - time.monotonic()))
-        if self._sealing or self._syncing:
-            patience = min(patience, _SYNC_POLL_S)
-        elif self._unsynced:
-            patience = min(patience, _GROUP_S)
+        if self._sealing:
+            patience = min(patience, _SEAL_POLL_S)
         self._enter.let_go()
         if (waits := self._place.by) and self._scheduler.status(StageRunId(waits)) not in _WAITING:
             self._place.leave()  # done elsewhere, or cancelled
@@ -491,13 +466,9 @@ class _Execution:
             attempt = self._store.join(self._run_id, run.stage.name, run.fingerprint, left)
             job = replace(read_job(attempt.folder / JOB), node=start.node)
         else:
-            last = self._tried.get(run.fingerprint, 0)
-            attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint, last)
-            self._tried[run.fingerprint] = attempt.number
+            attempt = self._store.begin(self._run_id, run.stage.name, run.fingerprint)
             job = self._job(run, attempt, gpus, cpus, start.node)
-            job.write(f"{attempt.path}/{JOB}")
-        if start.node:  # the cluster continues it if this process ends, and the next invocation must find it
-            self._store.index.commit()
+            job.write(attempt.folder / JOB)
         self._running[run.id] = _Running(run, attempt, claim, leases, gpus, cpus, time.monotonic())
         self._executor.submit(job, [each.fd for each in (claim, *leases)])
         return self._may_ask(kind) if leases_here else []
@@ -543,7 +514,7 @@ class _Execution:
         }
         viewed = {name: inputs[name] for name, folder in shown.items() if folder != inputs[name]}
         inputs |= shown
-        folder = attempt.path
+        folder = str(attempt.folder)
         # Python programs then write log lines at once and in order.
         environment = {"PYTHONUNBUFFERED": "1"} | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
         return Job(
@@ -572,8 +543,8 @@ class _Execution:
 
     def _input(self, upstream: StageRun) -> str:
         if upstream.stage.scope is Scope.SERVICE:
-            return f"{self._running[upstream.id].attempt.path}/{SERVICE_FILE}"
-        return f"{self._present[upstream.fingerprint].path}/{OUT}"
+            return f"{self._running[upstream.id].attempt.folder}/{SERVICE_FILE}"
+        return str(self._present[upstream.fingerprint].out)
 
     # Events.
 
@@ -584,15 +555,8 @@ class _Execution:
         if run.reads:
             file_views.remove(attempt.folder)
         if event.error is None and run.stage.scope is not Scope.SERVICE:
-            written = self._store.written(attempt)
-            held.peak = self._peak(held, event.usage, written.size_bytes)
-            seal = partial(self._store.seal, attempt, run.key, run.label, self._provenance(held, event), written)
-            if written.size_bytes > _SEAL_IN_THREAD_BYTES:
-                self._sealing[run.id] = self._sealer.submit(seal)
-            elif run.stage.scope is Scope.IN_SERVICE:
-                return [self._publish(run.id, seal)]
-            else:
-                self._unsealed[run.id] = seal
+            seal = self._sealer.submit(self._store.seal, attempt, run.key, run.label, self._provenance(held, event))
+            self._sealing[run.id] = seal, event.usage
             return self._vacated(held)
         del self._running[run.id]
         error = None if held.stop_asked and run.stage.scope is Scope.SERVICE else event.error
@@ -670,52 +634,25 @@ class _Execution:
 
     def _sealed(self) -> list[scheduling.Event]:
         """Publish results digested in a thread."""
-        done = [run_id for run_id, future in self._sealing.items() if future.done()]
-        return [self._publish(run_id, self._sealing.pop(run_id).result) for run_id in done]
+        done = [run_id for run_id, (future, _) in self._sealing.items() if future.done()]
+        return [self._publish(run_id, *self._sealing.pop(run_id)) for run_id in done]
 
-    def _publish(self, run_id: StageRunId, seal: Callable[[], Manifest]) -> scheduling.Event:
-        held = self._running.pop(run_id)
+    def _publish(self, run_id: StageRunId, sealing: Future[Manifest], usage: Usage) -> scheduling.Event:
+        held = self._running[run_id]  # its claims are released even if the index cannot be written
         try:
-            sealed = seal()
-            published = self._store.publish(held.attempt, sealed, held.peak)
+            sealed = sealing.result()
+            artifact = self._store.publish(held.attempt, sealed, self._peak(held, usage, sealed.size_bytes))
         except (StageError, OSError) as error:
             failed = error if isinstance(error, StageError) else _disk_error(held, error)
             self._store.fail(held.attempt, "failed", failed)
-            _release(held)
-            return self._failure(held.run, failed)
-        self._present[held.run.fingerprint] = published.artifact
-        self._trees[held.run.fingerprint] = sealed.tree
-        self._unsynced[run_id] = held, published
-        for lease in held.leases:
-            lease.release()
-        return _ended_event(held.run, None)
-
-    def _settle(self, *, all_of_it: bool = False) -> None:
-        """Sync published artifacts to the disk in groups, then record them, release their claims and report them.
-
-        The next stage runs may read them earlier: a power cut would lose both. Raises OSError if the disk is full.
-        """
-        full = len(self._unsynced) >= _GROUP
-        if self._syncing is not None and (all_of_it or full or self._syncing[0].done()):
-            (synced, group), self._syncing = self._syncing, None
-            try:
-                synced.result()
-                self._store.index.record([published for _, published in group])
-            finally:
-                for held, _ in group:
-                    held.claim.release()
-            for held, _ in group:
-                self._observer.changed(held.run, StageStatus.SUCCEEDED, None, self._took[held.run.id])
-        due = (now := time.monotonic()) - self._synced_s >= _GROUP_S
-        if self._syncing is None and self._unsynced and (due or full or all_of_it or not self._running):
-            group, self._unsynced = [*self._unsynced.values()], {}
-            artifacts = [published.artifact for _, published in group]
-            self._syncing, self._synced_s = (self._syncer.submit(self._store.sync, artifacts), group), now
-            if all_of_it:
-                self._settle(all_of_it=True)
-        elif due:
-            self._synced_s = now
-            self._store.index.commit()
+            ended = self._failure(held.run, failed)
+        else:
+            self._present[held.run.fingerprint] = artifact
+            self._trees[held.run.fingerprint] = sealed.tree
+            ended = _ended_event(held.run, None)
+        del self._running[run_id]
+        _release(held)
+        return ended
 
     def _freed(self) -> list[scheduling.Event]:
         """Return events for claims and leases released by others."""
@@ -741,7 +678,7 @@ class _Execution:
     # Reporting.
 
     def _changed(self, run_id: StageRunId, _old: StageStatus, new: StageStatus) -> None:
-        if not self._begun or run_id in self._unsynced:  # reported when it has reached the disk
+        if not self._begun:
             return
         error = self._scheduler.failure(run_id) if new is StageStatus.FAILED else None
         self._observer.changed(self._plan.stage_runs[run_id], new, error, self._took.get(run_id))

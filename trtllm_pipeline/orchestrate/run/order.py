@@ -15,8 +15,8 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final
 
-from trtllm_pipeline.base import Exclusive, Json, Machine, Resources, Scope, StageRunId
-from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections, Estimate, is_known
+from trtllm_pipeline.base import Exclusive, Json, Machine, Scope, StageRunId
+from trtllm_pipeline.orchestrate.memory.estimates import HOST, SHARED, Corrections, Estimate
 from trtllm_pipeline.orchestrate.plan.plan import Plan, StageRun, of_run
 from trtllm_pipeline.orchestrate.run import scheduler as scheduling
 from trtllm_pipeline.orchestrate.run.scheduler import (
@@ -146,40 +146,9 @@ def simulate(
 
     Stage runs that are already `running` start first.
     """
-    if len(among) > _MOST_SIMULATED:
-        return least_s(plan, takes, on, among)
     known = list(tasks(plan, among, lambda run: takes[run.id], corrections, on))
-    return play(known, scheduling.Scheduler(known, *on, favour=dict.fromkeys(running, FIRST)))
-
-
-def least_s(
-    plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[scheduling.Capacity], among: Collection[StageRunId]
-) -> float:
-    """Return the lower bound of `Scheduler.least_s` in a sixth of the time."""
-    runs = plan.stage_runs
-    ends: dict[StageRunId, float] = {}
-    work: dict[Resources, list[float]] = {}
-    for run_id, run in runs.items():  # after all its needs
-        if run_id in among:
-            seconds, begin, service = takes[run_id], 0.0, _service(plan, run)
-            for each in run.needs:
-                if (end := ends.get(each, 0.0)) > begin:
-                    begin = end
-            ends[run_id] = begin + seconds
-            resources = plan.resources(run)
-            measures, holder = resources.exclusive.alone, run
-            if service is not None:  # inside it, one after another
-                ends[service], holder = ends[run_id], runs[service]
-                resources = plan.resources(holder)
-            if (
-                not (service is not None and measures)
-                and scheduling.may_overlap(resources, on)
-                and is_known(holder.stage, holder.first_cell)
-            ):
-                seconds /= 2  # as two do at a time
-            work.setdefault(resources, [0.0])[0] += seconds
-    total = {resources: seconds for resources, (seconds,) in work.items()}
-    return max(scheduling.work_s(total, on), max(ends.values(), default=0.0))
+    scheduler = scheduling.Scheduler(known, *on, favour=dict.fromkeys(running, FIRST))
+    return play(known, scheduler) if len(known) <= _MOST_SIMULATED else scheduler.least_s
 
 
 def _service(plan: Plan, run: StageRun) -> StageRunId | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trtllm_pipeline.base import Json, StateError, digest_file, write_json
+from trtllm_pipeline.base import Json, StateError, digest_file, write_json, writing
 from trtllm_pipeline.models import COMMIT
 from trtllm_pipeline.orchestrate.matrix.expand import written_out
 from trtllm_pipeline.orchestrate.plan import plan_file, runs
@@ -46,7 +46,7 @@ class RunFolder:
     def write_plan(self, plan: Plan, forecast: Forecast) -> None:
         """Write plan.json; repeated if a cell is retried with other settings."""
         lines = plan_json(plan, self.store, forecast, run_id=self.id)
-        plan_file.write_plan(self.path / plan_file.NAME, plan, lines)
+        writing.write_lines(self.path / plan_file.NAME, lines)
 
 
 @contextmanager

@@ -329,16 +329,6 @@ def _whole_s(shares: Sequence[float]) -> float:
     return max(shares[:3]) + max(shares[3:])
 
 
-def work_s(work: Mapping[Resources, float], places: Sequence[Capacity]) -> float:
-    """Return the same for seconds of `work` by the resources that it occupies."""
-    total = [sum(each) for each in zip(*((one.cpus, len(one.gpus), one.downloads) for one in places), strict=True)]
-    shares = (
-        _share(need, seconds, total, 1.0 / len(places) if need.exclusive.alone else 0.0)
-        for need, seconds in work.items()
-    )
-    return _whole_s([math.fsum(column) for column in zip(*shares, strict=True)])
-
-
 def may_overlap(need: Resources, places: Iterable[Capacity]) -> bool:
     """Return whether an exclusive service may share a node with its successor while neither measures."""
     return need.exclusive.alone and any(

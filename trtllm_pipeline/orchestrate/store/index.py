@@ -3,13 +3,11 @@
 The index is redundant: artifacts have manifests, digests of files can be recomputed, and every other row is also a line of
 `history.jsonl`, in which later lines for the same row win. So a lost or damaged index is rebuilt without loss.
 Conversely, `store repair` restores lines that the history has lost from a sound index.
-WAL with synchronous=NORMAL survives a kill at any time. A power loss may cost the last rows. Rows of attempts are written
-in groups: their start with the next operation, their success with the group of published artifacts.
+WAL with synchronous=NORMAL survives a kill at any time. A power loss may cost the last rows.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import sqlite3
@@ -85,9 +83,6 @@ _AMONG: Final = "fingerprint IN (SELECT value FROM json_each(?))"
 """Matches a JSON list of any length."""
 _TAIL_BYTES: Final = 64 << 10
 """Size of the history's end that is searched for its newest event."""
-_FEW: Final = 1000
-"""Maximum number of artifacts that are looked up one by one."""
-
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 T = TypeVar("T")
@@ -110,17 +105,13 @@ class Artifact:
     size_bytes: int
     duration_s: float
     published_s: float = field(compare=False)
-    path: str
-
-    @property
-    def folder(self) -> Path:
-        """The artifact directory, with manifest, job and log."""
-        return Path(self.path)  # computed on demand: most artifacts of a large plan are not opened
+    folder: Path
+    """The artifact directory, with manifest, job and log."""
 
     @property
     def out(self) -> Path:
         """The directory with its files."""
-        return Path(f"{self.path}/{OUT}")
+        return self.folder / OUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,27 +159,6 @@ class Peak:
     """The parts of its system that matter for memory."""
     expected: Mapping[str, int]
     taken: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The record of a successful attempt."""
-
-    attempt: int
-    manifest: Manifest
-    artifact: Artifact
-    ended_s: float
-    peak: Peak | None = None
-
-
-@dataclass(slots=True)
-class _Begun:
-    """An attempt that has not ended."""
-
-    values: Row
-    """The first values of its row, without the id."""
-    id: int | None = None
-    """Row id. None until written."""
 
 
 class History:
@@ -276,11 +246,8 @@ class Index(Database):
         self._manifests = manifests
         self._runs: dict[str, Row] = {}
         """Rows of runs that have not ended."""
-        self._begun: dict[int, _Begun] = {}
-        """Attempts that have not ended, by their number in this process."""
-        self._unwritten: dict[int, None] = {}
-        """Attempts that are not in the file yet."""
-        self._numbers = itertools.count()
+        self._begun: dict[int, Row] = {}
+        """First values of the rows of attempts that have not ended, by id."""
         super().__init__(path, read_only=read_only)
 
     def _fill(self, db: sqlite3.Connection, known: Rows) -> str | None:
@@ -337,16 +304,6 @@ class Index(Database):
             _words(run[3])
         return known
 
-    def run(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """See `Database.run`. Started attempts are written first."""
-        self.commit()
-        return super().run(operation)
-
-    def close(self) -> None:
-        """See `Database.close`. Started attempts are written first."""
-        self.commit()
-        super().close()
-
     def _rows(self, query: str, values: Sequence[Value] = ()) -> list[Row]:
         """Return the rows of a query."""
         return self._read(query, values, lambda row: row)
@@ -377,17 +334,23 @@ class Index(Database):
 
         return self.run(change)
 
+    def _insert(self, table: str, values: Row) -> Row:
+        """Add a row with a new id. Returns it."""
+
+        def insert(db: sqlite3.Connection) -> Row:
+            row = (db.execute(_EVENTS[table], (None, *values)).lastrowid, *values)
+            if not self._read_only:
+                self.history.append([(table, row)])
+            return row
+
+        return self.run(insert)
+
     # artifacts
 
     def artifacts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, Artifact]:
         """Return the published artifacts of `fingerprints`."""
-        wanted = frozenset(fingerprints)
-        most = 2 * len(wanted)
-        if most > _FEW and most > self._rows("SELECT count(*) AS number FROM artifacts")[0][0]:
-            artifacts = self._artifacts("", (), wanted)  # a scan takes half as long as separate lookups
-        else:
-            artifacts = self._artifacts(f"WHERE {_AMONG}", (json.dumps([*wanted]),))
-        return {artifact.fingerprint: artifact for artifact in artifacts}
+        known = self._artifacts(f"WHERE {_AMONG}", (json.dumps([*fingerprints]),))
+        return {artifact.fingerprint: artifact for artifact in known}
 
     def published(self) -> set[Fingerprint]:
         """Return the fingerprints of all artifacts."""
@@ -402,38 +365,19 @@ class Index(Database):
         """Return all published artifacts by stage and label."""
         return self._artifacts("ORDER BY stage, label, fingerprint", ())
 
-    def _artifacts(
-        self, which: str, values: Sequence[str], among: frozenset[Fingerprint] | None = None
-    ) -> list[Artifact]:
+    def _artifacts(self, which: str, values: Sequence[str]) -> list[Artifact]:
         columns = "fingerprint, stage, label, files, manifest_bytes, size_bytes, duration_s, published_s"
-        query = f"SELECT {columns} FROM artifacts {which}"  # noqa: S608 - our own words
 
-        def read(db: sqlite3.Connection) -> list[Artifact]:
-            rows = _typed(db.execute(query, values))
-            return self._made_of(rows if among is None else [row for row in rows if row[0] in among])
+        def artifact(row: Row) -> Artifact:
+            files = _decoded(row[3], list)
+            if any(not isinstance(each, list) or tuple(map(type, each)) != _FILE for each in files):
+                raise DamagedError(f"no files with sizes: {row[3][:80]}")
+            return Artifact(*[*row[:3], tuple(map(tuple, files)), *row[4:], self._folder(row[1], row[0])])
 
-        return self.run(read)
+        return self._read(f"SELECT {columns} FROM artifacts {which}", values, artifact)  # noqa: S608 - our own words
 
-    def _made_of(self, rows: Sequence[Row]) -> list[Artifact]:
-        """Return the artifacts of rows. File lists are decoded together, since many are equal. Raises DamagedError."""
-        texts = list(dict.fromkeys([row[3] for row in rows]))
-        decoded = _decoded(f"[{','.join(texts)}]", list)
-        if len(decoded) != len(texts):
-            raise DamagedError("no files with sizes")
-        files, folder = dict[str, tuple[tuple[str, int], ...]](), f"{self._workspace}/store"
-        for text, pairs in zip(texts, decoded, strict=True):
-            try:
-                files[text] = tuple([(name, size) for name, size in pairs if (type(name), type(size)) == _FILE])
-            except (TypeError, ValueError):
-                files[text] = ()
-            if len(files[text]) != len(pairs):
-                raise DamagedError(f"no files with sizes: {text[:80]}")
-        return [
-            Artifact(
-                row[0], row[1], row[2], files[row[3]], row[4], row[5], row[6], row[7], f"{folder}/{row[1]}/{row[0]}"
-            )
-            for row in rows
-        ]
+    def _folder(self, stage: str, fingerprint: str) -> Path:
+        return self._workspace / "store" / stage / fingerprint
 
     def add_artifact(self, manifest: Manifest, artifact: Artifact) -> Artifact:
         """Record an artifact that is not from an attempt of this process."""
@@ -451,7 +395,7 @@ class Index(Database):
             manifest.size_bytes,
             manifest.seconds("duration_s", 0.0),
             manifest.seconds("finished_s", time.time()),
-            f"{self._workspace}/store/{manifest.stage}/{manifest.fingerprint}",
+            self._folder(manifest.stage, manifest.fingerprint),
         )
 
     def remove_artifacts(self, fingerprints: Iterable[Fingerprint]) -> None:
@@ -473,8 +417,7 @@ class Index(Database):
 
     def add_peak(self, attempt: int, peak: Peak) -> None:
         """Record the usage of an attempt that has not ended."""
-        self.commit()
-        self._change(_peak_event(self._begun[attempt].id or 0, peak))
+        self._change(_peak_event(attempt, peak))
 
     def peaks(self) -> list[Peak]:
         """Return the usage of the latest stage runs, newest first."""
@@ -494,65 +437,33 @@ class Index(Database):
     # attempts
 
     def begin_attempt(self, run: str, stage: str, fingerprint: Fingerprint, number: int, folder: str | Path) -> int:
-        """Start an attempt. Returns its number until it ends. It is written with the next operation."""
-        name = next(self._numbers)
-        self._begun[name] = _Begun((run, stage, fingerprint, number, time.time(), self._name(folder)))
-        self._unwritten[name] = None
-        return name
-
-    def commit(self) -> None:
-        """Write started attempts, so that other processes see them."""
-        if self._unwritten:
-            self._write_attempts({})
+        """Record that an attempt starts. Returns its id."""
+        values = (run, stage, fingerprint, number, time.time(), self._name(folder), *[None] * 5)
+        attempt, *first = self._insert("attempts", values)
+        self._begun[attempt] = tuple(first[:5])
+        return int(attempt)
 
     def end_attempt(self, attempt: int, outcome: str, folder: str | Path, error: StageError | None = None) -> None:
         """Record the end of an attempt and the current path of its directory."""
         why = (error.failure.value, error.message, error.hint) if error else (None, None, None)
-        self._write_attempts({attempt: (self._name(folder), time.time(), outcome, *why)})
+        self._change(self._end(attempt, outcome, folder, *why))
+        del self._begun[attempt]
 
-    def record(self, group: Sequence[Published]) -> None:
-        """Record successful attempts, their usage and their artifacts in one transaction."""
-        self._write_attempts(
-            {
-                each.attempt: (self._name(each.artifact.path), each.ended_s, "succeeded", None, None, None)
-                for each in group
-            },
-            group,
-        )
+    def record(self, attempt: int, manifest: Manifest, artifact: Artifact, peak: Peak | None = None) -> None:
+        """Record a successful attempt, its artifact and its usage in one transaction."""
+        end = self._end(attempt, "succeeded", artifact.folder, None, None, None)
 
-    def _write_attempts(self, ends: Mapping[int, Row], published: Sequence[Published] = ()) -> None:
-        """Write started and ended attempts and published artifacts in one transaction.
-
-        `ends` are the last values of their rows, from the directory on.
-        """
-        wanted = {**self._unwritten, **dict.fromkeys(ends)}
-
-        def write(db: sqlite3.Connection) -> dict[int, int]:
-            ids: dict[int, int] = {}
-            events: list[Event] = []
+        def write(db: sqlite3.Connection) -> None:
             db.execute("BEGIN IMMEDIATE")
-            for name in wanted:
-                begun = self._begun[name]
-                *first, folder = begun.values
-                row = (begun.id, *first, *ends.get(name, (folder, *[None] * 5)))
-                ids[name] = int(db.execute(_EVENTS["attempts"], row).lastrowid or 0)
-                events.append(("attempts", (ids[name], *row[1:])))
-            for each in published:
-                _add_artifact(db, each.manifest, each.artifact)
-                if each.peak is not None:
-                    event = _peak_event(ids[each.attempt], each.peak)
-                    db.execute(_EVENTS[event[0]], event[1])
-                    events.append(event)
-            if not self._read_only:
-                self.history.append(events)
+            _add_artifact(db, manifest, artifact)
+            self._apply(db, [end] if peak is None else [end, _peak_event(attempt, peak)])
             db.execute("COMMIT")
-            return ids
 
-        for name, number in super().run(write).items():
-            self._begun[name].id = number
-        for name in ends:  # only now: on a full disk, the end is written again as a failure
-            del self._begun[name]
-        self._unwritten.clear()
+        self.run(write)
+        del self._begun[attempt]  # only now: on a full disk, the end is written again as a failure
+
+    def _end(self, attempt: int, outcome: str, folder: str | Path, *why: str | None) -> Event:
+        return "attempts", (attempt, *self._begun[attempt], self._name(folder), time.time(), outcome, *why)
 
     def attempts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, AttemptRow]:
         """Return the latest attempt by fingerprint, if there is one."""
@@ -578,15 +489,7 @@ class Index(Database):
 
     def begin_run(self, run: str, matrix: str, command: tuple[str, ...]) -> None:
         """Record that a run starts."""
-        values = (run, matrix, json.dumps(command), time.time(), None, None)
-
-        def begin(db: sqlite3.Connection) -> Row:
-            row = (int(db.execute(_EVENTS["runs"], (None, *values)).lastrowid or 0), *values)
-            if not self._read_only:
-                self.history.append([("runs", row)])
-            return row
-
-        self._runs[run] = self.run(begin)
+        self._runs[run] = self._insert("runs", (run, matrix, json.dumps(command), time.time(), None, None))
 
     def end_run(self, run: str, exit_code: int) -> None:
         """Record the end of a run."""

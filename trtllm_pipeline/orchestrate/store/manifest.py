@@ -75,31 +75,26 @@ class Manifest:
 
     def to_json(self) -> dict[str, Json]:
         """Return the file's content, with the key as a readable tree."""
-        return {**self._content(), "key": json.loads(self.key)}
-
-    def _content(self) -> dict[str, Json]:
-        """Return the same without the key, which is added as text for the digest."""
         content: dict[str, Json] = {
             "schema": SCHEMA,
             "stage": self.stage,
             "fingerprint": self.fingerprint,
             "label": self.label,
-            "key": None,
+            "key": json.loads(self.key),
             "files": listed(self.files),
             "records": listed(self.records),
             "provenance": dict(self.provenance),
         }
-        before, name, behind = canonical(content).partition('"key":null')
-        return {**content, "digest": fingerprint(f"{before}{name[:-4]}{self.key}{behind}")}
+        return {**content, "digest": fingerprint(canonical(content))}
 
     def seconds(self, name: str, default: float) -> float:
         """Return a number of the provenance."""
         value = self.provenance.get(name)
         return float(value) if isinstance(value, (int, float)) else default
 
-    def write(self, folder: str | Path) -> int:
-        """Write it into `folder`. Returns its size in bytes."""
-        return writing.write_once(f"{folder}/{NAME}", writing.object_text(self._content(), key=self.key))
+    def write(self, folder: Path) -> None:
+        """Write it into `folder`."""
+        writing.write_once(folder / NAME, writing.object_text(self.to_json()))
 
 
 def inputs(manifest: Manifest) -> dict[str, Fingerprint]:
@@ -199,13 +194,13 @@ def unreadable(error: OSError, path: str | Path) -> StateError:
     )
 
 
-def scan(out: str | Path, known: Iterable[os.DirEntry[str]] | None = None) -> tuple[FileEntry, ...]:
-    """Return all files and links below `out` with size and BLAKE3 digest, sorted by path. `known` are these, if listed already.
+def scan(out: str | Path) -> tuple[FileEntry, ...]:
+    """Return all files and links below `out` with size and BLAKE3 digest, sorted by path.
 
     Raises StateError for files that an artifact cannot hold: sockets, devices, broken links.
     """
     above = len(f"{out}/")
-    return _sorted([_entry(each, each.path[above:]) for each in (below(out) if known is None else known)])
+    return _sorted([_entry(each, each.path[above:]) for each in below(out)])
 
 
 def scan_records(attempt: str | Path) -> tuple[FileEntry, ...]:
@@ -355,7 +350,7 @@ def _wrong(path: Path | None, entry: FileEntry, *, contents: bool) -> str | None
     return "its content changed" if contents and digest_file(path) != entry.digest else None
 
 
-def whole(folder: str, files: tuple[tuple[str, int], ...], manifest_bytes: int) -> bool:
+def whole(folder: Path, files: tuple[tuple[str, int], ...], manifest_bytes: int) -> bool:
     """Return whether the manifest and all files exist with their sizes. Links count as size 0 and must not be broken.
 
     This is the quick check at every start. Raises StateError if the files cannot be read.

@@ -26,11 +26,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from trtllm_pipeline.base import Fingerprint, Json, StageError, StateError, disk
 from trtllm_pipeline.orchestrate.store import claims, manifest
-from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, Index, Peak, Published
+from trtllm_pipeline.orchestrate.store.index import Artifact, AttemptRow, Index, Peak
 from trtllm_pipeline.orchestrate.store.manifest import Discrepancy, Kind, Manifest, inspect, whole
 from trtllm_pipeline.tensorrt import OUT, PROGRESS_FILE
 
@@ -49,12 +49,6 @@ _CLAIM: Final = re.compile(r"([0-9a-f]{32})\.lock")
 """Claim files of stage runs in `work/`."""
 CLUSTER: Final = ".cluster"
 """Suffix of the directory next to an attempt with the messages between its node and the pipeline."""
-_LARGE_BYTES: Final = 32 << 20
-"""Larger artifacts are synced before publication, so that a group of small ones does not wait for them."""
-_DIRTY_BYTES: Final = 256 << 20
-_DIRTY_BYTES_EACH: Final = 16 << 20
-"""With more unwritten data, including other programs', an artifact's files are synced one by one: a full sync would take as
-long as writing all of it."""
 
 
 @dataclass(slots=True)
@@ -65,12 +59,7 @@ class Attempt:
     stage: str
     fingerprint: Fingerprint
     number: int
-    path: str
-
-    @property
-    def folder(self) -> Path:
-        """The attempt directory."""
-        return Path(self.path)  # computed on demand: many short stage runs do not need it
+    folder: Path
 
     @property
     def out(self) -> Path:
@@ -81,18 +70,6 @@ class Attempt:
     def log(self) -> Path:
         """Standard output and error of the stage's commands."""
         return self.folder / LOG
-
-
-class Written(NamedTuple):
-    """Output of an attempt before it is digested."""
-
-    files: list[os.DirEntry[str]] | None
-    """Files and links of its result. None if not listed yet."""
-    size_bytes: int
-    """Total size."""
-
-
-NOT_LOOKED: Final = Written(None, 0)
 
 
 def is_workspace(folder: Path) -> bool:
@@ -110,9 +87,7 @@ class Store:
     def __init__(self, workspace: Path) -> None:
         self.workspace = workspace.absolute()
         self.artifacts_dir = self.workspace / "store"
-        self._artifacts = str(self.artifacts_dir)
         self.work_dir = self.workspace / claims.CLAIMS
-        self._work = str(self.work_dir)
         self.runs_dir = self.workspace / "runs"
         database = self.workspace / INDEX
         self.unwritable = self._unwritable(database)
@@ -164,20 +139,12 @@ class Store:
         not count as present. Raises StateError if its files cannot be read or another release wrote it.
         """
         rows = self.index.artifacts(wanted)
-        artifacts, others = {}, {}
-        for fingerprint, stage in wanted.items():
-            row = rows.get(fingerprint)
-            # Nearly all artifacts of a large plan are unchanged: avoid calls and names for them.
-            if row is not None and row.stage == stage and whole(row.path, row.files, row.manifest_bytes):
-                artifacts[fingerprint] = row
-            else:
-                others[fingerprint] = stage
-        names = self._folders(others, rows)
-        for fingerprint, stage in others.items():
-            row = self._look(stage, fingerprint, rows.get(fingerprint), exists=fingerprint in names[stage])
-            if row is not None:
-                artifacts[fingerprint] = row
-        return artifacts
+        names = self._folders(wanted, rows)
+        looked = (
+            self._look(stage, fingerprint, rows.get(fingerprint), exists=fingerprint in names[stage])
+            for fingerprint, stage in wanted.items()
+        )
+        return {artifact.fingerprint: artifact for artifact in looked if artifact is not None}
 
     def listed(self, wanted: Mapping[Fingerprint, str]) -> set[Fingerprint]:
         """Return present artifacts without checking files: indexed ones with a directory count."""
@@ -201,9 +168,7 @@ class Store:
 
     def get(self, stage: str, fingerprint: Fingerprint) -> Artifact | None:
         """Return one artifact if it is complete, as in `present`, without listing others."""
-        if not os.path.isdir(
-            f"{self._artifacts}/{stage}/{fingerprint}"
-        ):  # no index lookup needed. `present` corrects the index
+        if not self.folder(stage, fingerprint).is_dir():  # no index lookup needed. `present` corrects the index
             return None
         return self._look(stage, fingerprint, self.index.artifacts((fingerprint,)).get(fingerprint), exists=True)
 
@@ -212,24 +177,25 @@ class Store:
             if row is not None:
                 self.index.remove_artifacts((fingerprint,))
             return None
-        path = f"{self._artifacts}/{stage}/{fingerprint}"  # text, since large plans have many
-        if row is None or row.path != path or not whole(path, row.files, row.manifest_bytes):
+        folder = self.folder(stage, fingerprint)
+        if row is None or row.folder != folder or not whole(row.folder, row.files, row.manifest_bytes):
             # The manifest decides: the index may lack the artifact, or have undetected damage. An artifact that was
             # never recorded may not have reached the disk before a power cut, so it is read.
-            findings = _inspected(Path(path), contents=row is None)
+            findings = _inspected(folder, contents=row is None)
             if findings is None:
                 return self._look(stage, fingerprint, row, exists=False)
             damage = _damage(findings)
             if damage is not None:
                 logger.warning("%s; %s", damage, self._set_aside(stage, fingerprint))
                 return None
-            return self._adopt(Path(path))
+            return self._adopt(folder)
         return row
 
     def _adopt(self, folder: Path) -> Artifact:
         artifact = self.index.artifact(sealed := manifest.read(folder), _manifest_bytes(folder))
         if self.unwritable is None:
-            self.sync([artifact])
+            _sync(folder)
+            self._sync_names(sealed.stage)
         return self.index.add_artifact(sealed, artifact)
 
     def _set_aside(self, stage: str, fingerprint: str) -> str:
@@ -254,13 +220,16 @@ class Store:
 
     # working
 
+    def _lock(self, fingerprint: Fingerprint) -> Path:
+        return self.work_dir / f"{fingerprint}.lock"
+
     def claim(self, fingerprint: Fingerprint) -> claims.Claim | None:
         """Claim this stage run. None if another process holds it."""
-        return claims.take(f"{self._work}/{fingerprint}.lock")
+        return claims.take(self._lock(fingerprint))
 
     def claimants(self, fingerprint: Fingerprint) -> tuple[str, ...]:
         """Return descriptions of the visible processes that hold it."""
-        return claims.users(Path(f"{self._work}/{fingerprint}.lock"))
+        return claims.users(self._lock(fingerprint))
 
     def claimed(self) -> frozenset[Fingerprint]:
         """Return the stage runs that processes work on now."""
@@ -273,32 +242,25 @@ class Store:
 
     def is_claimed(self, fingerprint: Fingerprint) -> bool:
         """Return whether a process works on this stage run now."""
-        return claims.is_held(f"{self._work}/{fingerprint}.lock")
+        return claims.is_held(self._lock(fingerprint))
 
-    def tried(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, int]:
-        """Return the number of the latest attempt by fingerprint, if there is one."""
-        return {fingerprint: row.number for fingerprint, row in self.index.attempts(fingerprints).items()}
-
-    def begin(self, run: str, stage: str, fingerprint: Fingerprint, last: int | None = None) -> Attempt:
-        """Create an attempt directory. `last` is the number of the latest attempt if known, 0 for none.
-
-        The caller holds the claim, so leftovers of older attempts are removed.
-        """
-        number = 1 + (self.tried([fingerprint]).get(fingerprint, 0) if last is None else last)
-        if number > 1:
+    def begin(self, run: str, stage: str, fingerprint: Fingerprint) -> Attempt:
+        """Create an attempt directory. The caller holds the claim, so leftovers of older attempts are removed."""
+        latest = self.index.attempts([fingerprint]).get(fingerprint)
+        number = 1 if latest is None else latest.number + 1
+        if latest is not None:
             shutil.rmtree(self.work_dir / f"{fingerprint}.{number - 1}", ignore_errors=True)
         while True:
-            name = f"{self._work}/{fingerprint}.{number}"
+            folder = self.work_dir / f"{fingerprint}.{number}"
             try:
-                os.mkdir(name)
+                folder.mkdir()
                 break
             except FileExistsError:  # created by another invocation since, or the index and its count were lost
-                shutil.rmtree(name, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
                 number += 1
-        os.mkdir(f"{name}/{OUT}")
-        return Attempt(
-            self.index.begin_attempt(run, stage, fingerprint, number, name), stage, fingerprint, number, name
-        )
+        (folder / OUT).mkdir()
+        attempt = self.index.begin_attempt(run, stage, fingerprint, number, folder)
+        return Attempt(attempt, stage, fingerprint, number, folder)
 
     def unended(self, fingerprint: Fingerprint) -> Path | None:
         """Return the directory of the latest attempt if a killed invocation left it to a cluster; else None."""
@@ -311,77 +273,52 @@ class Store:
         """Take over the attempt of a killed invocation in `folder` for this run."""
         number = int(folder.suffix[1:])
         attempt = self.index.begin_attempt(run, stage, fingerprint, number, folder)
-        return Attempt(attempt, stage, fingerprint, number, str(folder))
+        return Attempt(attempt, stage, fingerprint, number, folder)
 
-    def written(self, attempt: Attempt) -> Written:
-        """Return the output of an attempt. Empty if it cannot be listed; then `seal` raises the error."""
-        with suppress(OSError):
-            files = list(manifest.below(f"{attempt.path}/{OUT}"))
-            return Written(files, sum([each.stat(follow_symlinks=False).st_size for each in files]))
-        return NOT_LOOKED
+    def seal(self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json]) -> Manifest:
+        """Digest the attempt's files, write the manifest, and sync all to the disk. Reads every byte once: run it in a thread.
 
-    def seal(
-        self, attempt: Attempt, key: str, label: str, provenance: Mapping[str, Json], written: Written = NOT_LOOKED
-    ) -> Manifest:
-        """Digest the attempt's files and write the manifest. Reads every byte once. Large attempts should run in a thread.
-
-        `written` is the result of `Store.written`, if known. Raises StageError if the attempt left no files, or files that
-        an artifact may not contain.
+        Raises StageError if the attempt left no files, or files that an artifact may not contain; OSError.
         """
-        folder = attempt.path  # as text: `Path` would dominate short stage runs
-        out = f"{folder}/{OUT}"
-        output = list(manifest.below(out)) if written.files is None else written.files
         try:
-            files = manifest.scan(out, output)
+            files = manifest.scan(attempt.out)
         except StateError as error:
             raise StageError(f"{attempt.stage}: {error.message}", log=attempt.log) from error
         if not files:
-            raise StageError(f"{attempt.stage} succeeded but left no files in {out}", log=attempt.log)
-        records = manifest.scan_records(folder)
-        if any(entry.path == PROGRESS_FILE for entry in records):
-            os.unlink(f"{folder}/{PROGRESS_FILE}")
-            records = tuple(entry for entry in records if entry.path != PROGRESS_FILE)
+            raise StageError(f"{attempt.stage} succeeded but left no files in {attempt.out}", log=attempt.log)
+        (attempt.folder / PROGRESS_FILE).unlink(missing_ok=True)
+        records = manifest.scan_records(attempt.folder)
         sealed = Manifest(attempt.stage, attempt.fingerprint, key, label, files, provenance, records)
-        for each in output:
+        for each in manifest.walk(attempt.out):
             # A file with other hard links may be the user's own: a local model is linked if it cannot be cloned.
             if not each.is_symlink() and (status := each.stat()).st_nlink == 1:
-                os.chmod(each.path, status.st_mode & ~0o222)
-        sealed.write(folder)
-        if sealed.size_bytes > _LARGE_BYTES:
-            _sync(folder)
+                each.chmod(status.st_mode & ~0o222)
+        sealed.write(attempt.folder)
+        _sync(attempt.folder)
         return sealed
 
-    def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Published:
-        """Turn the attempt into the artifact by one rename. It must then be synced, and recorded with its usage.
+    def publish(self, attempt: Attempt, sealed: Manifest, peak: Peak | None = None) -> Artifact:
+        """Turn the sealed attempt into the artifact by one rename, and record it with its usage. Raises OSError for a full disk."""
+        artifact = self._place(attempt.folder, sealed)
+        self.index.record(attempt.id, sealed, artifact, peak)
+        return artifact
 
-        So a group shares the cost of a sync, and after a power cut all recorded artifacts are present.
-        """
-        return Published(attempt.id, sealed, self._place(attempt.path, sealed), time.time(), peak)
-
-    def _place(self, folder: str | Path, sealed: Manifest) -> Artifact:
-        """Move a sealed directory to its place among the artifacts."""
-        final = f"{self._artifacts}/{sealed.stage}/{sealed.fingerprint}"
+    def _place(self, folder: Path, sealed: Manifest) -> Artifact:
+        """Move a sealed directory to its place among the artifacts. After a power cut it is there, or was never recorded."""
+        final = self.folder(sealed.stage, sealed.fingerprint)
+        final.parent.mkdir(exist_ok=True)
         try:
-            os.rename(folder, final)
-        except FileNotFoundError:  # the first artifact of its stage
-            Path(final).parent.mkdir(exist_ok=True)
-            os.rename(folder, final)
+            folder.rename(final)
         except OSError:
             if not os.path.lexists(final):
                 raise
             self._set_aside(sealed.stage, sealed.fingerprint)
-            os.rename(folder, final)
+            folder.rename(final)
+        self._sync_names(sealed.stage)
         return self.index.artifact(sealed, _manifest_bytes(final))
 
-    def sync(self, artifacts: Sequence[Artifact]) -> None:
-        """Sync artifacts and their names to the disk. May run in a thread. Raises OSError."""
-        little = max(_DIRTY_BYTES, len(artifacts) * _DIRTY_BYTES_EACH)
-        if _dirty_bytes() <= little and _sync_one(self.artifacts_dir, _sync_file_system) == 0:
-            return
-        for artifact in artifacts:
-            _sync(artifact.folder)
-        for folder in {artifact.folder.parent for artifact in artifacts}:
-            _sync_one(folder)
+    def _sync_names(self, stage: str) -> None:
+        _sync_one(self.artifacts_dir / stage)
         _sync_one(self.artifacts_dir)
 
     def arriving(self, stage: str, fingerprint: Fingerprint) -> Path:
@@ -398,7 +335,6 @@ class Store:
         _sync(folder)
         artifact = self._place(folder, sealed)
         self.discard(sealed.stage, sealed.fingerprint)
-        self.sync([artifact])
         return self.index.add_artifact(sealed, artifact)
 
     @contextmanager
@@ -427,7 +363,7 @@ class Store:
 
     def fail(self, attempt: Attempt, outcome: str, error: StageError | None) -> None:
         """Record a failed attempt. Its directory stays for the log until the next attempt."""
-        self.index.end_attempt(attempt.id, outcome, attempt.path, error)
+        self.index.end_attempt(attempt.id, outcome, attempt.folder, error)
 
     # upkeep
 
@@ -653,22 +589,6 @@ def _manifest_bytes(folder: str | Path) -> int:
     return os.stat(f"{folder}/{manifest.NAME}").st_size
 
 
-def _dirty_bytes() -> int:
-    """Return the bytes not written back to disks yet; 0 if the kernel does not report them."""
-    try:
-        with open("/proc/meminfo", "rb") as file:  # noqa: PTH123
-            return next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Dirty:")), 0)
-    except OSError:
-        return 0
-
-
-def _sync_file_system(fd: int) -> int:
-    """Sync the whole file system of an open file: one call for any number of files. Returns 0, or -1 if unsupported."""
-    import ctypes
-
-    return int(ctypes.CDLL(None).syncfs(fd))
-
-
 def _sync(folder: str | Path) -> None:
     """Sync a directory tree to the disk. Other leftovers of programs, such as sockets, cannot be opened."""
     for base, _, files in os.walk(folder, topdown=False):
@@ -679,11 +599,10 @@ def _sync(folder: str | Path) -> None:
         _sync_one(base)
 
 
-def _sync_one(path: str | Path, how: Callable[[int], int | None] | None = None) -> int:
-    """Sync a file or directory, or apply `how` to it. Returns its result, 0 for None."""
+def _sync_one(path: str | Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
-        return (how or os.fsync)(fd) or 0
+        os.fsync(fd)
     except OSError as error:
         error.filename = os.fspath(path)  # so that the message names the disk
         raise

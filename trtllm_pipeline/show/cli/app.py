@@ -4,8 +4,6 @@ Nothing heavy is imported here: `pipeline --help` costs little more than Typer. 
 Typer would otherwise evaluate string annotations of every command that it lists.
 """
 
-import functools
-import gc
 import importlib
 import inspect
 import os
@@ -16,11 +14,9 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from typer._coercion import RuntimeParam, build_runtime_param
 from typer.main import get_command
 
 from trtllm_pipeline import __version__
@@ -185,48 +181,14 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
     )(run)
 
 
-class _AsTyped(RuntimeParam):
-    """Passes through a value that already has the right type, or None. Typer would import pydantic to check it (65 ms).
-
-    Typer handles everything else, including its messages about wrong values.
-    """
-
-    def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
-        wanted = param.type_descriptor
-        words = value if wanted.is_list else (value,)
-        annotation = get_args(wanted.annotation)[0] if wanted.is_list else wanted.annotation
-        allowed = get_args(annotation) if get_origin(annotation) is Literal else None
-        known = (annotation is str or allowed) and self.parameter_info.parser is None
-        if known and all(type(word) is str and (allowed is None or word in allowed) for word in words):
-            return list(words) if wanted.is_list else value
-        return build_runtime_param(wanted)._coerce_value(value, param=param, ctx=ctx)  # noqa: SLF001
-
-
-def _convert_little(command: Any) -> None:
-    """Skip conversion for values that need none, in the options of `command` and its subcommands."""
-    for param in command.params:
-        wanted = getattr(param, "type_descriptor", None)
-        if wanted is not None:
-            param._runtime_param = _AsTyped(wanted.parameter_info, wanted.annotation)  # noqa: SLF001
-    for below in getattr(command, "commands", {}).values():
-        _convert_little(below)
-
-
 def _load(row: Command) -> Callable[..., Any]:
-    """The function of a command. Its output is sanitized from the start."""
-    module_name, _, name = row.target.partition(":")
+    """The function of a command."""
     from trtllm_pipeline.show.cli import command_signatures
 
-    module = importlib.import_module(f"trtllm_pipeline.show.cli.{module_name}")
-
-    function = command_signatures.complete(getattr(module, name), row.path)
-
-    @functools.wraps(function)
-    def cleaned(*args: Any, **values: Any) -> Any:
-        terminal.clean_streams()
-        return function(*args, **values)
-
-    return cleaned
+    module, _, name = row.target.partition(":")
+    return command_signatures.complete(
+        getattr(importlib.import_module(f"trtllm_pipeline.show.cli.{module}"), name), row.path
+    )
 
 
 def _not_imported() -> None:
@@ -266,15 +228,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _terminable():
             _check_text(words)
             rich = sys.stdout.isatty()
-            if rich and (not words or "--help" in words or words[-1] in GROUPS):
-                _import_rich_help()
             completed = _completed(os.environ)
             command: Any = get_command(build({*_naming(words), *completed}, rich=rich, complete=bool(completed)))
             order = [row.path for row in COMMANDS]  # Typer lists all groups before all commands
             command.commands = dict(sorted(command.commands.items(), key=lambda each: order.index(each[0])))
-            _convert_little(command)
-            if argv is None:
-                gc.freeze()  # imported modules stay cached
             if f"_{_program().replace('-', '_').upper()}_COMPLETE" in os.environ:
                 command.main([], prog_name=_program())  # ends
             with command.make_context(_program(), words) as ctx:
@@ -297,26 +254,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code is None or debug:
             raise
         return code
-    finally:
-        if argv is None:
-            gc.freeze()  # the process ends: another collection over a large plan took a tenth of the time
-
-
-def _import_rich_help() -> None:
-    """Import Rich's help rendering without its Markdown and traceback modules, which takes half the time.
-
-    Typer uses neither for this program. Later imports of these modules get the real ones.
-    """
-    unused = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
-    unused = {name: what for name, what in unused.items() if name not in sys.modules}
-    for name, what in unused.items():
-        sys.modules[name] = ModuleType(name)
-        setattr(sys.modules[name], what, None)
-    try:
-        importlib.import_module("typer.rich_utils")
-    finally:
-        for name in unused:
-            del sys.modules[name]
 
 
 _OF_ANY_SERVER: Final = {

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, get_args
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from trtllm_pipeline.base import UsageError
+from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import completion, options
 
 MATRIX_WORD: Final = "matrix_word"
@@ -18,7 +18,7 @@ _Matrix = Annotated[str | None, options.argument("MATRIX", "Matrix, same as --ma
 
 
 def complete(function: Callable[..., Any], path: str) -> Callable[..., Any]:
-    """The command `path` with switches that are listed once. A matrix is also its first word if it takes no other words."""
+    """The command `path` with switches that are listed once, and cleaned output. A matrix is also its first word if it takes no other words."""
     signature = inspect.signature(function, eval_str=True)
     parameters = [_listed_once(each).replace(kind=each.KEYWORD_ONLY) for each in signature.parameters.values()]
     matrix = signature.parameters.get("matrix")
@@ -49,6 +49,7 @@ def _typed_as(
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def typed(**values: Any) -> Any:
+        terminal.clean_streams()
         return command(**values)
 
     vars(typed)["__signature__"] = signature

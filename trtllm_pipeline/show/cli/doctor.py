@@ -10,7 +10,7 @@ import typer
 
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.show.cli.output import emit_as, note
+from trtllm_pipeline.show.cli.output import emit_as, emit_blocks, note
 from trtllm_pipeline.show.doctor_findings import Examination
 
 
@@ -77,10 +77,8 @@ def doctor(
 def _deep(
     workspace: Path, assume: str | None, toolchain: str | None, family: str | None, precision: str | None, form: str
 ) -> int:
-    from trtllm_pipeline.base import text_blocks
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.proof import examination
-    from trtllm_pipeline.show.proof.findings import DeepExamination
 
     if assume is not None:
         raise UsageError("--deep runs on this machine and cannot be combined with --assume", hint="omit --assume")
@@ -94,7 +92,7 @@ def _deep(
             name: tuple(part.strip() for part in text.split(",")) for name, text in selected.items() if text is not None
         },
     )
-    emit_as(form, deep, json=DeepExamination.to_json, text=lambda deep: text_blocks.on_terminal(deep.blocks()))
+    emit_blocks(form, deep)
     note(f"written to {workspace / examination.FOLDER / examination.RESULT}")
     if deep.interrupted:
         note("interrupted; run the same command to continue")

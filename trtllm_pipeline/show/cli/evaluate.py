@@ -112,11 +112,11 @@ def drift(
     examples:
       pipeline eval drift fp16/answers.jsonl int4/answers.jsonl
     """
-    from trtllm_pipeline.measure import DRIFT, MEAN_INTERVAL, drift
+    from trtllm_pipeline.measure import DRIFT, drift, stats
     from trtllm_pipeline.show.report import score_tables
 
     comparison = drift.compare(drift.read(reference), drift.read(other))
-    data = {"schema": 1, **comparison.to_json(), "interval_method": MEAN_INTERVAL, "definitions": DRIFT}
+    data = {"schema": 1, **comparison.to_json(), "interval_method": stats.MEAN_INTERVAL, "definitions": DRIFT}
     emit_as(
         format,
         data,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from trtllm_pipeline.base import (
     FailureClass,
+    Json,
     PipelineError,
     StageError,
     StateError,
@@ -20,6 +21,9 @@ from trtllm_pipeline.base import (
     writing,
 )
 from trtllm_pipeline.show.cli.following import follow
+
+if TYPE_CHECKING:
+    from trtllm_pipeline.base import text_blocks
 
 T = TypeVar("T")
 
@@ -48,6 +52,28 @@ def emit_as(format: str, data: T, **writers: Callable[[T], Any]) -> None:
         print(shown, end="\n" if shown else "")  # noqa: T201
     else:
         emit_rendered(rendered(shown))
+
+
+class Shown(Protocol):
+    """What has a form for programs, and blocks of text for people."""
+
+    def to_json(self) -> dict[str, Json]:
+        """The form for programs."""
+
+    def blocks(self) -> Iterable[text_blocks.Block]:
+        """Text."""
+
+
+def emit_blocks(format: str, shown: Shown) -> None:
+    """`shown` in the format that --format names: json, text or markdown."""
+    from trtllm_pipeline.base import text_blocks
+
+    if format == "json":
+        emit_json(shown.to_json())
+    elif format == "markdown":
+        emit(text_blocks.as_markdown(shown.blocks()))
+    else:
+        emit_rendered(rendered(text_blocks.on_terminal(shown.blocks())))
 
 
 def note(text: str) -> None:

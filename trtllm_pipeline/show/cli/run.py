@@ -12,7 +12,7 @@ import typer
 from trtllm_pipeline.base import UsageError, count, terminal
 from trtllm_pipeline.orchestrate import Request, Store, check_feasible, flow, load
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.show.cli.output import emit, emit_as, note
+from trtllm_pipeline.show.cli.output import emit, emit_blocks, note
 
 
 @options.grouped
@@ -169,32 +169,18 @@ def plan(
         return _show_fit(request, store, format)
     if compare is None:
         return _show_plan(request, store, Path(workspace), format, verbose=verbose)
-    from trtllm_pipeline.base import text_blocks
     from trtllm_pipeline.orchestrate import plan_difference
 
-    emit_as(
-        format,
-        plan_difference.compare_plans(request, compare, store),
-        json=plan_difference.PlanDifference.to_json,
-        text=lambda found: text_blocks.on_terminal(found.blocks()),
-        markdown=lambda found: text_blocks.as_markdown(found.blocks()),
-    )
+    emit_blocks(format, plan_difference.compare_plans(request, compare, store))
     return 0
 
 
 def _show_fit(request: Request, store: Store | None, format: str) -> int:
     """Print changes that make cells fit. The exit code is 3 if some cells fit with no change."""
-    from trtllm_pipeline.base import text_blocks
-    from trtllm_pipeline.orchestrate import Fits, fits_of
+    from trtllm_pipeline.orchestrate import fits_of
 
     outcome = fits_of(request, store)
-    emit_as(
-        format,
-        outcome,
-        json=Fits.to_json,
-        text=lambda fits: text_blocks.on_terminal(fits.blocks()),
-        markdown=lambda fits: text_blocks.as_markdown(fits.blocks()),
-    )
+    emit_blocks(format, outcome)
     return 3 if not outcome.cells or any(each.proposal is None and not each.works for each in outcome.fits) else 0
 
 

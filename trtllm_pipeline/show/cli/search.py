@@ -12,7 +12,7 @@ import typer
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.orchestrate import Request, Store
 from trtllm_pipeline.show.cli import options
-from trtllm_pipeline.show.cli.output import emit_as, note
+from trtllm_pipeline.show.cli.output import emit_blocks, note
 
 
 @options.grouped
@@ -50,7 +50,6 @@ def search(
       pipeline search my.yaml --objective latency --slo output_tps=100 --min-accuracy -1%
       pipeline search my.yaml --dry-run
     """
-    from trtllm_pipeline.base import text_blocks
     from trtllm_pipeline.show.progress import observer
     from trtllm_pipeline.show.report import recommendation
     from trtllm_pipeline.show.report.prices import parse_prices
@@ -76,7 +75,7 @@ def search(
         announce = note if progress in {"auto", "live", "plain"} else lambda _: None
         shown = observer(sys.stderr, mode=progress)
         outcome = driver.search(request, store, shown, goals, budget, command=tuple(sys.argv), announce=announce)
-    emit_as(format, outcome, json=driver.Search.to_json, text=lambda each: text_blocks.on_terminal(each.blocks()))
+    emit_blocks(format, outcome)
     if outcome.exit_code == 130:
         note("interrupted; run the same command to continue")
     raise typer.Exit(outcome.exit_code)

@@ -12,7 +12,7 @@ import typer
 
 from trtllm_pipeline.base import UsageError, allow_open_files, terminal, text_tables
 from trtllm_pipeline.orchestrate import GatewayParams
-from trtllm_pipeline.serve import gateway_config, servers, shown
+from trtllm_pipeline.serve import control, gateway_config, servers, shown
 from trtllm_pipeline.show.cli import completion, options, stage_options
 from trtllm_pipeline.show.cli.output import emit, emit_as, emit_json, note, print_log, write_output
 from trtllm_pipeline.tensorrt import command_lines
@@ -117,7 +117,7 @@ def _start(
       pipeline serve start ./engine --name mine --no-wait
     """
     from trtllm_pipeline.orchestrate import provenance
-    from trtllm_pipeline.serve import control, dialect_for
+    from trtllm_pipeline.serve import dialect_for
 
     given = {each: value for each, value in typed.items() if value not in (None, [])}
     of_launch = {each: given.pop(each) for each in OF_LAUNCH if each in given}
@@ -221,8 +221,6 @@ def _warn(target: ServeTarget, host: str, *, openai: bool, keys: bool) -> None:
 
 def _until_ready(server: servers.KeptServer) -> servers.KeptServer:
     """The server once it is ready; when that is interrupted, it is stopped."""
-    from trtllm_pipeline.serve import control
-
     try:
         note(f"server {server.name} is starting; pipeline serve logs {server.name} -f follows it")
         return control.wait_ready(server)
@@ -295,8 +293,6 @@ def status(
 
 
 def _named(names: list[str], workspace: str) -> list[servers.KeptServer]:
-    from trtllm_pipeline.serve import control
-
     return [control.find(Path(workspace), each) for each in dict.fromkeys(names)]
 
 
@@ -322,8 +318,6 @@ def logs(
       pipeline serve logs chat -f
       pipeline serve logs chat --part keeper --lines 20
     """
-    from trtllm_pipeline.serve import control
-
     server = control.find(Path(workspace), name)
     if server.state is not servers.State.READY:
         note(_standing(server))
@@ -365,8 +359,6 @@ def stop(
       pipeline serve stop chat
       pipeline serve stop --all --remove
     """
-    from trtllm_pipeline.serve import control
-
     done = []
     chosen = _chosen(names, workspace, every=every)
     if not chosen:
@@ -404,8 +396,6 @@ def restart(
       pipeline serve restart chat
       pipeline serve restart --all --no-wait
     """
-    from trtllm_pipeline.serve import control
-
     allow_open_files()
     done = []
     for server in _chosen(names, workspace, every=every):
@@ -433,7 +423,7 @@ def install(
       pipeline serve install chat
       pipeline serve install chat --system --output chat.service
     """
-    from trtllm_pipeline.serve import control, systemd
+    from trtllm_pipeline.serve import systemd
 
     server = control.find(Path(workspace), name)
     if server.record is None:

@@ -13,7 +13,7 @@ import typer
 from trtllm_pipeline.base import Json, UsageError, disk
 from trtllm_pipeline.orchestrate import Artifact, Store, manifest
 from trtllm_pipeline.show.cli import completion, options
-from trtllm_pipeline.show.cli.output import emit_as, note
+from trtllm_pipeline.show.cli.output import emit_as, emit_blocks, note
 
 if TYPE_CHECKING:
     from trtllm_pipeline.orchestrate import unused
@@ -307,11 +307,9 @@ def du(
     examples:
       pipeline store du
     """
-    from trtllm_pipeline.base import text_blocks
     from trtllm_pipeline.show.report.disk_use import disk_use
 
-    usage = disk_use(options.known_store(workspace))
-    emit_as(format, usage.to_json(), text=lambda _: text_blocks.on_terminal(usage.blocks()))
+    emit_blocks(format, disk_use(options.known_store(workspace)))
 
 
 def _report(findings: Sequence[tuple[manifest.Discrepancy, str]]) -> Iterator[Json]:

@@ -185,20 +185,7 @@ class PlainObserver(QuietObserver):
 
 
 class JsonObserver(QuietObserver):
-    """One JSON object per line, each with `event` and `time_s` (Unix time).
-
-    pulling    message, wrong: whether it cannot be pulled; before `begin`
-    begin      schema, run, cells, infeasible: {id: reason}, stage_runs, to_do
-    changed    stage_run, stage, status (domain.StageStatus), seconds; for a failure also failure, message, hint, log, line, setting
-    waiting    stage_run, stage, why
-    progress   stage_run, stage, done, total, unit; at most one a second for each stage run
-    left       expected seconds until the end, complete: False for a rough estimate; once a minute
-    retrying   cell, changes: [{setting, old, new, stage_run, why}], all so far; another `begin` follows
-    end        seconds, counts: {status: number of stage runs}
-    forecast   expected_s, took_s, stages, as `run.forecast` of a report; the last event, if anything ran
-
-    The first event about a stage run also lists its cells.
-    """
+    """One JSON object per line, see docs/reference/formats.md. The first event about a stage run also lists its cells."""
 
     def _begun(self) -> None:
         """The event `begin`."""

@@ -11,7 +11,14 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import Final
+
+from rich.console import Group
+from rich.control import Control
+from rich.live import Live
+from rich.segment import ControlType
+from rich.text import Text
 
 from trtllm_pipeline.base import (
     Cell,
@@ -50,12 +57,6 @@ from trtllm_pipeline.show.progress.views import (
     symbol,
 )
 
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from rich.live import Live
-    from rich.text import Text
-
 _S = StageStatus
 _REDRAW_S: Final = 0.15
 _MAX_ACTIVE: Final = 8
@@ -91,8 +92,6 @@ class LiveObserver(QuietObserver):
         return self.tick({})
 
     def _start(self) -> None:
-        from rich.live import Live
-
         # stdout may be a pipe for reports. Leave it alone.
         self._live = Live(console=self._console, auto_refresh=False, redirect_stdout=False, vertical_overflow="crop")
         self._live.start()
@@ -159,15 +158,11 @@ class LiveObserver(QuietObserver):
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
 
     def _above(self, lines: Sequence[str], style: str = "") -> None:
-        from rich.text import Text
-
         with contextlib.suppress(OSError):
             for number, line in enumerate(lines):
                 self._console.print(Text(line, style if number == 0 else "dim"))
 
     def _draw(self, *, final: bool = False) -> None:
-        from rich.console import Group
-
         if self._live is None:
             return
         size = (self._console.width, self._console.height)
@@ -186,9 +181,6 @@ class LiveObserver(QuietObserver):
 
     def _climb(self, width: int) -> None:
         """After the terminal was narrowed, clear the rows added by wrapping the last frame."""
-        from rich.control import Control
-        from rich.segment import ControlType
-
         added = sum((max(1, line.cell_len) - 1) // width for line in self._frame)
         step = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)]
         self._console.control(Control(*(step * added)))
@@ -215,8 +207,6 @@ class Picture:
 
     def draw(self, width: int, height: int, *, final: bool = False) -> list[Text]:
         """The frame, in at most `height` lines of at most `width` characters."""
-        from rich.text import Text
-
         cells = self.tracker.plan.feasible
         most = max(1, min(_MAX_ACTIVE, height // 4))
         statuses = (status for status, number in self.tracker.counts.items() if number)
@@ -293,8 +283,6 @@ class Picture:
 
     def _active(self, width: int, most: int) -> Iterator[Text]:
         """Running stage runs with their progress, then waiting ones."""
-        from rich.text import Text
-
         tracker = self.tracker
         lines = [(run, _S.RUNNING, self._doing(run, seconds, width)) for run, seconds in tracker.running()]
         lines += [(tracker.plan.stage_runs[run], _S.ELSEWHERE, why) for run, why in tracker.waiting.items()]
@@ -342,8 +330,6 @@ class Picture:
         return f"{drawn}{own + ', ' if own else ''}{growing(seconds)}"
 
     def _summary(self, width: int, *, final: bool) -> list[Text]:
-        from rich.text import Text
-
         elapsed = self.tracker.elapsed_s
         parts = [*self.tracker.summary(), duration(elapsed) if final else growing(elapsed)]
         parts += [left] if not final and (left := self.tracker.left_text()) else []

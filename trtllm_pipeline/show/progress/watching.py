@@ -33,12 +33,7 @@ def watch(look: Look, stream: TextIO, *, as_json: bool = False) -> None:
     """Show the result of `look` until no stage is running, or until Ctrl-C.
 
     On a terminal, shows a display that fits it and the whole status at the end. Elsewhere, prints a line for each stage
-    run whose status changed. As JSON:
-
-    begin      schema, stage_runs: {status: number of stage runs}
-    changed    stage_run, status, the first time also stage, cells; for a failure also failure, message, hint
-    left       seconds, complete; once a minute
-    forecast   as in the report of the run, after its end
+    run whose status changed, or an event as in docs/reference/formats.md.
     """
     drawn = stream.isatty() and not as_json
     with suppress(KeyboardInterrupt):

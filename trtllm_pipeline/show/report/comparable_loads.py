@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from trtllm_pipeline.base import Json
-from trtllm_pipeline.measure import FIELDS, LEVEL_FIELDS, SERVED_BY, Conditions, Field
+from trtllm_pipeline.measure import Conditions, conditions
 from trtllm_pipeline.orchestrate import CellResult
 
-_BY_NAME: Final = {field.name: field for field in (*FIELDS, *LEVEL_FIELDS)}
+_BY_NAME: Final = {field.name: field for field in (*conditions.FIELDS, *conditions.LEVEL_FIELDS)}
 AXES: Final = ("model", "isl", "osl")
 """Axes that define the load: prompts, model and output lengths. The measurements contain the rest of the load."""
 
@@ -30,24 +30,28 @@ def workloads(cells: Sequence[CellResult], allow: Collection[str] = frozenset())
     def varies(axis: str) -> bool:
         return len({str(cell.axes.get(axis)) for cell in cells}) > 1
 
-    served = {name for cell in cells for name in cell.axes if name.rpartition(".")[2] in SERVED_BY}
+    served = {name for cell in cells for name in cell.axes if name.rpartition(".")[2] in conditions.SERVED_BY}
     served = set(filter(varies, served))
 
-    def distinguishes(field: Field) -> bool:
+    def distinguishes(field: conditions.Field) -> bool:
         return field.decides and not {field.about, field.name} & set(allow) and not field.explained_by(served)
 
     measured = [cell.conditions for cell in cells if cell.levels]
-    fields = [field for field in FIELDS if distinguishes(field) and len({each.shown(field) for each in measured}) > 1]
+    fields = [
+        field
+        for field in conditions.FIELDS
+        if distinguishes(field) and len({each.shown(field) for each in measured}) > 1
+    ]
     axes = list(filter(varies, AXES))
     by_axes: list[Workload] = [tuple((name, cell.axes.get(name)) for name in axes) for cell in cells]
     under: list[Workload] = [tuple((field.name, cell.conditions.shown(field)) for field in fields) for cell in cells]
     first: dict[Workload, Workload] = {}
-    for cell, of_axes, conditions in zip(cells, by_axes, under, strict=True):
+    for cell, of_axes, workload in zip(cells, by_axes, under, strict=True):
         if cell.levels:
-            first.setdefault(of_axes, conditions)
+            first.setdefault(of_axes, workload)
     groups = [
-        (*of_axes, *(conditions if cell.levels else first.get(of_axes, ())))
-        for cell, of_axes, conditions in zip(cells, by_axes, under, strict=True)
+        (*of_axes, *(workload if cell.levels else first.get(of_axes, ())))
+        for cell, of_axes, workload in zip(cells, by_axes, under, strict=True)
     ]
     at_levels = [_at_levels(cell.conditions) if cell.levels else {} for cell in cells]
     values: dict[_Place, set[str]] = {}
@@ -65,15 +69,17 @@ _Place = tuple[str, str]
 """Name of one of LEVEL_FIELDS and a level in words."""
 
 
-def _at_levels(conditions: Conditions) -> dict[_Place, str]:
+def _at_levels(recorded: Conditions) -> dict[_Place, str]:
     """Load fields of each level."""
-    levels = (conditions.workload or {}).get("levels")
+    levels = (recorded.workload or {}).get("levels")
     values = {}
     for entry in levels if isinstance(levels, list) else ():
         if isinstance(entry, dict):
             rate = entry.get("request_rate")
             place = f"concurrency {entry.get('concurrency')}" if rate is None else f"{rate} requests/s"
-            values.update({(field.name, place): field.shown(entry.get(field.name)) for field in LEVEL_FIELDS})
+            values.update(
+                {(field.name, place): field.shown(entry.get(field.name)) for field in conditions.LEVEL_FIELDS}
+            )
     return values
 
 

@@ -14,16 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from trtllm_pipeline.base import Json, UsageError
-from trtllm_pipeline.measure import (
-    LevelResult,
-    RepeatResult,
-    conditions,
-    differences,
-    latency_of,
-    load_words,
-    metric_names,
-    stats,
-)
+from trtllm_pipeline.measure import LevelResult, conditions, metric_names, result, stats
 from trtllm_pipeline.show.report.measured import Measured, RequestSample, Side
 
 if TYPE_CHECKING:
@@ -236,18 +227,18 @@ def compare(
     A single cell without axes is the base of all cells. Cells measured under other conditions are refused, except for
     differences in `allow`: groups or fields of `measure/load/conditions.py`.
     """
-    result = Comparison(new.name, base.name)
+    comparison = Comparison(new.name, base.name)
     if len(base.cells) == 1 and not base.cells[0].axes:
         matched = [(cell, base.cells[0]) for cell in new.cells]
     elif len(new.cells) == 1 and not new.cells[0].axes:
         matched = [(new.cells[0], cell) for cell in base.cells]
     else:
         shared = _axes(new.cells) & _axes(base.cells)
-        matched = _matched(result, new.cells, base.cells, shared, "the baseline has no cell with the same axes")
+        matched = _matched(comparison, new.cells, base.cells, shared, "the baseline has no cell with the same axes")
         used = {other.id for _, other in matched}
         left = [cell.id for cell in base.cells if cell.id not in used and cell.feasible]
-        result.only_base += [NotCompared(cell, "the new side has no such cell") for cell in left]
-    return _compared(result, matched, metrics, allow)
+        comparison.only_base += [NotCompared(cell, "the new side has no such cell") for cell in left]
+    return _compared(comparison, matched, metrics, allow)
 
 
 def compare_by(
@@ -281,9 +272,9 @@ def compare_by(
         raise UsageError(f"no cell has {axis} {base}", hint=f"values: {', '.join(values)}")
     old = [cell for cell in side.cells if value(cell) == base]
     new = [cell for cell in side.cells if value(cell) != base]
-    result = Comparison(f"{side.name}, other {axis}", f"{side.name}, {axis} {base}")
+    comparison = Comparison(f"{side.name}, other {axis}", f"{side.name}, {axis} {base}")
     none = f"no matching cell with {axis} {base}"
-    return _compared(result, _matched(result, new, old, _axes(side.cells) - {axis}, none), metrics, allow, axis)
+    return _compared(comparison, _matched(comparison, new, old, _axes(side.cells) - {axis}, none), metrics, allow, axis)
 
 
 _UNSAID: Final = {"ep": 1}
@@ -296,9 +287,9 @@ def _axes(cells: Iterable[Measured]) -> set[str]:
 
 
 def _matched(
-    result: Comparison, new: Iterable[Measured], base: Iterable[Measured], axes: Collection[str], none: str
+    comparison: Comparison, new: Iterable[Measured], base: Iterable[Measured], axes: Collection[str], none: str
 ) -> _Matched:
-    """Cells and their bases, matched on `axes`. Cells without a base are recorded in `result` with the reason `none`."""
+    """Cells and their bases, matched on `axes`. Cells without a base are recorded in `comparison` with the reason `none`."""
 
     def key(cell: Measured) -> tuple[str, ...]:
         return tuple(str(cell.axes.get(name)) for name in sorted(axes))
@@ -318,43 +309,43 @@ def _matched(
                 if candidates
                 else none
             )
-            result.only_new.append(NotCompared(cell.id, several))
+            comparison.only_new.append(NotCompared(cell.id, several))
     return matched
 
 
 def _compared(
-    result: Comparison, matched: _Matched, metrics: Sequence[str], allow: Collection[str], axis: str | None = None
+    comparison: Comparison, matched: _Matched, metrics: Sequence[str], allow: Collection[str], axis: str | None = None
 ) -> Comparison:
     of_level = [metric for metric in metrics if metric in metric_names.LEVEL_METRICS]
     of_cell = [metric for metric in metrics if metric not in metric_names.LEVEL_METRICS]
     for cell, other in matched:
         if not cell.feasible and not other.feasible:
             continue
-        result.matched.append((cell.id, other.id))
+        comparison.matched.append((cell.id, other.id))
         if cell.unfit is not None or other.unfit is not None:
-            result.unfit.append(NotCompared(cell.id, cell.unfit or f"the baseline {other.id}: {other.unfit}"))
+            comparison.unfit.append(NotCompared(cell.id, cell.unfit or f"the baseline {other.id}: {other.unfit}"))
             continue
         apart = _apart(cell, other)
         if why := conditions.deciding(apart, allow, () if axis is None else (axis,)):
-            result.refused.append(Refusal(cell.id, other.id, why))
+            comparison.refused.append(Refusal(cell.id, other.id, why))
             continue
-        result.caveats += [Caveat(cell.id, each) for each in apart]
+        comparison.caveats += [Caveat(cell.id, each) for each in apart]
         deltas = [_cell_delta(metric, cell, other) for metric in _expanded(of_cell, cell, other)]
         if known := tuple(each for each in deltas if each.base is not None or each.new is not None):
-            result.pairs.append(Pair(cell.id, other.id, None, known))
+            comparison.pairs.append(Pair(cell.id, other.id, None, known))
         for level in other.levels:
             mine = cell.level(level.key)
             if mine is None:
                 why_not = "this level was not measured" if cell.levels else cell.why
-                result.lost.append(LostLevel(cell.id, level.key, why_not))
+                comparison.lost.append(LostLevel(cell.id, level.key, why_not))
                 continue
             compared = tuple(level_delta(metric, cell, mine, other, level) for metric in of_level)
-            result.pairs.append(Pair(cell.id, other.id, level.key, compared))
+            comparison.pairs.append(Pair(cell.id, other.id, level.key, compared))
             if (payback := _payback(cell, mine, other, level)) is not None:
-                result.paybacks.append(payback)
+                comparison.paybacks.append(payback)
         if not other.levels and cell.levels:
-            result.only_new.append(NotCompared(cell.id, f"the baseline {other.id}: {other.why}"))
-    return result
+            comparison.only_new.append(NotCompared(cell.id, f"the baseline {other.id}: {other.why}"))
+    return comparison
 
 
 def _same_load_run(cell: Measured, other: Measured) -> bool:
@@ -377,8 +368,8 @@ def _apart(cell: Measured, other: Measured) -> tuple[conditions.Difference, ...]
         pass
     elif cell.levels and other.levels:
         shared = [level for level in cell.levels if other.level(level.key)]
-        places = [(level.concurrency, level.request_rate, load_words(level.key)) for level in shared]
-        differing = differences(cell.conditions, other.conditions, places)
+        places = [(level.concurrency, level.request_rate, result.load_words(level.key)) for level in shared]
+        differing = conditions.differences(cell.conditions, other.conditions, places)
     else:
         prepared = None not in (cell.preparation_s, other.preparation_s)
         differing = conditions.of_makers(
@@ -442,7 +433,7 @@ def level_delta(metric: str, cell: Measured, new: LevelResult, other: Measured, 
     return delta(metric, after, before, interval, method)
 
 
-def _of_repeats(level: LevelResult, of: Callable[[RepeatResult], float | None]) -> list[float]:
+def _of_repeats(level: LevelResult, of: Callable[[result.RepeatResult], float | None]) -> list[float]:
     """One number per repeat, or empty if a repeat lacks it."""
     values = [of(repeat) for repeat in level.repeats]
     return [value for value in values if value is not None] if None not in values else []
@@ -497,7 +488,7 @@ def _statistic(metric: str) -> tuple[_Columns, stats.Statistic, int] | None:
         )
     if metric == "tokens_per_joule":
         return None
-    latency, statistic = latency_of(metric)
+    latency, statistic = result.latency_of(metric)
     if latency not in {"ttft_ms", "tpot_ms", "e2e_ms"} or statistic in {"min", "max"}:
         return None
     percent = 50.0 if statistic == "mean" else float(statistic[1:])

@@ -7,17 +7,16 @@ from typing import Any, Final
 
 from trtllm_pipeline.base import text_tables
 from trtllm_pipeline.measure import (
-    STATISTICS,
-    BenchComparison,
-    LevelDetails,
     LevelResult,
     LoadResult,
     conditions,
-    load_words,
+    engine_report,
     metric_names,
+    result,
+    stats,
 )
 
-_STATISTICS: Final = ("n", *STATISTICS)
+_STATISTICS: Final = ("n", *stats.STATISTICS)
 _ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms")
 """Summaries to list first, in this order."""
 _Summary = Mapping[str, Any]
@@ -25,10 +24,10 @@ _OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "SLOs")
 """Columns of the overview that are shown only if a level has a value."""
 
 
-def to_csv(result: LoadResult) -> str:
+def to_csv(measured: LoadResult) -> str:
     """One line per metric and level, including other tools' definitions."""
     rows = []
-    for level in result.levels:
+    for level in measured.levels:
         details = _details(level)
         others = (
             (f"{name} as {tool}", value) for tool, of in details.other_tools.items() for name, value in of.items()
@@ -36,20 +35,20 @@ def to_csv(result: LoadResult) -> str:
         for name, value in (*_values(level), *_summaries(level), *others):
             summary, single = (value, None) if isinstance(value, dict) else ({}, value)
             statistics = {each: summary.get(each) for each in _STATISTICS}
-            rows.append({"load": load_words(level.key), "metric": name, "value": single, **statistics})
+            rows.append({"load": result.load_words(level.key), "metric": name, "value": single, **statistics})
     return text_tables.csv_table(rows)
 
 
-def to_text(result: LoadResult) -> str:
+def to_text(measured: LoadResult) -> str:
     """Text output: conditions, an overview, all levels in full, findings."""
-    return "\n".join(_lines(result))
+    return "\n".join(_lines(measured))
 
 
-def beside_engine(engine_report: BenchComparison | None) -> Iterator[str]:
+def beside_engine(bench: engine_report.BenchComparison | None) -> Iterator[str]:
     """A trtllm-bench report compared with these results. Empty without a report."""
-    if engine_report is not None:
-        yield f"\n{engine_report.title()}"
-        yield text_tables.plain_table(engine_report.rows())
+    if bench is not None:
+        yield f"\n{bench.title()}"
+        yield text_tables.plain_table(bench.rows())
 
 
 def overview(levels: Iterable[LevelResult]) -> str:
@@ -59,28 +58,28 @@ def overview(levels: Iterable[LevelResult]) -> str:
     return text_tables.plain_table([{name: row[name] for name in shown} for row in rows])
 
 
-def _lines(result: LoadResult) -> Iterator[str]:
-    details = result.details
+def _lines(measured: LoadResult) -> Iterator[str]:
+    details = measured.details
     assert details is not None
-    yield f"{details.model} over {details.protocol}; output tokens counted by {result.tokens_counted_by}"
-    yield f"system: {conditions.system_words(result.conditions)}"
-    yield f"load: {conditions.workload_words(result.conditions)}"
-    if result.levels:
-        yield overview(result.levels)
-    if result.highest_rate is not None:
-        yield f"highest rate: {result.highest_rate}"
-    if result.highest_concurrency is not None:
-        yield f"highest concurrency: {result.highest_concurrency}"
-    for level in result.levels:
+    yield f"{details.model} over {details.protocol}; output tokens counted by {measured.tokens_counted_by}"
+    yield f"system: {conditions.system_words(measured.conditions)}"
+    yield f"load: {conditions.workload_words(measured.conditions)}"
+    if measured.levels:
+        yield overview(measured.levels)
+    if measured.highest_rate is not None:
+        yield f"highest rate: {measured.highest_rate}"
+    if measured.highest_concurrency is not None:
+        yield f"highest concurrency: {measured.highest_concurrency}"
+    for level in measured.levels:
         yield from _level(level)
     yield ""
-    yield from map(str, result.findings)
+    yield from map(str, measured.findings)
     yield "formulas: --format json, `definitions`"
 
 
 def _level(level: LevelResult) -> Iterator[str]:
     details = _details(level)
-    yield f"\n{load_words(level.key)}"
+    yield f"\n{result.load_words(level.key)}"
     yield text_tables.plain_table([_statistics(name, summary) for name, summary in _summaries(level)])
     yield "; ".join(f"{name} {text_tables.cell(value)}" for name, value in _values(level))
     for objective in details.objectives:
@@ -109,7 +108,7 @@ def _level(level: LevelResult) -> Iterator[str]:
             yield f"GPU, repeat {record['repeat']}: {_words(device)}"
 
 
-def _details(level: LevelResult) -> LevelDetails:
+def _details(level: LevelResult) -> result.LevelDetails:
     assert level.details is not None
     return level.details
 
@@ -147,7 +146,7 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
 def _overview(level: LevelResult) -> dict[str, object]:
     objectives = () if level.details is None else level.details.objectives
     return {
-        "load": load_words(level.key),
+        "load": result.load_words(level.key),
         "requests": level.requests,
         "failed": level.failures,
         "TTFT p50 ms": level.latency("ttft_ms", "p50"),

@@ -25,11 +25,9 @@ from trtllm_pipeline.measure import (
     Conditions,
     LevelResult,
     LoadResult,
-    RepeatResult,
     conditions,
-    load_key,
-    load_words,
     metric_names,
+    result,
     stats,
 )
 from trtllm_pipeline.models import tokenizer_at
@@ -189,12 +187,12 @@ def _analyzed(path: Path, tokenizer: Path | None) -> LoadResult:
     beside = path.with_name(PERF_FILE)
     if tokenizer is None and path.name == EVENTS_FILE and beside.is_file():
         return _checked(beside, user_files.read_mapping(beside))
-    result = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
-    if result.tokens_counted_by == "events":
+    analyzed = analyze(path, None if tokenizer is None else tokenizer_at(tokenizer))
+    if analyzed.tokens_counted_by == "events":
         raise UsageError(
             f"{path}: the server did not count its tokens", hint="give the model's tokenizer: --tokenizer PATH"
         )
-    return result
+    return analyzed
 
 
 def _checked(path: Path, data: Mapping[str, Any]) -> LoadResult:
@@ -257,7 +255,7 @@ def _one(same: Sequence[Measured], sides: Sequence[str], allow: Collection[str],
     for key in dict.fromkeys(level.key for cell in same for level in cell.levels):
         lacking = [side for side, cell in zip(sides, same, strict=True) if cell.level(key) is None]
         if lacking:
-            left_out.append(f"{first.id} at {load_words(key)}: not in {lacking[0]}")
+            left_out.append(f"{first.id} at {result.load_words(key)}: not in {lacking[0]}")
         else:
             keys.append(key)
     if not keys:
@@ -289,21 +287,21 @@ def pooled(levels: Sequence[LevelResult]) -> LevelResult:
     for name in (*metric_names.RATES.values(), "tokens_per_joule"):
         values = [getattr(level, name) for level in levels]
         rates[name] = None if None in values else median(values)
-    alone = [(RepeatResult(**level.rates(), latencies=level.latencies),) for level in levels]
+    alone = [(result.RepeatResult(**level.rates(), latencies=level.latencies),) for level in levels]
     repeats = [each for level, whole in zip(levels, alone, strict=True) for each in level.repeats or whole]
     counts: dict[str, Any] = {
         name: sum(getattr(level, name) or 0 for level in levels) for name in ("requests", "failures")
     }
-    result = replace(levels[0], repeats=tuple(repeats), latencies=latencies, **rates, **counts)
+    pooled = replace(levels[0], repeats=tuple(repeats), latencies=latencies, **rates, **counts)
     known = {name for name in levels[0].intervals if all(name in level.intervals for level in levels)}
     return replace(
-        result, intervals={name: ends for name in known if (ends := _pooled_interval(name, result, levels)) is not None}
+        pooled, intervals={name: ends for name in known if (ends := _pooled_interval(name, pooled, levels)) is not None}
     )
 
 
-def _pooled_interval(name: str, result: LevelResult, levels: Sequence[LevelResult]) -> stats.Interval | None:
+def _pooled_interval(name: str, pooled: LevelResult, levels: Sequence[LevelResult]) -> stats.Interval | None:
     """The interval of the mean of independent measurements, and not narrower than half their range."""
-    centre, values = result.value(name), [value for level in levels if (value := level.value(name)) is not None]
+    centre, values = pooled.value(name), [value for level in levels if (value := level.value(name)) is not None]
     if centre is None or len(values) < len(levels):
         return None
     halves = [(level.intervals[name][1] - level.intervals[name][0]) / 2 for level in levels]
@@ -323,7 +321,7 @@ def _samples(events: Path, tokenizer: Path | None) -> dict[str, tuple[RequestSam
     samples_by_level: dict[str, list[RequestSample]] = {}
     for each in run.requests:
         if each.measured and each.answered:
-            key = load_key(each.record.get("concurrency"), each.record.get("request_rate"))
+            key = result.load_key(each.record.get("concurrency"), each.record.get("request_rate"))
             times = (each.ttft_ms, each.e2e_ms, each.tpot_ms)
             sample = RequestSample(
                 each.record["prompt"], run.records.prompts[each.record["prompt"]], *times, each.output_tokens

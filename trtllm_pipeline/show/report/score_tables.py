@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trtllm_pipeline.base import text_tables
-from trtllm_pipeline.measure import MEAN_INTERVAL, AccuracyResult, Drift
+from trtllm_pipeline.measure import AccuracyResult, Drift, stats
 
 
 def _scores_rows(result: AccuracyResult) -> list[dict[str, object]]:
@@ -65,4 +65,4 @@ def _drift_lines(drift: Drift) -> Iterator[str]:
             yield f"parts at   {unit}: median {where['p50']:g}, from {where['min']:g} to {where['max']:g}"
     yield ""
     yield text_tables.plain_table(_drift_rows(drift), digits=3, missing="")
-    yield f"\nlow to high, of the difference: {MEAN_INTERVAL}"
+    yield f"\nlow to high, of the difference: {stats.MEAN_INTERVAL}"

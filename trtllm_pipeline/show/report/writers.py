@@ -25,18 +25,7 @@ from trtllm_pipeline.base import (
     text_blocks,
     text_tables,
 )
-from trtllm_pipeline.measure import (
-    FIELDS,
-    UNKNOWN,
-    Conditions,
-    LevelResult,
-    machine_words,
-    metric_names,
-    result,
-    system_words,
-    version_words,
-    workload_words,
-)
+from trtllm_pipeline.measure import Conditions, LevelResult, conditions, metric_names, result
 from trtllm_pipeline.models import AS_IS
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.phrases import without
@@ -103,11 +92,11 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
         if drift and (of := drift.scores.get(name)):
             low, high = of.interval
             scores |= {f"drift_{name}": of.difference, f"drift_{name}_low": low, f"drift_{name}_high": high}
-    conditions: dict[str, object] = {}
-    for field in FIELDS if row.levels else ():
+    recorded: dict[str, object] = {}
+    for field in conditions.FIELDS if row.levels else ():
         value = row.conditions.value(field)
         shown = value if field.name.endswith("digest") or isinstance(value, (int, float)) else field.shown(value)
-        conditions |= {} if value is None else {f"{field.about}_{field.name}": shown}
+        recorded |= {} if value is None else {f"{field.about}_{field.name}": shown}
     measured = None if at is None else datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="seconds")
     return [
         {"cell": row.id},
@@ -124,7 +113,7 @@ def _of_cell(row: CellResult) -> list[Mapping[str, object]]:
         scores,
         {"drift_reference": drift.reference, "drift_agreement": drift.agreement} if drift else {},
         {} if measured is None else {"measured_at": measured},
-        conditions,
+        recorded,
     ]
 
 
@@ -199,7 +188,7 @@ def to_markdown(
         f"{what}, {count(len(ids), 'cell')} ({', '.join(ids[:4])}{', …' if len(ids) > 4 else ''}): {'; '.join(details)}"
         for what, ids, details in failures_of(rows)
     ]
-    notes, conditions, definitions = _below(rows, shown)
+    notes, recorded, definitions = _below(rows, shown)
     status = [place for place, column in enumerate(shown, 1) if column.head == "status"]
     return text_blocks.as_markdown(
         [
@@ -207,7 +196,7 @@ def to_markdown(
                 " ".join(filter(None, ("Pipeline report", run_id, matrix and f"of {Path(matrix).name}")))
             ),
             text_blocks.TextLine(f"{summary_of(rows)}{'; all cells: ' + ' '.join(parts) if parts else ''}"),
-            text_blocks.Items("measured", conditions),
+            text_blocks.Items("measured", recorded),
             text_blocks.Grid(
                 ["cell", *(column.head for column in shown)],
                 [[_name(row, parts), *(column.value(row) or "" for column in shown)] for row in rows],
@@ -325,7 +314,9 @@ def _in_short(
 
 def _system(each: Conditions) -> str:
     """The hardware of a measurement, GPUs first."""
-    return "; ".join(reversed(machine_words(each).replace(UNKNOWN, "an unknown system").split("; ")))
+    return "; ".join(
+        reversed(conditions.machine_words(each).replace(conditions.UNKNOWN, "an unknown system").split("; "))
+    )
 
 
 def _note(text: str, cells: int) -> str:
@@ -514,8 +505,12 @@ def numerics_of(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
     return [(f"precision {name}", text) for name, text in known]
 
 
-_CONDITIONS: Final = (("system", system_words), ("load", workload_words))
-CONDITIONS_IN_FULL: Final = (("machine", machine_words), ("versions", version_words), ("workload", workload_words))
+_CONDITIONS: Final = (("system", conditions.system_words), ("load", conditions.workload_words))
+CONDITIONS_IN_FULL: Final = (
+    ("machine", conditions.machine_words),
+    ("versions", conditions.version_words),
+    ("workload", conditions.workload_words),
+)
 """Label -> text, for `conditions_of`."""
 
 
@@ -527,17 +522,17 @@ def conditions_of(
     if not measured:
         return []
     times = sorted({text for row in measured if (text := moment(row.conditions.measured_s))})
-    conditions = [("measured", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}")] if times else []
+    recorded = [("measured", times[0] if len(times) == 1 else f"{times[0]} to {times[-1]}")] if times else []
     for name, words in parts:
         counts = Counter(words(row.conditions) for row in measured)
-        conditions += [
+        recorded += [
             (name if len(counts) == 1 else f"{name} of {count(cells, 'cell')}", text)
             for text, cells in counts.most_common()
         ]
-    conditions += [("lengths and levels", text) for text in loads_of(rows)]
-    conditions += [("side by side", line) for line in interference(rows)]
+    recorded += [("lengths and levels", text) for text in loads_of(rows)]
+    recorded += [("side by side", line) for line in interference(rows)]
     lengths = lengths_of([level for row in measured for level in row.levels])
-    return [*conditions, ("tokens per request", lengths)] if lengths else conditions
+    return [*recorded, ("tokens per request", lengths)] if lengths else recorded
 
 
 def loads_of(rows: Sequence[CellResult]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
 )
@@ -121,21 +122,6 @@ def table(cls: Any) -> tuple[ParamField, ...]:
     return tuple(rows)
 
 
-@cache
-def _special(cls: Any) -> tuple[tuple[str, str, tuple[Any, ...], str, bool, bool], ...]:
-    """For each parameter that is not always written: name; the field it is written with, and that field's unset values; the
-    field it is written without; whether runtime; whether nested.
-    """
-    rows = []
-    for each in table(cls):
-        about = each.about
-        key_with = each.name if about.later or about.key_with == ITSELF else about.key_with
-        unset: tuple[Any, ...] = (each.default,) if about.later else (None, (), {})
-        nested = is_dataclass(each.type) or get_origin(each.type) is tuple
-        rows.append((each.name, key_with, unset, about.key_without, about.runtime, nested))
-    return tuple(each for each in rows if each[1] or any(each[3:]))
-
-
 def key(given: Any) -> dict[str, Json]:
     """The parameters' part of a key: all that can change the result."""
     return _json(given, runtime=False)
@@ -147,16 +133,21 @@ def to_json(given: Any) -> dict[str, Json]:
 
 
 def _json(given: Any, *, runtime: bool) -> dict[str, Json]:
-    values: dict[str, Any] = vars(given)
-    copied = values.copy()
-    for name, key_with, unset, key_without, is_runtime, nested in _special(given.__class__):
-        left_out = is_runtime or (key_without and values[key_without] is not None)
-        if (left_out and not runtime) or (key_with and values[key_with] in unset):
-            del copied[name]
-        elif nested and values[name] is not None:
-            value = values[name]
-            copied[name] = list(value) if isinstance(value, tuple) else _json(value, runtime=runtime)
-    return copied
+    written: dict[str, Json] = {}
+    for name, _, _, default, about in table(given.__class__):
+        value = getattr(given, name)
+        if about.later:
+            unset = value == default
+        else:
+            condition = name if about.key_with == ITSELF else about.key_with
+            unset = bool(condition) and getattr(given, condition) in (None, (), {})
+        left_out = about.runtime or (about.key_without and getattr(given, about.key_without) is not None)
+        if unset or (left_out and not runtime):
+            continue
+        if isinstance(value, tuple):
+            value = list(value)
+        written[name] = _json(value, runtime=runtime) if is_dataclass(value) else value
+    return written
 
 
 def class_name(given: Any) -> str:
@@ -169,27 +160,18 @@ def load(cls: Callable[..., T], *sources: Mapping[str, Any]) -> T:
 
     Other keys are ignored. Raises TypeError if a parameter without a default is missing.
     """
-    names, converters = _read(cls)
     values: dict[str, Any] = {}
-    for source in reversed(sources):
-        values.update({name: source[name] for name in names if name in source})
-    for name, convert in converters:
-        if values.get(name) is not None:
-            values[name] = convert(values[name])
+    for each in table(cls):
+        source = next((source for source in sources if each.name in source), None)
+        if source is None:
+            continue
+        value, kind = source[each.name], each.type
+        if value is not None and get_origin(kind) is tuple:
+            value = tuple(value)
+        elif isinstance(value, Mapping) and is_dataclass(kind):
+            value = load(cast("Callable[..., Any]", kind), value)
+        values[each.name] = value
     return cls(**values)
-
-
-@cache
-def _read(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[Any], Any]], ...]]:
-    """All names, and the converters of those whose JSON form differs from their type."""
-
-    def nested(kind: Any) -> Callable[[Any], Any]:
-        return lambda value: value if isinstance(value, kind) else load(kind, value)
-
-    converters: list[tuple[str, Callable[[Any], Any]]]
-    converters = [(each.name, tuple) for each in table(cls) if get_origin(each.type) is tuple]
-    converters += [(each.name, nested(each.type)) for each in table(cls) if is_dataclass(each.type)]
-    return tuple(each.name for each in table(cls)), tuple(converters)
 
 
 # ------------------------------------------------------------------------------------- stages of every toolchain

@@ -25,11 +25,6 @@ def test_parts_and_items_of_lists_have_lines_of_their_own() -> None:
     )
 
 
-def test_a_part_that_is_json_already_stands_as_it_is() -> None:
-    text = object_text({"a": 1, "key": None, "z": [2]}, key='{"b":[1,2]}')
-    assert text == '{\n "a": 1,\n "key": {"b":[1,2]},\n "z": [\n  2\n ]\n}\n'
-
-
 def test_a_file_that_does_not_fit_is_named() -> None:
     with pytest.raises(OSError, match="No space left") as failed:
         write_once("/dev/full", "text")

@@ -77,7 +77,7 @@ def test_a_run_whose_request_is_not_a_file_is_told(
     store.close()
     run = tmp_path / "w/runs/first"
     run.mkdir()
-    for name in ("plan.json", "outline.json", "request.json", "report.json"):
+    for name in ("plan.json", "request.json", "report.json"):
         make(run / name, kind)
     for words in (["status"], ["report"], ["resume"], ["store", "prune", "--unused-for", "1d", "--dry-run"]):
         assert main([*words, "--workspace", str(tmp_path / "w")]) in {0, 2}

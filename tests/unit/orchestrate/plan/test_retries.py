@@ -12,11 +12,12 @@ from tests.helpers import trtllm_cells
 from tests.helpers.trtllm_cells import cell, infeasible, plan
 from trtllm_pipeline.base.domain import Cell, Fingerprint, in_words
 from trtllm_pipeline.base.errors import MatrixError
+from trtllm_pipeline.base.files.writing import write_lines
 from trtllm_pipeline.orchestrate.matrix.expand import expand
 from trtllm_pipeline.orchestrate.matrix.models import OutOfMemory
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.orchestrate.plan.plan import Plan, part
-from trtllm_pipeline.orchestrate.plan.plan_file import read_plan, write_plan
+from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines, read_plan
 from trtllm_pipeline.orchestrate.plan.planner import SECTIONS, followed, newly_planned
 from trtllm_pipeline.orchestrate.store.index import AttemptRow
 
@@ -172,7 +173,8 @@ def test_what_is_passed_over_because_it_is_refused_stands_beside_what_was_taken(
     machine.fails(machine.plan(asked), "build", asked)
     planned = machine.plan(asked)
     assert changed(planned) == [f"settings.build.max_num_tokens 8192 -> 4096: build ran out of memory; {LESS}"]
-    write_plan(tmp_path / "plan.json", planned, ["{}"])
+    lines = plan_lines(planned, present=(), to_run=(), reasons={}, times=lambda _run: None, commands=lambda _run: [])
+    write_lines(tmp_path / "plan.json", lines)
     assert [cell.changes for cell in read_plan(tmp_path / "plan.json").cells] == [planned.cells[0].changes]
 
 

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +31,10 @@ from trtllm_pipeline.orchestrate.plan.stage_status import RERUN
 from trtllm_pipeline.orchestrate.run import loop, order
 from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job, Ready, Usage
 from trtllm_pipeline.orchestrate.run.loop import Outcome, execute
-from trtllm_pipeline.orchestrate.run.order import least_s, simulate
+from trtllm_pipeline.orchestrate.run.order import simulate
 from trtllm_pipeline.orchestrate.run.scheduler import Capacity, Scheduler
 from trtllm_pipeline.orchestrate.run.work import Work, present_of, rerun_of
 from trtllm_pipeline.orchestrate.store import claims, manifest
-from trtllm_pipeline.orchestrate.store.index import Artifact
 from trtllm_pipeline.orchestrate.store.store import Attempt, Store
 from trtllm_pipeline.tensorrt.stage.base import StageContext
 
@@ -169,15 +167,13 @@ def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_disk: set[str] = set()
-    groups: list[int] = []
     told: list[str] = []
-    sync, other = store.sync, Store(store.workspace)
+    seal, other = store.seal, Store(store.workspace)
 
-    def slowly(artifacts: Sequence[Artifact]) -> None:
-        time.sleep(0.03)
-        sync(artifacts)
-        groups.append(len(artifacts))
-        on_disk.update(each.fingerprint for each in artifacts)
+    def noted(attempt: Attempt, *rest: Any) -> manifest.Manifest:
+        sealed = seal(attempt, *rest)
+        on_disk.add(attempt.fingerprint)
+        return sealed
 
     class Listening(Silent):
         def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
@@ -187,37 +183,29 @@ def test_nothing_is_said_to_be_done_before_it_is_on_the_disk_and_recorded(
                 assert not store.is_claimed(run.fingerprint)
                 told.append(run.id)
 
-    monkeypatch.setattr(store, "sync", slowly)
-    plan = plan_of("fp16", "fp8", "int8_wo")
+    monkeypatch.setattr(store, "seal", noted)
     executor = PretendExecutor()
-    assert run(plan, store, executor, Listening()).exit_code == 0
-    made = [job.id for job in executor.jobs if job.scope is not Scope.SERVICE]
-    assert sorted(told) == sorted(made)
-    assert len(groups) < len(made), "what ends while others are synced is synced together"
+    assert run(plan_of("fp16", "fp8", "int8_wo"), store, executor, Listening()).exit_code == 0
+    assert sorted(told) == sorted(job.id for job in executor.jobs if job.scope is not Scope.SERVICE)
 
 
-@pytest.mark.parametrize("group_s", [0.0, 60.0], ids=["with more to sync", "all at once"])
-def test_a_disk_that_fails_to_sync_ends_the_run_and_nothing_is_said_to_be_done(
-    store: Store, monkeypatch: pytest.MonkeyPatch, group_s: float
+def test_a_result_that_a_full_disk_cannot_hold_is_a_failure_and_is_made_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(_artifacts: object) -> None:
+    def full(_fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    class Listening(Silent):
-        def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-            assert status is not StageStatus.SUCCEEDED
-
-    monkeypatch.setattr(store, "sync", full)
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.run.loop._GROUP_S", group_s)
-    with pytest.raises(OSError, match="No space left"):
-        run(plan_of(until="make"), store, PretendExecutor(), Listening())
+    monkeypatch.setattr(os, "fsync", full)
+    outcome = run(plan_of(until="make"), store, PretendExecutor())
+    assert [error.failure for error in outcome.errors.values()] == [FailureClass.USER]
+    assert "cannot be published: no space is left" in str(next(iter(outcome.errors.values())))
     assert store.index.all_artifacts() == []
     assert not store.claimed(), "whoever continues in this process needs not wait for it"
     monkeypatch.undo()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(store.workspace))
     again = PretendExecutor()
     assert run(plan_of(until="make"), store, again).exit_code == 0
-    assert "get" not in again.stages(), "what was published is read and taken"
+    assert again.stages() == ["get", "make"]
 
 
 def test_what_was_published_is_recorded_although_what_ran_beside_it_cannot_be(
@@ -532,31 +520,31 @@ def test_the_forecast_uses_the_same_scheduler() -> None:
     assert simulate(plan, takes, [Capacity(cpus=4, downloads=2)], set()) == 0.0
 
 
+def least_s(plan: Plan, takes: Mapping[StageRunId, float], on: Sequence[Capacity]) -> float:
+    return Scheduler(order.tasks(plan, plan.stage_runs, lambda run: takes[run.id], None, on), *on).least_s
+
+
 def test_the_forecast_of_very_many_is_what_no_schedule_undercuts(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(*map(str, range(64)))
     takes = fabricated.expected(plan, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
     on = [Capacity(cpus=4, downloads=2)]
     # Four builds at a time, and measurements alone; the one download takes no CPU.
-    assert least_s(plan, takes, on, plan.stage_runs) == pytest.approx(64 * 4 / 4 + 64 * (1 + 2))
+    assert least_s(plan, takes, on) == pytest.approx(64 * 4 / 4 + 64 * (1 + 2))
     played = simulate(plan, takes, on, plan.stage_runs)
-    assert 0.95 * played < least_s(plan, takes, on, plan.stage_runs) < played
+    assert 0.95 * played < least_s(plan, takes, on) < played
     one = plan_of("fp16")
     takes_one = fabricated.expected(one, {"get": 10.0, "make": 4.0, "serve": 1.0, "look": 2.0})
-    nodes = [*on, replace(on[0], node="other")]
-    assert least_s(one, takes_one, nodes, one.stage_runs) == pytest.approx(10 + 4 + 1 + 2), "the longest path"
-    for each, seconds, there in ((plan, takes, on), (plan, takes, nodes), (one, takes_one, nodes)):
-        known = order.tasks(each, each.stage_runs, lambda run, seconds=seconds: seconds[run.id])
-        assert Scheduler(known, *there).least_s == pytest.approx(least_s(each, seconds, there, each.stage_runs))
+    assert least_s(one, takes_one, [*on, replace(on[0], node="other")]) == pytest.approx(10 + 4 + 1 + 2), (
+        "the longest path"
+    )
     many = plan_of_servers(*map(str, range(64)))
     room = [replace(on[0], memory=(4 << 20, 1))]
     takes = fabricated.expected(many, {"get": 10.0, "make": 4.0, "serve": 5.0, "look": 20.0, "count": 5.0})
-    both = least_s(many, takes, room, many.stage_runs)
+    both = least_s(many, takes, room)
     assert both == pytest.approx(64 * 4 / 4 + 64 * (20 + (5 + 5) / 2)), "one is loaded while in another is counted"
-    known = list(order.tasks(many, many.stage_runs, lambda run: takes[run.id]))
-    assert Scheduler(known, *room).least_s == pytest.approx(both)
     assert both < simulate(many, takes, room, many.stage_runs) < 1.02 * both
     monkeypatch.setattr(order, "_MOST_SIMULATED", 100)
-    assert simulate(plan, takes, on, plan.stage_runs) == least_s(plan, takes, on, plan.stage_runs)
+    assert simulate(many, takes, room, many.stage_runs) == pytest.approx(both)
 
 
 def test_other_programs_get_their_own_command_lines(store: Store) -> None:
@@ -637,11 +625,9 @@ def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Stor
     assert seen["serve"] == seen["look"] == "GPU-b", "and what runs inside a server sees the server's own"
 
 
-@pytest.mark.parametrize("most_bytes", [-1, 1 << 20], ids=["large, in a thread", "small"])
 def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digested(
-    store: Store, monkeypatch: pytest.MonkeyPatch, most_bytes: int
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.run.loop._SEAL_IN_THREAD_BYTES", most_bytes)
     toolchain = make_toolchain()
     stages = tuple(
         replace(stage, resources=lambda _cell, _machine: Resources(gpus=1)) if stage.name == "make" else stage
@@ -659,8 +645,7 @@ def test_the_next_stage_run_has_the_gpu_while_what_the_one_before_left_is_digest
 
     def slowly(attempt: Attempt, *rest: Any) -> manifest.Manifest:
         if attempt.stage == "make":
-            if most_bytes < 0:
-                assert eventually(lambda: len(executor.stages()) >= 3)
+            assert eventually(lambda: len(executor.stages()) >= 3)
             made_when_sealed.append(executor.stages().count("make"))
         return seal(attempt, *rest)
 

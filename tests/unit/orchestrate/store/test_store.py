@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.helpers.fabricated import recorded
 from trtllm_pipeline.base.domain import Exclusive, Fingerprint
 from trtllm_pipeline.base.errors import StageError, StateError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
-from trtllm_pipeline.orchestrate.store import claims, index, manifest
+from trtllm_pipeline.orchestrate.store import claims, manifest
 from trtllm_pipeline.orchestrate.store import store as store_module
 from trtllm_pipeline.orchestrate.store.index import Artifact, Index, Peak
 from trtllm_pipeline.orchestrate.store.manifest import NAME, FileEntry, Kind, Manifest, inspect, read
@@ -37,7 +38,6 @@ def publish(store: Store, name: str = "a", files: dict[str, str] | None = None, 
         file.write_text(text)
     (attempt.folder / JOB).write_text("{}")
     attempt.log.write_text("said\n")
-    store.index.commit()
     return recorded(store, attempt, key(name), "build/toy/m/fp16", {"duration_s": seconds})
 
 
@@ -71,14 +71,11 @@ def test_what_only_says_what_there_is_looks_at_folders_and_moves_nothing(store: 
     assert store.listed({unknown.fingerprint: "build"}) == {unknown.fingerprint}, "published, and then killed"
 
 
-def test_few_and_many_artifacts_are_looked_up_alike(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_artifacts_that_are_asked_for_are_looked_up(store: Store) -> None:
     made = [publish(store, name, files) for name, files in (("a", None), ("b", None), ("c", {"x": "1"}), ("d", {}))]
     for wanted in (made, made[1:], made[3:]):
         asked = [*(each.fingerprint for each in wanted), Fingerprint("f" * 32)]
         assert store.index.artifacts(asked) == {each.fingerprint: each for each in wanted}
-        monkeypatch.setattr(index, "_FEW", 0)
-        assert store.index.artifacts(asked) == {each.fingerprint: each for each in wanted}
-        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("harm", ["delete", "truncate", "no manifest", "empty manifest"])
@@ -360,97 +357,66 @@ def test_manifests_of_older_releases_are_read(store: Store) -> None:
     assert found_by_verify(store) == found_by_repair(store) == []
 
 
-@pytest.mark.parametrize("dirty", [0, 1 << 40], ids=["little is dirty", "others write much"])
-def test_sync_brings_artifacts_and_their_names_to_the_disk(
-    store: Store, monkeypatch: pytest.MonkeyPatch, dirty: int
+def test_an_artifact_and_its_name_are_on_the_disk_before_it_is_recorded(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
 
-    def note(fd: int) -> int:
+    def note(fd: int) -> None:
         synced.append(Path(f"/proc/self/fd/{fd}").readlink())
-        return 0
 
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._dirty_bytes", lambda: dirty)
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._sync_file_system", note)
     monkeypatch.setattr(os, "fsync", note)
+    record = store.index.record
+    before: list[Path] = []
+
+    def noted(*given: Any) -> None:
+        before.extend(synced)
+        record(*given)
+
+    monkeypatch.setattr(store.index, "record", noted)
     artifact = publish(store)
-    assert synced == [], "a group of them is synced together"
-    store.sync([artifact])
-    if not dirty:
-        assert synced == [store.artifacts_dir], "all of them by one call"
-        return
-    *before, parent, top = synced
-    assert {each.name for each in before} >= {"weights", "config.json", "manifest.json", "log", "out"}
+    *files, parent, top = before
+    assert {each.name for each in files} >= {"weights", "config.json", "manifest.json", "log", "out"}
     assert (parent, top) == (artifact.folder.parent, store.artifacts_dir)
-
-
-def test_where_a_file_system_cannot_be_synced_whole_its_files_are(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[int] = []
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._sync_file_system", lambda _fd: -1)
-    monkeypatch.setattr(os, "fsync", synced.append)
-    store.sync([publish(store)])
-    assert synced
 
 
 def test_what_programs_leave_beside_a_result_that_is_no_file_is_not_synced(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._sync_file_system", lambda _fd: -1)
-    artifact = publish(store)
-    monkeypatch.chdir(artifact.folder)  # names of sockets are short
+    attempt = store.begin("run", "build", fingerprint(key("a")))
+    (attempt.out / "f").write_text("x")
+    monkeypatch.chdir(attempt.folder)  # names of sockets are short
     with socket.socket(socket.AF_UNIX) as left:
         left.bind("socket")  # which cannot be opened
-    store.sync([artifact])
+    store.seal(attempt, key("a"), "l", {})
 
 
 def test_a_full_disk_while_syncing_is_told_with_its_file(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._sync_file_system", lambda _fd: -1)
-    artifact = publish(store)
+    attempt = store.begin("run", "build", fingerprint(key("a")))
+    (attempt.out / "f").write_text("x")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left") as raised:
-        store.sync([artifact])
-    assert str(raised.value.filename).startswith(str(artifact.folder))
+        store.seal(attempt, key("a"), "l", {})
+    assert str(raised.value.filename).startswith(str(attempt.folder))
 
 
-def test_large_files_are_on_the_disk_before_they_are_published(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
-    monkeypatch.setattr("trtllm_pipeline.orchestrate.store.store._LARGE_BYTES", 3)
-    publish(store, "small", {"f": "abc"})
-    assert synced == []
-    publish(store, "large", {"f": "abcd"})
-    assert {"f", "out", "manifest.json"} <= {*synced}
-
-
-def test_attempts_are_written_together_and_what_is_asked_next_sees_them(store: Store, tmp_path: Path) -> None:
+def test_an_attempt_and_its_artifact_are_seen_by_others_at_once(store: Store, tmp_path: Path) -> None:
     other = Store(tmp_path / "w")
-    attempts = [store.begin("r", "build", fingerprint(key(str(number))), last=0) for number in range(3)]
-    assert other.index.attempts_of("r") == ()
-    assert [row.number for row in store.index.attempts_of("r")] == [1, 1, 1]
-    assert len(other.index.attempts_of("r")) == 3
+    attempts = [store.begin("r", "build", fingerprint(key(str(number)))) for number in range(3)]
+    assert [row.number for row in other.index.attempts_of("r")] == [1, 1, 1]
     store.fail(attempts[1], "failed", StageError("no"))
-    later = store.begin("r", "check", fingerprint(key("later")), last=0)
-    group = []
-    for attempt in (attempts[0], later):
-        (attempt.out / "f").write_text("x")
-        name = "0" if attempt is attempts[0] else "later"
-        group.append(
-            store.publish(attempt, store.seal(attempt, key(name), "l", {}), Peak("l", "x", {}, {"ms": attempt.number}))
-        )
+    (attempts[0].out / "f").write_text("x")
+    sealed = store.seal(attempts[0], key("0"), "l", {})
     assert other.index.all_artifacts() == []
     lines = len(store.index.history.path.read_text().splitlines())
-    store.index.record(group)
-    assert len(store.index.history.path.read_text().splitlines()) == lines + 4, "a row and a peak of each"
-    assert [row.outcome for row in other.index.attempts_of("r")] == ["succeeded", "failed", None, "succeeded"]
-    assert {found.fingerprint for found in other.index.all_artifacts()} == {
-        each.fingerprint for each in (attempts[0], later)
-    }
-    assert len(other.index.peaks()) == 2
+    artifact = store.publish(attempts[0], sealed, Peak("l", "x", {}, {"ms": 1}))
+    assert len(store.index.history.path.read_text().splitlines()) == lines + 2, "its row and its peak"
+    assert [row.outcome for row in other.index.attempts_of("r")] == ["succeeded", "failed", None]
+    assert other.index.all_artifacts() == [artifact]
+    assert len(other.index.peaks()) == 1
 
 
 def test_what_was_published_and_never_recorded_is_read_before_it_is_taken(store: Store, tmp_path: Path) -> None:
@@ -504,7 +470,6 @@ def remembering(store: Store) -> Artifact:
     index.begin_run("20260102-run", "m.yaml", ("pipeline", "run"))
     artifact = publish(store)
     failed = store.begin("20260102-run", "build", fingerprint(key("b")))
-    store.index.commit()
     store.fail(failed, "failed", StageError("no memory", hint="more of it"))
     index.end_run("20260102-run", 1)
     index.begin_run("20260101-later", "m.yaml", ())
@@ -865,7 +830,7 @@ def test_an_attempt_that_a_full_disk_kept_from_ending_can_still_fail(
 
     monkeypatch.setattr(store.index.history, "append", full)
     with pytest.raises(OSError, match="No space left"):
-        store.index.record([store.publish(attempt, sealed)])
+        store.publish(attempt, sealed)
     monkeypatch.setattr(store.index.history, "append", append)
     store.fail(attempt, "failed", StageError("no room"))
     assert [row.outcome for row in store.index.attempts_of("r")] == ["failed"]

@@ -2,19 +2,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers import fabricated
-from trtllm_pipeline.base.domain import CellId, SettingChange, StageRunId, StageStatus
+from trtllm_pipeline.base.domain import CellId, StageRunId, StageStatus
 from trtllm_pipeline.base.errors import FailureClass, StageError
 from trtllm_pipeline.measure.load.result import Goodput, levels_of
 from trtllm_pipeline.orchestrate.memory.estimates import Estimate
 from trtllm_pipeline.orchestrate.plan.plan import Plan
-from trtllm_pipeline.orchestrate.plan.plan_file import outline, plan_lines, read_plan, write_plan
+from trtllm_pipeline.orchestrate.plan.plan_file import outline, plan_lines, read_plan
 from trtllm_pipeline.orchestrate.plan.stage_status import stage_states
 from trtllm_pipeline.orchestrate.results.report_file import CellResult, CellStatus, rows, rows_of
 from trtllm_pipeline.orchestrate.run.loop import Outcome
@@ -249,37 +248,3 @@ def test_the_plan_file_is_as_documented_and_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
     assert read_plan(path) == outline(plan)
-
-
-@pytest.mark.parametrize("harm", ["none", "no outline", "of another plan", "no JSON", "of another form"])
-def test_the_outline_beside_a_plan_says_the_same_and_is_never_trusted(tmp_path: Path, harm: str) -> None:
-    changed = replace(FP16, changes=(SettingChange("settings.build.x", 4, 2, StageRunId("build-1"), "ran out"),))
-    plan = fabricated.plan(changed, INT8, NEVER)
-    path, beside = tmp_path / "plan.json", tmp_path / "outline.json"
-    none: dict[str, Any] = {"present": (), "to_run": (), "reasons": {}}
-    lines = list(plan_lines(plan, **none, times=lambda _run: None, commands=lambda _run: []))
-    write_plan(path, plan, lines)
-    if harm == "none":
-        path.write_text("x" * path.stat().st_size)  # it is not read
-    elif harm == "no outline":
-        beside.unlink()
-    elif harm == "of another plan":
-        path.write_text("\n".join(lines) + "   ")
-        beside.write_text(beside.read_text().replace(INT8.id, "other"))
-    else:
-        beside.write_text({"no JSON": "{", "of another form": '{"schema": 1, "plan_bytes": 0, "cells": 1}'}[harm])
-    assert read_plan(path) == outline(plan)
-
-
-def test_a_plan_written_anew_never_stands_beside_the_outline_of_the_one_before(tmp_path: Path) -> None:
-    old, new = fabricated.plan(FP16), fabricated.plan(FP16, INT8)
-    path = tmp_path / "plan.json"
-    none: dict[str, Any] = {"present": (), "to_run": (), "reasons": {}, "times": lambda _run: None}
-    write_plan(path, old, [])
-
-    def lines() -> Iterator[str]:
-        yield from plan_lines(new, **none, commands=lambda _run: [])
-        assert not path.with_name("outline.json").exists(), "killed here, the next finds none"
-
-    write_plan(path, new, lines())
-    assert read_plan(path) == outline(new)
