@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -17,14 +16,13 @@ import pytest
 
 from tests.helpers.fabricated_run import HOSTILE, run
 from trtllm_pipeline.show.report.openmetrics import to_openmetrics
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 
 @contextmanager
 def serving(command: Sequence[str], option: str, ready: str, timeout_s: float, **options: Any) -> Iterator[str]:
     """HOST:PORT of a program that is told by `option` where to listen, once it answers at the path `ready`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = unused_ports(1)
     process = subprocess.Popen([*command, option.format(port=port)], start_new_session=True, **options)
     address, deadline = f"127.0.0.1:{port}", time.monotonic() + timeout_s
     try:

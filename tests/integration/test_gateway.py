@@ -523,7 +523,7 @@ def test_keys_are_needed_and_never_shown(tmp_path: Path) -> None:
 
 @pytest.mark.seam
 def test_sigterm_lets_answers_end_and_takes_no_more(tmp_path: Path) -> None:
-    with gateway(tmp_path, respond, stop_timeout_s=10.0) as found:
+    with gateway(tmp_path, respond, stop_timeout_s=60.0) as found:
         with ThreadPoolExecutor(1) as pool:
             running_answer = pool.submit(ask, found.url, "slow")
             assert becomes(found, 1)

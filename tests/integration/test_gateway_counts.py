@@ -69,7 +69,7 @@ def ask(base: str, text: str, **more: Any) -> httpx.Response:
 
 def counted(base: str, name: str, **labels: str) -> float:
     """Sum of the samples with these labels."""
-    page = httpx.get(f"{base.removesuffix('/v1')}/metrics").text
+    page = httpx.get(f"{base.removesuffix('/v1')}/metrics", timeout=60).text
     return sum(
         sample.value
         for family in text_string_to_metric_families(page)

@@ -433,7 +433,7 @@ def test_every_response_has_the_published_shape(
 ) -> None:
     """The events of a stream build the response that is sent whole."""
     event_type: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    with httpx.Client(timeout=30) as http:
+    with httpx.Client(timeout=60) as http:
         whole = shaped(Response, http.post(f"{running.url}/responses", json={"model": "scripted", **asked}).text)
         streamed = http.post(f"{running.url}/responses", json={"model": "scripted", **asked, "stream": True})
     assert streamed.headers["content-type"].startswith("text/event-stream")
@@ -461,7 +461,7 @@ def test_a_response_that_fails_ends_with_an_error(running: Running, client: Any)
     with pytest.raises(openai.APIError, match="the engine died"):
         list(client.responses.create(model="scripted", input="fail", stream=True))
     streamed = httpx.post(
-        f"{running.url}/responses", json={"model": "scripted", "input": "fail", "stream": True}, timeout=30
+        f"{running.url}/responses", json={"model": "scripted", "input": "fail", "stream": True}, timeout=60
     )
     name, data = streamed.text.strip().split("\n\n")[-1].split("\n")
     error = TypeAdapter(ResponseStreamEvent).validate_json(data.removeprefix("data: "), strict=True)

@@ -59,7 +59,7 @@ def test_a_world_is_ready_and_ends(stage: Stage, world_size: int, release: str) 
         assert (said["model"], said["bls_model"]) == ("ensemble", "tensorrt_llm_bls")
         assert said["ranks"] == [stage.report(rank)["pid"] for rank in range(world_size)]
         assert said["pid"] == stage.report(0)["pid"]
-        assert httpx.get(f"http://{said['http']}/v2/health/ready").is_success
+        assert httpx.get(f"http://{said['http']}/v2/health/ready", timeout=60).is_success
         for rank in range(world_size):
             told = stage.report(rank)
             assert told["size"] == world_size
@@ -419,11 +419,13 @@ def test_the_real_triton_as_every_rank(tmp_path: Path) -> None:
         said = world.service()
         assert said["server"] == {"name": "triton", "version": "2.51.0"}
         assert said["bls_model"] is None
-        answer = httpx.post(f"http://{said['http']}/v2/models/ensemble/generate", json={"text_input": "hello"})
+        answer = httpx.post(
+            f"http://{said['http']}/v2/models/ensemble/generate", json={"text_input": "hello"}, timeout=60
+        )
         assert answer.json()["text_output"] == "hello"
         for closed in ("logging", "trace/setting", "systemsharedmemory/status"):
-            assert httpx.get(f"http://{said['http']}/v2/{closed}").status_code == 403
-        assert httpx.post(f"http://{said['http']}/v2/repository/models/ensemble/load").status_code == 403
+            assert httpx.get(f"http://{said['http']}/v2/{closed}", timeout=60).status_code == 403
+        assert httpx.post(f"http://{said['http']}/v2/repository/models/ensemble/load", timeout=60).status_code == 403
         files = list(triton_server.SHARED_MEMORY.glob(f"{world.prefix}*"))
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
         assert len(made_for(world.prefix)) == 2

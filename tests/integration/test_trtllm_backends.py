@@ -185,9 +185,9 @@ def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, ba
         said = json.loads("".join(takewhile("}\n".__ne__, process.stdout)) + "}")
         assert said["kind"] == "openai"
         assert said["server"]["version"] == release
-        assert httpx.get(f"{said['url']}/health").is_success
+        assert httpx.get(f"{said['url']}/health", timeout=60).is_success
         body = {"model": said["model"], "prompt": "abc", "max_tokens": 3}
-        answer = httpx.post(f"{said['url']}/v1/completions", json=body).json()
+        answer = httpx.post(f"{said['url']}/v1/completions", json=body, timeout=60).json()
         assert answer["choices"][0]["text"] == turned(lane.outputs("download")[0], "abc", 0)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -833,7 +833,7 @@ def test_heads_become_part_of_engines_and_triton_tells_how_many_drafts_were_acce
     with kept(lane, "method=medusa") as (url, _metrics):
         body = {"model": "tiny", "prompt": "abcdefgh", "max_tokens": 10, "temperature": 0}
         httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
-        page = httpx.get(f"{url}/metrics").text
+        page = httpx.get(f"{url}/metrics", timeout=60).text
     counts = [re.search(rf"pipeline_gateway_{name}_tokens_total.* (\d+)", page) for name in ("drafted", "accepted")]
     drafted, accepted = (int(found[1]) if found else 0 for found in counts)
     assert 0 < accepted < drafted
@@ -868,7 +868,10 @@ def test_two_engines_answer_together_and_one_drafts_for_itself(tmp_path: Path) -
         events = [json.loads(line[6:])["choices"][0] for line in streamed.splitlines() if line.startswith("data: {")]
         assert [event["text"] for event in events] == [choice["text"], ""]
         # Of 10 tokens, each pass of the model over 4 drafted ones makes 5.
-        assert 'nv_inference_request_success{model="tensorrt_llm_draft",version="1"} 4' in httpx.get(metrics).text
+        assert (
+            'nv_inference_request_success{model="tensorrt_llm_draft",version="1"} 4'
+            in httpx.get(metrics, timeout=60).text
+        )
 
 
 @contextmanager
@@ -911,7 +914,7 @@ def test_one_server_has_several_adapters_and_requests_ask_for_them_in_turn(tmp_p
     assert [ranks.keys() for ranks in of_runs] == [{0}, {4, 2}]
     assert abs(of_runs[1][4] - of_runs[1][2]) <= 2, "one after the other, at each level"
     with kept(lane, "lora=none") as (url, _metrics):
-        listed = [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+        listed = [model["id"] for model in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]]
         assert listed == ["tiny", "tiny:sql", "tiny:chat"]
         body = {"prompt": "abcdefghijkl", "max_tokens": 3, "temperature": 0}
         told = [httpx.post(f"{url}/v1/completions", json={**body, "model": name}, timeout=60).json() for name in listed]

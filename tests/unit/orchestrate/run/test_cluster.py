@@ -341,7 +341,7 @@ def test_what_nobody_foresaw_in_the_pool_is_said(
     prompts = tmp_path / "prompts"
     prompts.touch()
     submit(through_exchange, job(tmp_path, "build", files={"prompts": str(prompts)}))
-    error = end(through_exchange, 20.0).error
+    error = end(through_exchange).error
     assert error is not None
     assert error.message.endswith(": RuntimeError: odd")
     assert error.failure is FailureClass.TRANSIENT

@@ -242,7 +242,7 @@ def test_following_ends_with_the_attempt(store: Store) -> None:
         with (store.folder("convert", run.fingerprint) / "log").open("a") as file:
             file.write("last\n")
         claim.release()
-        assert process.communicate(timeout=20)[0] == "last\n"
+        assert process.communicate(timeout=60)[0] == "last\n"
     assert process.returncode == 0
 
 
