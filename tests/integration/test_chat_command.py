@@ -170,7 +170,7 @@ class Conversation(Terminal):
 
     def wait(self, pattern: str) -> str:
         """What was shown up to `pattern`, since the last time."""
-        found = self._shows(pattern, 30.0)
+        found = self._shows(pattern, 240.0)
         assert found is not None, self.seen
         before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
         return before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -52,11 +51,8 @@ def process(config: Path) -> Iterator[str]:
         [sys.executable, "-m", "trtllm_pipeline.serve.gateway", str(config)], stdout=subprocess.DEVNULL
     ) as found:
         try:
-            deadline = time.monotonic() + 60
-            while not (told := config.with_name("gateway.json")).exists():
-                assert found.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            told = config.with_name("gateway.json")
+            assert eventually(lambda: told.exists() or found.poll() is not None)
             yield json.loads(told.read_text())["url"].rstrip("/") + "/v1"
         finally:
             found.terminate()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.waiting import PATIENCE_S, eventually
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.base.processes.guardian import MARK
 from trtllm_pipeline.base.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
@@ -53,11 +53,13 @@ def sleepers(nap: str) -> list[int]:
 def wait_for(guardian: Guardian, kind: type[ProcessEvent], count: int = 1) -> list:
     """All events until `count` of this kind have come; the ones of that kind."""
     found: list = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"no {kind.__name__}"
+
+    def enough() -> bool:
         select.select([guardian], [], [], 0.1)
-        found += [event for event in guardian.read_events() if isinstance(event, kind)]
+        found.extend(event for event in guardian.read_events() if isinstance(event, kind))
+        return len(found) >= count
+
+    assert eventually(enough), f"no {kind.__name__}"
     return found
 
 

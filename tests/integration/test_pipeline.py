@@ -314,7 +314,7 @@ def test_two_runs_at_once_do_everything_once(tmp_path: Path, monkeypatch: pytest
         return all(waits(path, f"process {os.getpid()} (") for path in said) and any(map(waits, said, reversed(names)))
 
     try:
-        assert eventually(lambda: met() or any(process.poll() is not None for process in runs), timeout_s=200)
+        assert eventually(lambda: met() or any(process.poll() is not None for process in runs))
         assert met(), [path.read_text() for path in said]
     finally:
         for claim in held:

@@ -94,7 +94,7 @@ class Host:
             found = look(folder)
             return found.state.value == state and found.record is not None and found.record.restarts >= restarts
 
-        assert eventually(so, 60), self.status(name)
+        assert eventually(so), self.status(name)
         return self.status(name)
 
 
@@ -630,7 +630,7 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     os.kill(stubs[0], signal.SIGKILL)
     assert "died" in host.becomes("one", "restarting")["reason"]
     log = Path(said[0]["folder"], "log")
-    assert eventually(lambda: log.read_text().count("ready: http") == 2, 30), log.read_text()
+    assert eventually(lambda: log.read_text().count("ready: http") == 2), log.read_text()
     assert host.becomes("one", "ready")["ports"] == said[0]["ports"]
     files |= shared_memory(said[0])
     os.kill(said[1]["keeper_pid"], signal.SIGKILL)

@@ -398,7 +398,7 @@ def test_what_a_killed_agent_left_on_its_node_is_removed_by_the_next(tmp_path: P
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment) as killed:
         log = Path(doomed.attempt) / "log"
-        assert eventually(lambda: log.exists() and log.read_text() == "up\n", 30)
+        assert eventually(lambda: log.exists() and log.read_text() == "up\n")
         other = job(work, "other")
         parcel_of(other, url)
         again = [*command[:-1], "other.1-0"]

@@ -60,7 +60,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["stage", "download", "tiny", "--max-workers", "many", "--output-dir", "o"], "'many' is not a whole number"),
         (["stage", "build", "--cells", "x"], "--cells need a matrix"),
         (["stage", "perf", "--matrix", "tiny", "--max-tokens", "8"], "--set settings.perf.max_tokens=VALUE"),
-        (["stage", "repository", "--toolchain", "embedded", "--llm-args", "a=1"], "--llm-args: this toolchain has no"),
         (["report", "-o", "/nonexist/x"], "--output /nonexist/x: cannot be written"),
         (["report", "-o", "."], "--output .: cannot be written: Is a directory"),
         (["stage", "replay", "job.json", "--output-dir", "file"], "not an empty directory"),
