@@ -251,5 +251,5 @@ def test_perf_says_what_the_server_did(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     url = f"http://127.0.0.1:{start(LIES['negative length'], about_all=True).port}"
-    assert main(["bench", "load", "-u", url, "--protocol", "openai", "--model", "m", "--request-timeout-s", "2"]) == 1
+    assert main(["bench", "load", "-u", url, "--protocol", "openai", "--model", "m", "--request-timeout-s", "60"]) == 1
     assert "Invalid character in Content-Length" in capsys.readouterr().err

@@ -145,8 +145,8 @@ def test_a_world_that_never_gets_ready(stage: Stage) -> None:
     stage.order("never")
     world = stage.start(2)
     try:
-        with pytest.raises(ServerError, match="not ready after 2 s") as error:
-            world.wait_ready(2)
+        with pytest.raises(ServerError, match="not ready after 10 s") as error:
+            world.wait_ready(10)
     finally:
         world.stop(2.0)
     assert error.value.failure is FailureClass.TIMEOUT
@@ -300,6 +300,7 @@ def test_the_stage_says_where_it_is_and_ends_when_told(stage: Stage, launched: C
 
 
 def test_nothing_is_left_when_the_stage_is_killed(stage: Stage, launched: Callable[..., Launched]) -> None:
+    stage.order("deaf")
     service = launched()
     service.ready()
     service.process.kill()
@@ -308,24 +309,6 @@ def test_nothing_is_left_when_the_stage_is_killed(stage: Stage, launched: Callab
     triton_server.remove_stale_leftovers()  # as the next server does; a rank that mpirun kills cannot do it itself
     prefix = f"trtllm-pipeline-{os.stat('/proc/self/ns/pid').st_ino}-{service.process.pid}-"
     assert stage.left(prefix) == []
-
-
-def test_deaf_ranks_are_gone_too_when_the_stage_is_killed(stage: Stage, launched: Callable[..., Launched]) -> None:
-    stage.order("deaf")
-    service = launched()
-    service.ready()
-    service.process.kill()
-    service.process.wait()
-    assert eventually(lambda: not stage.left()), stage.left()
-
-
-def test_a_dead_rank_ends_the_stage_with_its_log(stage: Stage, launched: Callable[..., Launched]) -> None:
-    service = launched(restarts=0)
-    service.ready()
-    stage.order("exit.1", 4)
-    assert service.process.wait(60) == 1
-    assert "ServerError FailureClass.BUG: rank 1 of 2 ended with exit status 4" in service.log()
-    assert "rank 1 was told: exit 4" in service.log()
 
 
 def test_a_world_is_started_again_on_its_ports(stage: Stage, launched: Callable[..., Launched]) -> None:
