@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from tests.unit.conftest import Refused
 from tests.unit.measure.load.test_perf_metrics import request, write
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.show.cli import stage_options
@@ -141,13 +142,10 @@ def test_names_that_are_the_same_everywhere() -> None:
         ("--concurency 4", "no such option: --concurency"),
     ],
 )
-def test_mistakes(
-    words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes(words: str, told: str, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.jsonl").touch()
-    assert main(["bench", "load", *SERVER, "--protocol", "grpc", *words.split()]) == 2
-    assert told in capsys.readouterr().err
+    assert told in refused("bench", "load", *SERVER, "--protocol", "grpc", *words.split())
 
 
 @pytest.mark.parametrize(
@@ -172,10 +170,11 @@ def test_what_is_no_event_file_is_told_in_words(
 @pytest.mark.parametrize(
     ("name", "told"), [("events.jsonl", "already exists"), ("no/d.jsonl", "there is no directory")]
 )
-def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, refused: Refused) -> None:
     events = write(tmp_path / "events.jsonl", request(0, [(10, "a"), (20, " b")]))
-    assert main(["bench", "analyze", str(events), "--trtllm-dataset", str(tmp_path / name)]) == 2
-    assert f"--trtllm-dataset {tmp_path / name}: {told}" in capsys.readouterr().err
+    assert f"--trtllm-dataset {tmp_path / name}: {told}" in refused(
+        "bench", "analyze", str(events), "--trtllm-dataset", str(tmp_path / name)
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: 
 )
 @pytest.mark.parametrize("more", [1, 10**20])
 def test_counts_have_a_limit_that_is_told(
-    command: str, option: str, most: int, more: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, option: str, most: int, more: int, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def runs(*_given: object, **_named: object) -> None:
         raise AssertionError("what was asked for was about to begin")
@@ -204,7 +203,6 @@ def test_counts_have_a_limit_that_is_told(
         "eval lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),
         "bench load": (*SERVER, "--protocol", "grpc"),
     }
-    assert main([*command.split(), *needed.get(command, ()), option, str(most + more)]) == 2
-    told = capsys.readouterr().err
+    told = refused(*command.split(), *needed.get(command, ()), option, str(most + more))
     assert option in told
     assert f"less than or equal to {most}" in told or f"up to {most}, got" in told
