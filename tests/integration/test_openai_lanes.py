@@ -109,7 +109,7 @@ def test_a_cell_is_kept_by_serve_start_and_not_exported(servers: Servers) -> Non
         answer = httpx.post(
             f"{kept['endpoints']['openai']}/completions",
             json={"model": "tiny", "prompt": "The capital of France is", "max_tokens": 2},
-            timeout=60,
+            timeout=280,
         ).json()
         assert answer["choices"][0]["text"].startswith(" P")
     finally:

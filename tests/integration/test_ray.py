@@ -78,7 +78,7 @@ def happens(executor: ClusterExecutor) -> ExecutorEvent:
 def alive(address: str) -> list[dict[str, Any]]:
     """The nodes of a cluster, asked by another process: one process is in one cluster."""
     asked = f"import ray, json; ray.init({address!r}, logging_level=50); print(json.dumps(ray.nodes()))"
-    told = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True, timeout=60).stdout
+    told = subprocess.run([sys.executable, "-c", asked], check=True, capture_output=True, text=True, timeout=280).stdout
     return [node for node in json.loads(told.splitlines()[-1]) if node["Alive"]]
 
 
@@ -277,7 +277,7 @@ def test_a_pipeline_that_is_ended_while_a_node_serves_goes_on_where_it_was(
     pytest.importorskip("xllamacpp", reason="needs the extra [embedded]")
     with serving(tmp_path / "w", nodes.address) as (run, _, server):
         run.send_signal(how)
-        run.communicate(timeout=60)
+        run.communicate(timeout=280)
         assert run.returncode == (130 if how is signal.SIGINT else -how)
         assert eventually(lambda: not runs(server)), "nothing is left on the node"
     made = finished(tmp_path / "w")

@@ -68,7 +68,7 @@ class Host:
 
     def pipeline(self, *words: str, code: int = 0, before: tuple[str, ...] = ()) -> tuple[str, str]:
         process = self.start(*words, before=before)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=280)
         assert process.returncode == code, f"{words}: exit code {process.returncode}, expected {code}\n{out}\n{err}"
         assert "Traceback" not in err, err
         return out, err
@@ -251,7 +251,7 @@ def test_what_is_halted_while_it_starts_is_woken(host: Host, halted: str) -> Non
 
     assert eventually(there)
     os.kill(found[0], signal.SIGSTOP)
-    _, err = start.communicate(timeout=120)
+    _, err = start.communicate(timeout=280)
     assert start.returncode == 0, err
     assert host.status("one")["state"] == "ready"
 
@@ -290,7 +290,7 @@ def test_what_died_is_started_again_on_its_ports_if_that_was_asked(host: Host, k
     assert again["keeper_pid"] == said["keeper_pid"]
     assert httpx.get(f"{again['endpoints']['openai']}/models", timeout=60).is_success
     follower.send_signal(signal.SIGINT)
-    out, err = follower.communicate(timeout=60)
+    out, err = follower.communicate(timeout=280)
     assert follower.returncode == 0, err
     assert "started again in 1 s" in out
     assert "again: restarting: " in err
@@ -333,7 +333,7 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
 
 def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
     starts = [host.start("serve", "start", PLAIN, "--name", "one") for _ in range(2)]
-    errors = [process.communicate(timeout=60)[1] for process in starts]
+    errors = [process.communicate(timeout=280)[1] for process in starts]
     codes = [process.returncode for process in starts]
     assert sorted(codes) == [0, 2], errors
     assert "a server one is there already" in errors[codes.index(2)]
@@ -343,7 +343,7 @@ def test_ctrl_c_while_it_starts_ends_it(host: Host) -> None:
     process = host.start("serve", "start", PLAIN, "--name", "one")
     assert eventually(lambda: any("kept.keeper" in each for each in host.left()))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=280)
     assert process.returncode == 130, err
     assert host.left() == []
     assert host.status("one")["state"] == "stopped"
@@ -395,7 +395,7 @@ def test_chat_has_a_key_of_the_kept_server_it_talks_with(host: Host, tmp_path: P
         env={**host.environment, "PIPELINE_WORKSPACE": str(host.workspace)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert asked.returncode == 0, asked.stderr

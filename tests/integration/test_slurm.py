@@ -69,7 +69,7 @@ NodeName=n3 Name=gpu Type=l40s File=/dev/full
 
 
 def tell(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=280).stdout
 
 
 def states() -> dict[str, str]:
@@ -205,7 +205,7 @@ def test_a_matrix_goes_on_while_nodes_go_down_and_come_back(slurm: Path, tmp_pat
         assert run.poll() is None, "it waits for a node"
         tell("scontrol", "update", f"nodename={other}", "state=resume")
         tell("slurmd", "-N", node)
-        _, said = run.communicate(timeout=240)
+        _, said = run.communicate(timeout=280)
     finally:
         run.kill()
     assert run.returncode == 0, said
@@ -237,7 +237,7 @@ def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, 
         assert eventually(lambda: "look" in tell(*pending)), "it has started, and wants to know the nodes"
     finally:
         tell("scontrol", "update", "partitionname=work", "state=UP")
-    assert second.communicate(timeout=200)[1] is not None
+    assert second.communicate(timeout=280)[1] is not None
     assert second.returncode == 0
     jobs = [line.split("|") for line in tell("squeue", "-h", "--states=all", "-o", "%j|%k").splitlines()]
     made = [comment for name, comment in jobs if comment.startswith(str(tmp_path)) and name in ("convert", "build")]

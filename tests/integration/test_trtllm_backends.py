@@ -191,7 +191,7 @@ def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, ba
         assert answer["choices"][0]["text"] == turned(lane.outputs("download")[0], "abc", 0)
     finally:
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert lane.left() == []
     (start,) = lane.installed.invocations("trtllm-serve")
@@ -310,7 +310,7 @@ def test_a_rank_that_dies_is_named_with_the_end_of_its_log(done: Done) -> None:
     pid = said["ranks"][1]
     assert b"tritonserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
     os.kill(pid, signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 1, err
     (cell,) = cells(out).values()
     assert cell["failed_stage"] == "launch"
@@ -413,7 +413,7 @@ def test_the_end_of_one_disaggregated_server_ends_the_others_and_is_named(tmp_pa
     lines = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
     (pid,) = (int(pid) for pid, words in lines.items() if words.endswith(b"--port\0" + port + b"\0"))
     os.kill(pid, signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 1
     assert "generation1 was ended by signal SIGKILL" in out + err
     assert lane.left() == []
@@ -546,7 +546,7 @@ def test_a_run_says_which_model_is_asked_with_text_alone(tmp_path: Path) -> None
     lane = seeing(tmp_path / "lane")
     lane.matrix.write_text(IMAGES.partition("settings:\n")[0], encoding="utf-8")
     running = lane.start(*lane.words("--until", "repository"))
-    said = running.communicate(timeout=100)[1]
+    said = running.communicate(timeout=280)[1]
     assert (running.returncode, said.count("model: checked with text alone")) == (0, 1), said
 
 
@@ -840,7 +840,7 @@ def kept(lane: Lane, cell: str) -> Iterator[tuple[str, str]]:
     workspace = ("--workspace", str(lane.workspace))
     started = lane.start("serve", "start", cell, "--openai", "--name", "kept", *workspace)
     try:
-        _, said = started.communicate(timeout=120)
+        _, said = started.communicate(timeout=280)
         assert started.returncode == 0, said
         folder = lane.workspace / "serve" / "kept"
         told = [json.loads((folder / name).read_text()) for name in ("gateway.json", "service.json")]
@@ -918,7 +918,7 @@ def test_code_of_a_model_is_fetched_once_the_lines_of_the_message_are_in_the_mat
         lane.environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
         lane.environment.pop("HF_HUB_OFFLINE", None)
         run = ("run", "--matrix", str(lane.matrix), "--workspace", str(lane.workspace), *BUILT)
-        refused = lane.start(*run).communicate(timeout=60)[1]
+        refused = lane.start(*run).communicate(timeout=280)[1]
         assert lane.starts() == Counter()
         lines = refused[refused.index("settings:") : refused.index("  try: with these lines in the matrix")]
         trusted = {name: sha256(content) for name, content in code.items()}
@@ -934,7 +934,7 @@ def test_code_of_a_model_is_fetched_once_the_lines_of_the_message_are_in_the_mat
         changed.files["modeling_internlm2.py"] += b"# and something else\n"
         changed.commit = "e" * 40
         lane.run(*BUILT)  # what was pinned is what runs
-        told = lane.start(*run, "--refresh").communicate(timeout=60)[1]
+        told = lane.start(*run, "--refresh").communicate(timeout=280)[1]
         assert "modeling_internlm2.py is not the file that settings.download.trust_remote_code names" in told
         assert sha256(changed.files["modeling_internlm2.py"]) in told
 
