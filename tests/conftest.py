@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.helpers import needed
+from tests.helpers import needed, waiting
 
 TESTS = Path(__file__).parent
 INTEGRATION, UNIT = TESTS / "integration", TESTS / "unit"
@@ -26,6 +26,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.skipif(reason is not None, reason=str(reason)))
     if UNIT not in item.path.parents and not item.get_closest_marker("timeout"):
         item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let conditions take their time, within pytest's own limit of the test."""
+    waiting.patience_s = 50.0 if UNIT in item.path.parents else 240.0
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.helpers.launched import responds
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 
@@ -28,13 +28,8 @@ def started(folder: Path, environment: dict[str, str]) -> Iterator[int]:
             stderr=subprocess.STDOUT,
         )
     try:
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/v2/health/ready", timeout=2).close()
-                break
-            except OSError:
-                time.sleep(0.2)
+        health = f"http://127.0.0.1:{ports[0]}/v2/health/ready"
+        assert eventually(lambda: process.poll() is not None or responds(health))
         assert process.poll() is None, (folder.parent / "start.log").read_text()
         yield ports[0]
         process.terminate()

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tests.helpers.embedded_engines import byte_symbols
 from tests.helpers.scripted_server import Script, ScriptedServer, config, running
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
 from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
 
@@ -127,10 +127,7 @@ def gateway(
 
 
 def _url(path: Path, process: subprocess.Popen[str]) -> str:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert process.poll() is None, f"the gateway ended with {process.returncode}"
-        assert time.monotonic() < deadline, "the gateway does not listen"
-        time.sleep(0.02)
+    assert eventually(lambda: path.exists() or process.poll() is not None), "the gateway does not listen"
+    assert process.poll() is None, f"the gateway ended with {process.returncode}"
     url: str = json.loads(path.read_text(encoding="utf-8"))["url"]
     return url.rstrip("/") + "/v1"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.domain import Scope, StageRunId
 from trtllm_pipeline.orchestrate.clusters.cluster import ClusterExecutor
-from trtllm_pipeline.orchestrate.run.executor import Ended, Job
+from trtllm_pipeline.orchestrate.run.executor import Ended, ExecutorEvent, Job
 from trtllm_pipeline.tensorrt.stage.base import JOB
 
 
@@ -46,14 +46,12 @@ def submit(executor: ClusterExecutor, of: Job) -> Job:
     return of
 
 
-def end(executor: ClusterExecutor, seconds: float = 60.0) -> Ended:
+def end(executor: ClusterExecutor) -> Ended:
     """The first that happens, which is an end."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for event in executor.wait(0.1):
-            assert isinstance(event, Ended)
-            return event
-    raise AssertionError("nothing ended")
+    found: list[ExecutorEvent] = []
+    assert eventually(lambda: found.extend(executor.wait(0.1)) or found), "nothing ended"
+    assert isinstance(found[0], Ended)
+    return found[0]
 
 
 def isolated(workspace: Path, *command: str) -> list[str]:

@@ -42,7 +42,7 @@ class LaunchStage:
 
 def responds(url: str) -> bool:
     try:
-        return httpx.get(url).is_success
+        return httpx.get(url, timeout=60).is_success
     except httpx.TransportError:
         return False
 

@@ -14,7 +14,6 @@ import pytest
 
 PROGRAMS: Final = {
     "chromium": "chromium",
-    "curl": "curl",
     "docker-compose": "docker-compose",
     "git": "git",
     "kubectl": "kubernetes-client",

@@ -6,12 +6,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 S3 = {
@@ -20,6 +20,14 @@ S3 = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -32,13 +40,8 @@ def server(*words: str, port: int, folder: Path) -> Iterator[str]:
         env=os.environ | S3,
     )
     try:
-        for _ in range(600):
-            assert process.poll() is None
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.05)
+        assert eventually(lambda: process.poll() is not None or listens(port))
+        assert process.poll() is None
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()

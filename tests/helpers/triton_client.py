@@ -132,7 +132,7 @@ class Client:
         self.grpc_url = f"{server.host}:{server.ports.grpc}"
 
     def generate(self, model: str = "ensemble", **body: object) -> tuple[int, dict[str, Any]]:
-        status, answer = self.server.request("POST", f"/v2/models/{model}/generate", body, timeout_s=30)
+        status, answer = self.server.request("POST", f"/v2/models/{model}/generate", body, timeout_s=60)
         return status, json.loads(answer)
 
     def text(self, model: str = "ensemble", **body: object) -> str:
@@ -142,7 +142,7 @@ class Client:
 
     def events(self, model: str = "ensemble", **body: object) -> list[dict[str, Any]]:
         path = f"/v2/models/{model}/generate_stream"
-        status, answer = self.server.request("POST", path, {**body, "stream": True}, timeout_s=30)
+        status, answer = self.server.request("POST", path, {**body, "stream": True}, timeout_s=60)
         assert status == 200, answer
         return [json.loads(line[5:]) for line in answer.decode().splitlines() if line.startswith("data:")]
 

@@ -143,7 +143,7 @@ class Lane:
     def kill(self, process: subprocess.Popen[str]) -> None:
         """kill -9 of the pipeline alone; all it has started ends by itself."""
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=280)
         assert eventually(lambda: not self.left()), self.left()
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE_S = 50.0
-"""Long enough for a busy machine, and shorter than pytest's own limit of a test."""
+patience_s = 50.0
+"""Long enough for a busy machine, and shorter than pytest's own limit of a test. `tests/conftest.py` sets it for each test."""
 
 
-def eventually(true: Callable[[], object], timeout_s: float = PATIENCE_S) -> bool:
+def eventually(true: Callable[[], object]) -> bool:
     """Whether a condition comes to hold."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + patience_s
     while not (holds := bool(true())) and time.monotonic() < deadline:
         time.sleep(0.01)
     return holds

@@ -48,7 +48,7 @@ def test_langchain(tmp_path: Path) -> None:
             [str(PYTHON), str(EXAMPLE), "--url", found.url, "What is the weather where it is noon, Tokyo or Berlin?"],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
             check=False,
             env={**os.environ, "LANGSMITH_TRACING": "false", "PYTHONPATH": ""},
         )

@@ -49,7 +49,7 @@ def server() -> Iterator[tuple[ScriptedServer, Service]]:
 
 
 def ask(
-    service: Service, protocol: str, *prompts: str, model: str | None = None, timeout_s: float = 5.0
+    service: Service, protocol: str, *prompts: str, model: str | None = None, timeout_s: float = 60.0
 ) -> list[Answer]:
     """Answers to `prompts`, one after the other in one session."""
 
@@ -157,7 +157,7 @@ def test_a_model_or_a_server_that_is_not_there(server: tuple[ScriptedServer, Ser
 @pytest.mark.seam
 def test_a_server_that_dies_fails_the_requests_it_had() -> None:
     async def run(service: Service) -> list[Answer]:
-        async with Client(service, "ensemble", "grpc", timeout_s=5) as client:
+        async with Client(service, "ensemble", "grpc", timeout_s=60) as client:
             session = client.session()
             first = asyncio.ensure_future(session.generate(GenerationRequest("x", 5)))
             await asyncio.sleep(0.1)
@@ -258,7 +258,7 @@ def test_a_connection_that_was_kept_may_be_closed(answers: int, errors: list[str
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         async with server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            session = OpenAiClient(url, "m", "completions", stream=False, timeout_s=5).session()
+            session = OpenAiClient(url, "m", "completions", stream=False, timeout_s=60).session()
             await session.open()
             found = [await session.generate(GenerationRequest("x", 5)) for _ in range(2)]
             await session.close()

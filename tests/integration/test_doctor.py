@@ -103,7 +103,7 @@ def doctor(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "trtllm_pipeline", "doctor", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
         env={**os.environ, **env},
     )
@@ -185,7 +185,7 @@ def bare(*words: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-S", "-m", "trtllm_pipeline", *words],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
         cwd=Path(__file__).resolve().parents[2],
         env={name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTHON"))},

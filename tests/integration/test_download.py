@@ -20,6 +20,7 @@ import pytest
 
 from tests.contexts import context
 from tests.helpers.fake_hub import FakeHub, Fault, Repository
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import DownloadError, FailureClass, StageError
 from trtllm_pipeline.models.hub import hub_errors, transfer
 from trtllm_pipeline.models.hub.peek import quantized
@@ -329,13 +330,10 @@ def test_a_killed_process_goes_on_in_the_next_attempt(hub: FakeHub, tmp_path: Pa
     arguments = [json.dumps(pinned), str(tmp_path / "killed"), str(tmp_path / "partial")]
     child = subprocess.Popen([sys.executable, "-c", program, *arguments])
     try:
-        deadline = time.monotonic() + 60
-        while not hub.ranges(BIG) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        assert eventually(lambda: hub.ranges(BIG))
         child.send_signal(signal.SIGKILL)
     finally:
         child.wait()
-    assert hub.ranges(BIG)
     hub.requests.clear()
     out = fetch_pinned(pinned, tmp_path)
     assert contents(out).keys() == WANTED

@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_nothing(built: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=280,
     )
     assert done.returncode == 1
     assert "files are limited to" in done.stderr
@@ -411,7 +411,7 @@ def test_the_leader_starts_ranks_on_its_workers(tmp_path: Path) -> None:
 
     worker, leader = pod("x-0-1", "worker.sh"), pod("x-0", "leader.sh")
     try:
-        said, _ = leader.communicate(timeout=60)
+        said, _ = leader.communicate(timeout=280)
         assert "rank 0 of 2 on x-0\n" in said, said
         assert "rank 1 of 2 on x-0-1\n" in said, said
         assert worker.wait(60) is not None, "so that its pod is started again"

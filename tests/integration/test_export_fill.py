@@ -32,7 +32,7 @@ def run(hub: FakeHub, folder: Path, **variables: str) -> subprocess.CompletedPro
         env={**environment, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
 

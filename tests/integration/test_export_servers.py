@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,26 +14,21 @@ from typing import Any
 import pytest
 
 from tests.helpers.fabricated_run import HOSTILE, run
+from tests.helpers.launched import responds
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.show.report.openmetrics import to_openmetrics
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 
 @contextmanager
-def serving(command: Sequence[str], option: str, ready: str, timeout_s: float, **options: Any) -> Iterator[str]:
+def serving(command: Sequence[str], option: str, ready: str, **options: Any) -> Iterator[str]:
     """HOST:PORT of a program that is told by `option` where to listen, once it answers at the path `ready`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = unused_ports(1)
     process = subprocess.Popen([*command, option.format(port=port)], start_new_session=True, **options)
-    address, deadline = f"127.0.0.1:{port}", time.monotonic() + timeout_s
+    address = f"127.0.0.1:{port}"
     try:
-        while True:
-            assert process.poll() is None
-            try:
-                urllib.request.urlopen(f"http://{address}{ready}", timeout=5).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, f"{command[0]} does not answer"
-                time.sleep(0.2)
+        assert eventually(lambda: process.poll() is not None or responds(f"http://{address}{ready}"))
+        assert process.poll() is None, f"{command[0]} ended"
         yield address
     finally:
         os.killpg(process.pid, signal.SIGTERM)
@@ -47,7 +40,7 @@ def serving(command: Sequence[str], option: str, ready: str, timeout_s: float, *
 def test_a_push_gateway_keeps_what_is_pushed(hostile: bool, tmp_path: Path) -> None:
     parser = pytest.importorskip("prometheus_client.parser")
     text = to_openmetrics(run(3, hostile=hostile)[0], "run-1")
-    with serving(["prometheus-pushgateway"], "--web.listen-address=127.0.0.1:{port}", "/-/ready", 30) as address:
+    with serving(["prometheus-pushgateway"], "--web.listen-address=127.0.0.1:{port}", "/-/ready") as address:
         url = f"http://{address}/metrics/job/nightly"
         pushed = urllib.request.Request(url, text.encode(), method="POST")
         assert urllib.request.urlopen(pushed, timeout=60).status == 200

@@ -51,7 +51,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.mark.seam
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client["client"])
 def test_requests_of_real_clients(running: Running, client: Mapping[str, Any]) -> None:
-    with httpx.Client(base_url=running.url.removesuffix("/v1"), timeout=30, trust_env=False) as http:
+    with httpx.Client(base_url=running.url.removesuffix("/v1"), timeout=60, trust_env=False) as http:
         for sent in client["requests"]:
             body, path = sent.get("body"), sent["path"]
             response = http.request(sent["method"], path, json=body)

@@ -98,7 +98,7 @@ def test_stop_words_end_the_request_on_the_server(served: Served) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_answers_of_an_exact_length(served: Served, model: str, stream: bool) -> None:
     """As `pipeline bench load --ignore-eos` asks for them."""
-    client = OpenAiClient(served.url, model, "completions", stream=stream, timeout_s=30)
+    client = OpenAiClient(served.url, model, "completions", stream=stream, timeout_s=60)
 
     async def generate(**options: Any) -> Answer:
         async with client:

@@ -18,7 +18,7 @@ from types import UnionType
 
 import pytest
 
-from tests.helpers.waiting import PATIENCE_S, eventually
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.errors import PipelineError
 from trtllm_pipeline.base.processes.guardian import MARK
 from trtllm_pipeline.base.processes.process import Exited, Guardian, ProcessEvent, Refused, Spawned
@@ -54,11 +54,13 @@ def sleepers(nap: str) -> list[int]:
 def wait_for(guardian: Guardian, kind: type[ProcessEvent] | UnionType, count: int = 1) -> list:
     """The events of this kind, once at least `count` have come. Others that come meanwhile are dropped."""
     found: list = []
-    deadline = time.monotonic() + PATIENCE_S
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"no {kind}"
+
+    def enough() -> bool:
         select.select([guardian], [], [], 0.1)
-        found += [event for event in guardian.read_events() if isinstance(event, kind)]
+        found.extend(event for event in guardian.read_events() if isinstance(event, kind))
+        return len(found) >= count
+
+    assert eventually(enough), f"no {kind}"
     return found
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import select
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -170,16 +170,16 @@ def test_a_request_ends_in_words_at_its_limit(start: Start, lie: str) -> None:
     [
         ("silent", "no complete response within 0.4 s: received nothing"),
         ("drip", "no complete response within 0.4 s: received nothing"),
-        ("drip of a body", "no complete response within 0.4 s: received data but no text"),
-        ("stalled events", "no complete response within 0.4 s: received 1 chunks, the last 0."),
+        ("drip of a body", "no complete response within 3 s: received data but no text"),
+        ("stalled events", "no complete response within 3 s: received 1 chunks, the last "),
         ("half and closed", "the connection closed in the middle of the response: after 1 bytes"),
         ("negative length", "invalid HTTP response: Invalid character in Content-Length"),
         ("endless events", "the server sent more than 4352 messages for a response of 4 tokens"),
     ],
 )
 def test_the_words_say_what_the_server_did(start: Start, lie: str, told: str) -> None:
-    # What ends a request before its limit has time for it.
-    limit_s = LIMIT_S if "within 0.4 s" in told else 30.0
+    # What comes before the limit has time for it.
+    limit_s = LIMIT_S if "within 0.4 s" in told else 3.0 if "within 3 s" in told else 60.0
     assert (error_of(start(LIES[lie]).port, "openai_chat", "openai", limit_s) or "").startswith(told)
 
 
@@ -210,13 +210,15 @@ def test_a_reset_before_the_first_byte_ends_a_call_at_once(monkeypatch: pytest.M
         peer, _ = listening.accept()
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
-        time.sleep(0.05)  # until the reset has arrived; the client may not read it before it writes
+        select.select(
+            [connected._sock], [], []
+        )  # until the reset has arrived; the client reads it only after it writes
         return connected
 
     async def ask() -> None:
         call = http2.GrpcCall(f"127.0.0.1:{listening.getsockname()[1]}")
         await call.connect()
-        await asyncio.wait_for(http2.unary(call, "/x", b""), 5)
+        await http2.unary(call, "/x", b"")
 
     monkeypatch.setattr(TimestampedSocket, "connect", reset)
     with listening, pytest.raises(http2.Http2Error, match=r"^UNAVAILABLE: 127\.0\.0\.1:\d+: .*reset by peer$"):
@@ -249,5 +251,5 @@ def test_perf_says_what_the_server_did(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     url = f"http://127.0.0.1:{start(LIES['negative length'], about_all=True).port}"
-    assert main(["bench", "load", "-u", url, "--protocol", "openai", "--model", "m", "--request-timeout-s", "2"]) == 1
+    assert main(["bench", "load", "-u", url, "--protocol", "openai", "--model", "m", "--request-timeout-s", "60"]) == 1
     assert "Invalid character in Content-Length" in capsys.readouterr().err

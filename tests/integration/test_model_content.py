@@ -74,7 +74,7 @@ def pipeline(*words: object, code: int = 0) -> str:
             assert app.main(list(map(str, words))) == code
         return printed.getvalue()
     command = [sys.executable, "-m", "trtllm_pipeline", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == code, f"{words}: {done.stdout}\n{done.stderr}"
     return done.stdout
 

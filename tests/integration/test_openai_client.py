@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -176,11 +175,6 @@ def test_async_and_cancelled(running: Running) -> None:
     asyncio.run(talk())
 
 
-def test_models(client: Any) -> None:
-    assert [model.id for model in client.models.list()] == ["scripted"]
-    assert client.models.retrieve("scripted").object == "model"
-
-
 # -------------------------------------------------------------------------------------------------------------- tools
 
 
@@ -284,19 +278,6 @@ def test_errors(client: Any, asked: dict[str, Any], error: str, words: str) -> N
 def test_an_error_within_a_stream(client: Any) -> None:
     with pytest.raises(openai.APIError, match="the engine died"):
         list(ask(client, "fail", stream=True))
-
-
-def test_keys(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("right-key-of-tests\n", encoding="utf-8")
-    with gateway(tmp_path, respond, api_keys_file=keys) as found:
-        with openai.OpenAI(base_url=found.url, api_key="right-key-of-tests") as client:
-            assert ask(client, "x").choices[0].message.content == "1 messages: x"
-        with (
-            openai.OpenAI(base_url=found.url, api_key="wrong-key-of-tests", max_retries=0) as client,
-            pytest.raises(openai.AuthenticationError, match="key"),
-        ):
-            ask(client, "x")
 
 
 # ------------------------------------------------------------------------------------- an OpenAI-compatible server
@@ -433,7 +414,7 @@ def test_every_response_has_the_published_shape(
 ) -> None:
     """The events of a stream build the response that is sent whole."""
     event_type: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    with httpx.Client(timeout=30) as http:
+    with httpx.Client(timeout=60) as http:
         whole = shaped(Response, http.post(f"{running.url}/responses", json={"model": "scripted", **asked}).text)
         streamed = http.post(f"{running.url}/responses", json={"model": "scripted", **asked, "stream": True})
     assert streamed.headers["content-type"].startswith("text/event-stream")
@@ -461,7 +442,7 @@ def test_a_response_that_fails_ends_with_an_error(running: Running, client: Any)
     with pytest.raises(openai.APIError, match="the engine died"):
         list(client.responses.create(model="scripted", input="fail", stream=True))
     streamed = httpx.post(
-        f"{running.url}/responses", json={"model": "scripted", "input": "fail", "stream": True}, timeout=30
+        f"{running.url}/responses", json={"model": "scripted", "input": "fail", "stream": True}, timeout=60
     )
     name, data = streamed.text.strip().split("\n\n")[-1].split("\n")
     error = TypeAdapter(ResponseStreamEvent).validate_json(data.removeprefix("data: "), strict=True)
@@ -543,22 +524,3 @@ def test_models_and_errors_have_the_published_shape(running: Running) -> None:
         assert set(error) == {"message", "type", "param", "code"}
         assert isinstance(error["message"], str)
         assert isinstance(error["type"], str)
-
-
-# --------------------------------------------------------------------------------------------------------------- curl
-
-
-@pytest.mark.programs("curl")
-def test_curl(running: Running) -> None:
-    def curl(*words: str) -> str:
-        command = ["curl", "--silent", "--show-error", "--fail-with-body", "--max-time", "20", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": "hello"}], "stream": True})
-    url, kind = f"{running.url}/chat/completions", "Content-Type: application/json"
-    lines = curl("--no-buffer", url, "-H", kind, "-d", body).split("\n\n")
-    said = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-2]]
-    assert "".join(delta.get("content") or "" for delta in said) == "1 messages: hello"
-    assert lines[-2:] == ["data: [DONE]", ""]
-    assert json.loads(curl(f"{running.url}/models"))["data"][0]["id"] == "scripted"
-    assert json.loads(curl(running.url.removesuffix("/v1") + "/health"))["status"] == "ok"

@@ -109,7 +109,7 @@ def test_a_cell_is_kept_by_serve_start_and_not_exported(servers: Servers) -> Non
         answer = httpx.post(
             f"{kept['endpoints']['openai']}/completions",
             json={"model": "tiny", "prompt": "The capital of France is", "max_tokens": 2},
-            timeout=20,
+            timeout=280,
         ).json()
         assert answer["choices"][0]["text"].startswith(" P")
     finally:
@@ -248,7 +248,7 @@ def test_a_printed_command_starts_the_server(servers: Servers) -> None:
 
 def served(port: int) -> bool:
     try:
-        return bool(httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"])
+        return bool(httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=60).json()["data"])
     except httpx.TransportError:
         return False
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.scripted_server import server_process
+from tests.helpers.waiting import eventually
 from trtllm_pipeline.measure.client.service import Service
 
 COMMAND = (sys.executable, "-m", "trtllm_pipeline", "bench")
@@ -31,7 +32,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def perf(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *(() if arguments[0] == "analyze" else ("load",)), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
 
 
 def loaded(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -78,10 +79,10 @@ def test_every_load_run_says_on_what_and_under_which_load(service: Service, tmp_
     assert {result["workload"]["levels"][0]["requests"] for result in found.values()} == {6}
     assert all(abs(result["measured_s"] - time.time()) < 600 for result in found.values())
     command = (sys.executable, "-m", "trtllm_pipeline", "compare", "chat.jsonl", "completions.jsonl")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     words = "protocol: openai_completions in the baseline, openai_chat here"
     assert (done.returncode, words in done.stderr) == (4, True), done.stderr
-    done = subprocess.run([*command, "--allow", "protocol"], cwd=tmp_path, timeout=60, check=False)
+    done = subprocess.run([*command, "--allow", "protocol"], cwd=tmp_path, timeout=280, check=False)
     assert done.returncode == 0
 
 
@@ -177,12 +178,9 @@ def test_ctrl_c_keeps_what_was_measured(service: Service, tmp_path: Path) -> Non
     command = [*COMMAND, "load", *words, "--event-file", "e.jsonl"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         events = tmp_path / "e.jsonl"
-        deadline = time.monotonic() + 60
-        while not (events.exists() and events.read_text().count('"phase": "measured"') > 3):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert eventually(lambda: events.exists() and events.read_text().count('"phase": "measured"') > 3)
         process.send_signal(signal.SIGINT)
-        result = json.loads(process.communicate(timeout=60)[0])
+        result = json.loads(process.communicate(timeout=280)[0])
         assert process.returncode == 130
     assert result["levels"][0]["requests"] >= 3
     assert not result["valid"]
@@ -205,72 +203,20 @@ def test_failed_requests_do_not_stop_the_others(service: Service, tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("-u", "127.0.0.1:9", "--model", "x"), 1, "UNAVAILABLE"),
-        (("-u", "127.0.0.1:9", "--protocol", "http", "--model", "x"), 1, "Connect call failed"),
-        (
-            ("-u", "HTTP", "--protocol", "http", "--model", "nope"),
-            2,
-            "'nope' is not found\n  try: --model names the model",
-        ),
-        (("-u", "GRPC", "--model", "nope"), 2, "'nope' is not found\n  try: --model names the model"),
-        (("-u", "GRPC", "--model", "ensemble", "--extra-inputs", "top_k:abc"), 2, "ensemble is INT32, not 'abc'"),
-        (("-u", "GRPC", "--model", "ensemble", "--extra-inputs", "top_k:1.5"), 2, "ensemble is INT32, not 1.5"),
-        (("-u", "HTTP", "--protocol", "openai", "--model", "nope"), 2, "has no model 'nope'; it has ensemble, plain"),
-        (("-u", "GRPC", "--model", "ensemble", "--input-data", "empty.jsonl"), 2, "no prompt in this file"),
-        (("-u", "GRPC", "--model", "ensemble", "--input-data", "bad.jsonl"), 2, "bad.jsonl:2: not JSON"),
-        (("-u", "GRPC", "--model", "ensemble", "--tokenizer", "nowhere"), 2, "--tokenizer nowhere"),
-        (
-            ("-u", "GRPC", "--model", "ensemble", "--concurrency", "1,0"),
-            2,
-            "should be greater than or equal to 1, not 0",
-        ),
-        (("-u", "GRPC", "--model", "ensemble", "--declare", "tp"), 2, "--declare tp: expected NAME=VALUE"),
-        (
-            ("-u", "GRPC", "--model", "ensemble", "--engine", "nowhere"),
-            2,
-            "--engine nowhere: no such directory",
-        ),
-        (("-u", "GRPC/v2", "--model", "ensemble"), 2, "/v2: a Triton server has no path"),
-        (("-u", "127.0.0.1:99999", "--model", "ensemble"), 2, "127.0.0.1:99999: expected HOST, HOST:PORT or"),
-        (
-            ("-u", "http://h:0/v1", "--protocol", "openai", "--model", "m"),
-            2,
-            "http://h:0/v1: expected HOST, HOST:PORT or",
-        ),
-        (("--model", "ensemble"), 2, "missing option '-u' / '--url'"),
-        (("-u", "GRPC", "--model", "ensemble", "--temperature", "nan"), 2, "should be a finite number, not NaN"),
-        (("-u", "GRPC", "--model", "ensemble", "--temperature=-1"), 2, "should be greater than or equal to 0, not -1"),
-        (("-u", "https://GRPC", "--model", "ensemble"), 2, "grpc over https is not there"),
-        (("-u", "GRPC", "--model", "ensemble", "--slo", "ttft<3"), 2, "is not an objective"),
-        (
-            ("-u", "GRPC", "--model", "ensemble", "--slo", "tpot=9ms", "--no-streaming"),
-            2,
-            "without streaming there is no TPOT",
-        ),
-        (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "HTTP"), 2, "no Triton metrics there"),
-        (("-u", "GRPC", "--model", "ensemble", "--metrics-url", "http://:x"), 2, "no Triton metrics there"),
-        (
-            ("-u", "GRPC", "--model", "ensemble", "--isl", "9"),
-            2,
-            "need a tokenizer to count tokens\n  try: give --tokenizer DIR",
-        ),
-        (("-u", "GRPC", "--model", "ensemble", "--event-file", "bad.jsonl"), 2, "already exists"),
-        (("analyze", "nowhere.jsonl"), 2, "no such file"),
-        (("analyze", "bad.jsonl"), 1, "not a record of a load run"),
-        (("analyze", "bytes.jsonl"), 1, "is not an event file of a load run"),
-        (("analyze", "bare.jsonl"), 1, "bare.jsonl:1: not a record of a load run: schema: field required"),
-        (("analyze", "cut.jsonl"), 1, "cut.jsonl:1: not a record of a load run: protocol: field required"),
+        ("-u 127.0.0.1:9 --model x", 1, "UNAVAILABLE"),
+        ("-u 127.0.0.1:9 --protocol http --model x", 1, "Connect call failed"),
+        ("-u HTTP --protocol http --model nope", 2, "'nope' is not found\n  try: --model names the model"),
+        ("-u GRPC --model nope", 2, "'nope' is not found\n  try: --model names the model"),
+        ("-u HTTP --protocol openai --model nope", 2, "has no model 'nope'; it has ensemble, plain"),
+        ("-u GRPC --model ensemble --extra-inputs top_k:abc", 2, "ensemble is INT32, not 'abc'"),
+        ("-u GRPC --model ensemble --metrics-url HTTP", 2, "no Triton metrics there"),
+        ("-u GRPC --model ensemble --metrics-url http://:x", 2, "no Triton metrics there"),
     ],
 )
-def test_mistakes_are_told_in_words(
-    service: Service, tmp_path: Path, words: tuple[str, ...], code: int, message: str
+def test_what_a_server_does_not_have_is_told_in_words(
+    service: Service, tmp_path: Path, words: str, code: int, message: str
 ) -> None:
-    (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "bytes.jsonl").write_bytes(b"\xff")
-    (tmp_path / "bare.jsonl").write_text('{"type": "header"}\n')
-    (tmp_path / "cut.jsonl").write_text('{"type": "header", "schema": 1}\n')
-    (tmp_path / "bad.jsonl").write_text('{"input": "x"}\n{"input": \n')
-    places = {"GRPC": service.grpc, "HTTP": service.http, "GRPC/v2": f"{service.grpc}/v2"}
-    done = perf(tmp_path, *(places.get(word, word) for word in words))
+    places = {"GRPC": service.grpc, "HTTP": service.http}
+    done = perf(tmp_path, *(places.get(word, word) for word in words.split()))
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -18,12 +17,13 @@ import yaml
 
 from tests.helpers import metrics_pages
 from trtllm_pipeline.serve.kept import prometheus_setup
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 pytestmark = [
     pytest.mark.programs("prometheus", "promtool"),
 ]
 PANELS = json.loads(prometheus_setup.DASHBOARD.read_text())["panels"]
-STARTS_S = 20.0
+STARTS_S = 60.0
 TRTLLM_SERVE_PATH = "/prometheus/metrics"
 STEPS = 4
 
@@ -54,9 +54,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "/triton": lambda: metrics_pages.triton(next(steps["triton"])),
         TRTLLM_SERVE_PATH: lambda: metrics_pages.trtllm_serve(next(steps["serve"])),
     }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{unused_ports(1)[0]}"
     with metrics_pages.served(pages) as host:
         labels = {"/gateway": "gateway", "/triton": "triton", TRTLLM_SERVE_PATH: "trtllm-serve"}
         targets = [

@@ -632,7 +632,7 @@ def test_the_lanes_go_on_with_what_the_worker_left(tmp_path: Path, release: str,
     environment = {**os.environ, **installed.environment, "OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-m", "trtllm_pipeline", *words],
-        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+        env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = (tmp_path / "w" / "store" / "quantize").iterdir()

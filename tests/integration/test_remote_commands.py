@@ -41,7 +41,7 @@ def begin(folder: Path, *words: str, environment: dict[str, str] | None = None) 
 
 def pipeline(folder: Path, *words: str, environment: dict[str, str] | None = None) -> tuple[int, str]:
     process = begin(folder, *words, environment=environment)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=280)
     return process.returncode, out + err
 
 
@@ -146,7 +146,7 @@ def test_an_interrupt_is_told_and_goes_on_later(tmp_path: Path, s3: dict[str, st
     assert process.stderr is not None
     assert "3 artifacts to push" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=280)
     # Where Ctrl-C comes while a class is made (an exec), `python -m` ends by the signal itself: a shell says 130 for both.
     assert process.returncode in {130, -signal.SIGINT}, told
     assert "interrupted" in told
@@ -176,11 +176,11 @@ def test_a_run_pulls_what_is_there_and_makes_what_is_damaged(tmp_path: Path, s3:
 
     url = "s3://engines/of-runs"
     first = run(tmp_path, "w", url, s3)
-    assert (first.communicate(timeout=120), first.returncode)[1] == 0
+    assert (first.communicate(timeout=280), first.returncode)[1] == 0
     for stage in ("build", "download"):
         assert pipeline(tmp_path, "push", url, stage, "-w", "w", environment=s3)[0] == 0
     second = run(tmp_path, "w2", url, s3)
-    _, told = second.communicate(timeout=120)
+    _, told = second.communicate(timeout=280)
     assert second.returncode == 0, told
     assert f"pulling 3 artifacts from {url}" in told
     assert stages(tmp_path / "w2") == ["build", "build", "download", "repository", "repository"]
@@ -192,7 +192,7 @@ def test_a_run_pulls_what_is_there_and_makes_what_is_damaged(tmp_path: Path, s3:
     place = f"engines/of-runs/artifacts/build/{artifact.parent.name}/*/out/{largest['path']}"
     files.pipe_file(files.glob(place)[0], b"x" * largest["size"])
     third = run(tmp_path, "w3", url, s3)
-    _, told = third.communicate(timeout=120)
+    _, told = third.communicate(timeout=280)
     assert third.returncode == 0, told
     assert (told.count("is damaged there"), told.count("; it is built here")) == (1, 1)
     assert stages(tmp_path / "w3") == ["build", "build", "convert", "download", "repository", "repository"]
@@ -200,13 +200,13 @@ def test_a_run_pulls_what_is_there_and_makes_what_is_damaged(tmp_path: Path, s3:
     # Where nobody answers, all is made.
     nobody = {**s3, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{unused_ports(1)[0]}", "AWS_MAX_ATTEMPTS": "1"}
     fourth = run(tmp_path, "w4", url, nobody, "--cells", "*/fp16/*")
-    _, told = fourth.communicate(timeout=120)
+    _, told = fourth.communicate(timeout=280)
     assert (fourth.returncode, told.count("; its artifacts are built here")) == (0, 1), told
 
 
 def test_runs_killed_while_they_pull_leave_nothing_half(tmp_path: Path) -> None:
     first = run(tmp_path, "w", "remote", {})
-    assert (first.communicate(timeout=120), first.returncode)[1] == 0
+    assert (first.communicate(timeout=280), first.returncode)[1] == 0
     assert pipeline(tmp_path, "push", "remote", "-w", "w")[0] == 0
     for number in range(6):
         process = run(tmp_path, "w2", "remote", {})
@@ -214,7 +214,7 @@ def test_runs_killed_while_they_pull_leave_nothing_half(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.communicate()
     last = run(tmp_path, "w2", "remote", {})
-    assert (last.communicate(timeout=120), last.returncode)[1] == 0
+    assert (last.communicate(timeout=280), last.returncode)[1] == 0
     assert stages(tmp_path / "w2") == ["build", "build", "download", "repository", "repository"]
     assert "0 damaged" in pipeline(tmp_path, "verify", "-w", "w2")[1]
     assert not list((tmp_path / "w2/work").rglob("*.pulled"))

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers.waiting import eventually
 
 MATRIX = """\
 name: search
@@ -59,9 +60,7 @@ def test_a_search_goes_on_with_what_the_workspace_has(tmp_path: Path) -> None:
     assert (looked["cells"], looked["spent"], looked["tried"]) == (4, 0, [])
 
     killed = start("--budget", "4", cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / ".pipeline").glob("store/convert/*/manifest.json")) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert eventually(lambda: list((tmp_path / ".pipeline").glob("store/convert/*/manifest.json")))
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
 

@@ -68,7 +68,7 @@ class Host:
 
     def pipeline(self, *words: str, code: int = 0, before: tuple[str, ...] = ()) -> tuple[str, str]:
         process = self.start(*words, before=before)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=280)
         assert process.returncode == code, f"{words}: exit code {process.returncode}, expected {code}\n{out}\n{err}"
         assert "Traceback" not in err, err
         return out, err
@@ -94,7 +94,7 @@ class Host:
             found = look(folder)
             return found.state.value == state and found.record is not None and found.record.restarts >= restarts
 
-        assert eventually(so, 60), self.status(name)
+        assert eventually(so), self.status(name)
         return self.status(name)
 
 
@@ -151,7 +151,7 @@ def test_a_server_outlives_its_command_and_leaves_nothing(host: Host) -> None:
     said = host.serve(PLAIN, "--name", "one")
     assert (said["name"], said["state"], said["cell"]) == ("one", "ready", PLAIN)
     url = said["endpoints"]["openai"]
-    assert httpx.get(f"{url}/models").json()["data"][0]["id"] == said["endpoints"]["model"]
+    assert httpx.get(f"{url}/models", timeout=60).json()["data"][0]["id"] == said["endpoints"]["model"]
     table = host.pipeline("serve", "ps")[0]
     assert "ready" in table
     assert PLAIN in table
@@ -224,7 +224,7 @@ def test_what_hangs_is_unresponsive_and_started_again_if_that_was_asked(host: Ho
     assert found["endpoints"] is None
     again = host.becomes("one", "ready", restarts=1)
     assert again["ports"] == said["ports"]
-    assert httpx.get(f"{again['endpoints']['openai']}/models").is_success
+    assert httpx.get(f"{again['endpoints']['openai']}/models", timeout=60).is_success
     assert "did not answer for 8 s" in Path(said["folder"], "log").read_text()
 
 
@@ -251,7 +251,7 @@ def test_what_is_halted_while_it_starts_is_woken(host: Host, halted: str) -> Non
 
     assert eventually(there)
     os.kill(found[0], signal.SIGSTOP)
-    _, err = start.communicate(timeout=120)
+    _, err = start.communicate(timeout=280)
     assert start.returncode == 0, err
     assert host.status("one")["state"] == "ready"
 
@@ -288,9 +288,9 @@ def test_what_died_is_started_again_on_its_ports_if_that_was_asked(host: Host, k
     again = host.becomes("again", "ready", restarts=1)
     assert again["ports"] == said["ports"]
     assert again["keeper_pid"] == said["keeper_pid"]
-    assert httpx.get(f"{again['endpoints']['openai']}/models").is_success
+    assert httpx.get(f"{again['endpoints']['openai']}/models", timeout=60).is_success
     follower.send_signal(signal.SIGINT)
-    out, err = follower.communicate(timeout=60)
+    out, err = follower.communicate(timeout=280)
     assert follower.returncode == 0, err
     assert "started again in 1 s" in out
     assert "again: restarting: " in err
@@ -313,7 +313,7 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
     said = json.loads(out)
     assert said["endpoints"]["model"] == "mine"
     url, body = said["endpoints"]["openai"], {"model": "mine", "prompt": "abc"}
-    assert httpx.post(f"{url}/completions", json=body).status_code == 401
+    assert httpx.post(f"{url}/completions", json=body, timeout=60).status_code == 401
 
     def answer() -> str:
         found = httpx.post(f"{url}/completions", json=body, headers={"Authorization": "Bearer secret-key"}, timeout=60)
@@ -333,7 +333,7 @@ def test_a_gateway_that_dies_is_started_again_alone(host: Host) -> None:
 
 def test_of_two_starts_of_one_name_one_wins(host: Host) -> None:
     starts = [host.start("serve", "start", PLAIN, "--name", "one") for _ in range(2)]
-    errors = [process.communicate(timeout=60)[1] for process in starts]
+    errors = [process.communicate(timeout=280)[1] for process in starts]
     codes = [process.returncode for process in starts]
     assert sorted(codes) == [0, 2], errors
     assert "a server one is there already" in errors[codes.index(2)]
@@ -343,7 +343,7 @@ def test_ctrl_c_while_it_starts_ends_it(host: Host) -> None:
     process = host.start("serve", "start", PLAIN, "--name", "one")
     assert eventually(lambda: any("kept.keeper" in each for each in host.left()))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=280)
     assert process.returncode == 130, err
     assert host.left() == []
     assert host.status("one")["state"] == "stopped"
@@ -387,7 +387,7 @@ def test_chat_has_a_key_of_the_kept_server_it_talks_with(host: Host, tmp_path: P
     keys = tmp_path / "keys.txt"
     keys.write_text("abcdefgh-1\n", encoding="utf-8")
     url = host.serve(PLAIN, "--name", "locked", "--openai", "--api-keys", str(keys))["endpoints"]["openai"]
-    assert httpx.get(f"{url}/models").status_code == 401
+    assert httpx.get(f"{url}/models", timeout=60).status_code == 401
     asked = subprocess.run(
         [sys.executable, "-m", "trtllm_pipeline", "chat", "locked", "--max-tokens", "4"],
         input="hello\n",
@@ -395,7 +395,7 @@ def test_chat_has_a_key_of_the_kept_server_it_talks_with(host: Host, tmp_path: P
         env={**host.environment, "PIPELINE_WORKSPACE": str(host.workspace)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=280,
         check=False,
     )
     assert asked.returncode == 0, asked.stderr
@@ -413,7 +413,7 @@ def test_a_clock_that_jumps_changes_nothing(host: Host, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(text, encoding="utf-8")
     paths = os.pathsep.join((str(tmp_path), paths))
     jumping = Host(host.folder, {**host.environment, "PYTHONPATH": paths}, host.marker)
-    jumping.serve(PLAIN, "--name", "jumps", "--openai", "--restart", "--unresponsive-timeout-s", "2")
+    jumping.serve(PLAIN, "--name", "jumps", "--openai", "--restart", "--unresponsive-timeout-s", "600")
     for days in (365, -400):
         clock.write_text(f"{days * 86400}", encoding="utf-8")
         for _ in range(2):  # questions after its health in between
@@ -422,7 +422,7 @@ def test_a_clock_that_jumps_changes_nothing(host: Host, tmp_path: Path) -> None:
                 now = seen.status("jumps")
                 assert (now["state"], now["restarts"], now["reason"]) == ("ready", 0, None)
         assert "jumps" in jumping.pipeline("serve", "ps")[0]
-        assert httpx.get(f"{now['endpoints']['openai']}/models").is_success
+        assert httpx.get(f"{now['endpoints']['openai']}/models", timeout=60).is_success
     again = json.loads(jumping.pipeline("serve", "restart", "jumps", "--format", "json")[0])["servers"][0]
     assert abs(again["started_s"] - time.time() + 400 * 86400) < 600, "the clock did jump"
     assert again["state"] == "ready"
@@ -547,7 +547,9 @@ def test_ranks_of_an_engine_are_kept_and_started_again(host: Host, lane: Lane) -
     again = host.becomes("ranks", "ready", restarts=1)
     assert again["ports"] == said["ports"]
     body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
-    answer = httpx.post(f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body).json()
+    answer = httpx.post(
+        f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body, timeout=60
+    ).json()
     assert answer["text_output"]
     host.pipeline("serve", "stop", "ranks")
     assert host.left() == []
@@ -563,7 +565,9 @@ def test_an_engine_on_one_gpu_is_kept_without_mpirun(tmp_path: Path) -> None:
         os.kill(rank, signal.SIGKILL)
         again = host.becomes("one", "ready", restarts=1)
         body = {"text_input": "abc", "max_tokens": 3, "bad_words": "", "stop_words": ""}
-        answer = httpx.post(f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body).json()
+        answer = httpx.post(
+            f"http://{again['endpoints']['http']}/v2/models/ensemble/generate", json=body, timeout=60
+        ).json()
         assert answer["text_output"]
 
 
@@ -596,7 +600,7 @@ def test_an_engine_of_the_embedded_toolchain_is_kept(other_host: Host, tmp_path:
     pytest.importorskip("xllamacpp")
     said = other_host.serve(str(script_engine(tmp_path / "engine")), "--name", "one", "--threads", "1")
     generate = f"http://{said['endpoints']['http']}/v2/models/ensemble/generate"
-    answer = httpx.post(generate, json=EMBEDDED_BODY)
+    answer = httpx.post(generate, json=EMBEDDED_BODY, timeout=60)
     assert answer.json()["text_output"] == "top-", answer.text
     files = shared_memory(said)
     other_host.pipeline("serve", "stop", "one")
@@ -617,7 +621,7 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     files = shared_memory(*said)
     for each in said:
         answer = httpx.post(
-            f"http://{each['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY
+            f"http://{each['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY, timeout=60
         ).json()
         assert answer["text_output"] == "top-"
     table = process_table()
@@ -626,13 +630,13 @@ def test_engines_of_the_embedded_toolchain_several_at_once(other_host: Host, tmp
     os.kill(stubs[0], signal.SIGKILL)
     assert "died" in host.becomes("one", "restarting")["reason"]
     log = Path(said[0]["folder"], "log")
-    assert eventually(lambda: log.read_text().count("ready: http") == 2, 30), log.read_text()
+    assert eventually(lambda: log.read_text().count("ready: http") == 2), log.read_text()
     assert host.becomes("one", "ready")["ports"] == said[0]["ports"]
     files |= shared_memory(said[0])
     os.kill(said[1]["keeper_pid"], signal.SIGKILL)
     assert "was killed" in host.becomes("two", "failed")["reason"]
     assert httpx.post(
-        f"http://{said[2]['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY
+        f"http://{said[2]['endpoints']['http']}/v2/models/ensemble/generate", json=EMBEDDED_BODY, timeout=60
     ).is_success
     assert host.pipeline("serve", "stop", "--all")[0].split() == sorted(names)
     assert eventually(lambda: not host.left()), host.left()

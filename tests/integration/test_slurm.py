@@ -69,7 +69,7 @@ NodeName=n3 Name=gpu Type=l40s File=/dev/full
 
 
 def tell(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=280).stdout
 
 
 def states() -> dict[str, str]:
@@ -196,16 +196,16 @@ def test_a_matrix_goes_on_while_nodes_go_down_and_come_back(slurm: Path, tmp_pat
         return {comment: node for name, comment, node in (line.split("|") for line in lines) if name == "convert"}
 
     try:
-        assert eventually(lambda: bool(running()), 120.0), "a convert runs"
+        assert eventually(lambda: bool(running())), "a convert runs"
         lost, node = next(iter(running().items()))
         other = "n2" if node == "n1" else "n1"
         tell("scontrol", "update", f"nodename={other}", "state=drain", "reason=test")
         crash(slurm, node)
-        assert eventually(lambda: states()[node].startswith("down"), 120.0), "its node is down"
+        assert eventually(lambda: states()[node].startswith("down")), "its node is down"
         assert run.poll() is None, "it waits for a node"
         tell("scontrol", "update", f"nodename={other}", "state=resume")
         tell("slurmd", "-N", node)
-        _, said = run.communicate(timeout=240)
+        _, said = run.communicate(timeout=280)
     finally:
         run.kill()
     assert run.returncode == 0, said
@@ -227,17 +227,17 @@ def test_what_a_killed_pipeline_left_in_the_queue_is_not_run_twice(slurm: Path, 
         [*pipeline, "run", "-m", str(TINY), "--until", "build", "--executor", "slurm", *where],
         stderr=subprocess.DEVNULL,
     )
-    assert eventually(lambda: "convert" in tell("squeue", "-h", "-o", "%j"), 120.0), "a convert is in the queue"
+    assert eventually(lambda: "convert" in tell("squeue", "-h", "-o", "%j")), "a convert is in the queue"
     tell("scontrol", "update", "partitionname=work", "state=DOWN")
     first.kill()
     first.wait()
     second = subprocess.Popen([*pipeline, "resume", *where], stderr=subprocess.PIPE, text=True)
     try:
         pending = "squeue", "-h", "--states=PENDING", "-o", "%j"
-        assert eventually(lambda: "look" in tell(*pending), 120.0), "it has started, and wants to know the nodes"
+        assert eventually(lambda: "look" in tell(*pending)), "it has started, and wants to know the nodes"
     finally:
         tell("scontrol", "update", "partitionname=work", "state=UP")
-    assert second.communicate(timeout=200)[1] is not None
+    assert second.communicate(timeout=280)[1] is not None
     assert second.returncode == 0
     jobs = [line.split("|") for line in tell("squeue", "-h", "--states=all", "-o", "%j|%k").splitlines()]
     made = [comment for name, comment in jobs if comment.startswith(str(tmp_path)) and name in ("convert", "build")]

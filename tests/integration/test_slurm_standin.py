@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.jobs import end, job, submit
+from tests.helpers.waiting import eventually
 from tests.standins import slurm
 from trtllm_pipeline.base.domain import Exclusive, Resources
 from trtllm_pipeline.base.errors import FailureClass, UsageError
@@ -147,7 +148,8 @@ def test_what_slurm_says_of_a_job_without_an_answer(
 def test_a_controller_that_is_away_for_a_while_ends_nothing(
     executor: ClusterExecutor, standin: Path, tmp_path: Path
 ) -> None:
-    submit(executor, job(tmp_path, "build", command=("sleep", "0.5")))
+    script = "until [ -e goes ]; do sleep 0.02; done"
+    build = submit(executor, job(tmp_path, "build", command=("sh", "-c", script)))
     (standin / "refuse").write_text("slurm_load_jobs error: Unable to contact slurm controller")
     assert executor.wait(0.5) == []
     submit(executor, job(tmp_path, "refused"))
@@ -156,6 +158,7 @@ def test_a_controller_that_is_away_for_a_while_ends_nothing(
     assert error.failure is FailureClass.TRANSIENT
     assert error.message == "refused: sbatch: slurm_load_jobs error: Unable to contact slurm controller"
     (standin / "refuse").unlink()
+    (Path(build.attempt) / "goes").touch()
     assert end(executor).error is None
 
 
@@ -179,9 +182,7 @@ def test_what_ended_while_nobody_looked_is_taken(
     build = job(tmp_path, "build", command=("sh", "-c", "echo once >> out/result"))
     submit(ClusterExecutor(cluster), build)
     answers = Path(f"{build.attempt}.cluster/answers.json")
-    until = time.monotonic() + 20
-    while not (answers.exists() and '"failed"' in answers.read_text()) and time.monotonic() < until:
-        time.sleep(0.05)
+    assert eventually(lambda: answers.exists() and '"failed"' in answers.read_text())
     (standin / "state.1").write_text("COMPLETED")
     cluster._known.clear()
     assert executor.adopt(Path(build.attempt))

@@ -30,7 +30,7 @@ def shell(command: str, folder: Path, **environment: str) -> subprocess.Complete
         ["bash", "-c", command],
         check=False,
         capture_output=True,
-        timeout=60,
+        timeout=240,
         cwd=folder,
         env={**os.environ, **environment},
     )

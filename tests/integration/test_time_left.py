@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
+from tests.helpers.waiting import eventually
 from tests.integration.test_pipeline import TINY, pipeline, start, wait_until_gone
 from trtllm_pipeline.show.progress.left import read
 
@@ -24,11 +24,7 @@ def test_status_says_what_a_run_expects_and_what_became_of_that(tmp_path: Path) 
     assert said_at_the_end in pipeline("report", cwd=tmp_path)
 
     process = start("run", "--matrix", TINY, "--progress", "quiet", cwd=tmp_path)
-    deadline = time.monotonic() + 60
-    while not any(read(plan.parent) for plan in tmp_path.glob(".pipeline/runs/*/plan.json")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
+    assert eventually(lambda: any(read(plan.parent) for plan in tmp_path.glob(".pipeline/runs/*/plan.json")))
     said = json.loads(pipeline("status", "--format", "json", cwd=tmp_path))
     assert said["left_s"] > 0
     assert (said["left_complete"], said["forecast"]) == (False, None)

@@ -163,11 +163,17 @@ def test_nothing_is_kept_from_one_prompt_to_the_next_unless_asked(engine: Path, 
 
 
 def test_cancel(runtime: Runtime) -> None:
-    collected = Collected()
-    generation = runtime.submit(PROMPTS[0], 400, Sampling(), collected)
-    while len(collected.events) < 5:
-        time.sleep(0.001)
+    collected, begun, cancelled = Collected(), threading.Event(), threading.Event()
+
+    def listener(event: Event) -> None:
+        collected(event)
+        begun.set()
+        cancelled.wait()
+
+    generation = runtime.submit(PROMPTS[0], 400, Sampling(), listener)
+    begun.wait()
     generation.cancel()
+    cancelled.set()
     assert len(collected.tokens()) < 400
     assert collected.events[-1] == Event(finish=Finish.CANCELLED)
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,10 +199,13 @@ def test_a_dead_model_process_is_brought_back(models: Path, tmp_path: Path) -> N
 
 def test_a_model_process_killed_while_the_server_loads_is_named_at_once(models: Path, tmp_path: Path) -> None:
     with launched(models, tmp_path / "attempt", ready_timeout_s=60) as service:
-        deadline = time.monotonic() + 90
-        while not (victims := [pid for pid, model in stubs_of(service.process.pid) if model == "tensorrt_llm"]):
-            assert time.monotonic() < deadline, service.log()
-            time.sleep(0.01)
+        victims: list[int] = []
+
+        def found() -> bool:
+            victims[:] = [pid for pid, model in stubs_of(service.process.pid) if model == "tensorrt_llm"]
+            return bool(victims)
+
+        assert eventually(found), service.log()
         os.kill(victims[0], signal.SIGSTOP)  # so that it continues loading until the launcher has seen it
         slept = naps(service.process.pid)
         assert eventually(lambda: naps(service.process.pid) > slept + 100)  # it looks between two naps
@@ -281,10 +283,7 @@ def test_a_stage_waits_for_a_server_that_is_started_again(
         os.kill(
             next(pid for pid, model in triton_server.stub_processes(server) if model == "tensorrt_llm"), signal.SIGKILL
         )
-        deadline = time.monotonic() + 90
-        while listening_on(int(port)):
-            assert time.monotonic() < deadline, service.log()
-            time.sleep(0.01)
+        assert eventually(lambda: not listening_on(int(port))), service.log()
         assert asyncio.run(ask(service.attempt / "service.json")) is None
 
 
@@ -316,9 +315,7 @@ def test_it_ends_with_the_process_that_started_it(models: Path, tmp_path: Path) 
     )
     assert starter.stdout is not None
     launcher = int(starter.stdout.readline())
-    deadline = time.monotonic() + 90
-    while not (attempt / "service.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert eventually((attempt / "service.json").exists)
     starter.kill()
     starter.wait()
     assert gone(starter.pid), alive(starter.pid)

@@ -185,13 +185,13 @@ def test_engines_are_served_by_trtllm_serve_as_well(done: Done, release: str, ba
         said = json.loads("".join(takewhile("}\n".__ne__, process.stdout)) + "}")
         assert said["kind"] == "openai"
         assert said["server"]["version"] == release
-        assert httpx.get(f"{said['url']}/health").is_success
+        assert httpx.get(f"{said['url']}/health", timeout=60).is_success
         body = {"model": said["model"], "prompt": "abc", "max_tokens": 3}
-        answer = httpx.post(f"{said['url']}/v1/completions", json=body).json()
+        answer = httpx.post(f"{said['url']}/v1/completions", json=body, timeout=60).json()
         assert answer["choices"][0]["text"] == turned(lane.outputs("download")[0], "abc", 0)
     finally:
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert lane.left() == []
     (start,) = lane.installed.invocations("trtllm-serve")
@@ -295,39 +295,6 @@ def test_without_its_data_set_an_old_release_cannot_calibrate(tmp_path: Path) ->
     assert "calibration" in cell["hint"]
 
 
-def test_an_engine_of_another_release_is_refused_before_anything_is_started(machine: Lane) -> None:
-    words = alone(21)
-    machine.run("--until", "repository", *words)
-    engine = next(
-        folder
-        for folder in machine.outputs("build")
-        if json.loads((folder / "config.json").read_text())["build_config"]["max_batch_size"] == 21
-    )
-    config = engine / "config.json"
-    config.chmod(0o644)
-    config.write_text(config.read_text().replace('"version": "0.16.0"', '"version": "0.15.0"'))
-    (cell,) = machine.run(*SERVED, *words, code=1).values()
-    assert (cell["failed_stage"], cell["failure"]) == ("launch", "infeasible")
-    assert "version: the engine needs TensorRT-LLM 0.15.0, found 0.16.0" in cell["reason"]
-    assert not list(machine.workspace.glob("work/*/server.log"))
-
-
-def test_a_damaged_engine_is_refused_until_it_is_built_again(machine: Lane) -> None:
-    words = alone(22)
-    before = set(machine.outputs("build"))
-    machine.run("--until", "repository", *words)
-    (engine,) = set(machine.outputs("build")) - before
-    rank = engine / "rank0.engine"
-    rank.chmod(0o644)
-    rank.write_bytes(rank.read_bytes()[::-1])
-    (cell,) = machine.run(*SERVED, *words, code=1).values()
-    assert (cell["failed_stage"], cell["failure"]) == ("launch", "user")
-    assert "rank0.engine has changed since it was built: expected digest" in cell["reason"]
-    machine.pipeline("store", "verify", "--workspace", str(machine.workspace), code=1)
-    (cell,) = machine.run(*SERVED, *words).values()
-    assert cell["status"] == "done"
-
-
 def test_a_rank_that_dies_is_named_with_the_end_of_its_log(done: Done) -> None:
     lane = done("0.8.0")
     other = ("--set", "settings.smoke.prompt=Once upon a time", "--cells", LARGER)
@@ -343,7 +310,7 @@ def test_a_rank_that_dies_is_named_with_the_end_of_its_log(done: Done) -> None:
     pid = said["ranks"][1]
     assert b"tritonserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
     os.kill(pid, signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 1, err
     (cell,) = cells(out).values()
     assert cell["failed_stage"] == "launch"
@@ -446,7 +413,7 @@ def test_the_end_of_one_disaggregated_server_ends_the_others_and_is_named(tmp_pa
     lines = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")}
     (pid,) = (int(pid) for pid, words in lines.items() if words.endswith(b"--port\0" + port + b"\0"))
     os.kill(pid, signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 1
     assert "generation1 was ended by signal SIGKILL" in out + err
     assert lane.left() == []
@@ -579,7 +546,7 @@ def test_a_run_says_which_model_is_asked_with_text_alone(tmp_path: Path) -> None
     lane = seeing(tmp_path / "lane")
     lane.matrix.write_text(IMAGES.partition("settings:\n")[0], encoding="utf-8")
     running = lane.start(*lane.words("--until", "repository"))
-    said = running.communicate(timeout=100)[1]
+    said = running.communicate(timeout=280)[1]
     assert (running.returncode, said.count("model: checked with text alone")) == (0, 1), said
 
 
@@ -614,16 +581,9 @@ def test_a_model_that_takes_images_is_asked_with_images(tmp_path: Path) -> None:
 
 
 def test_a_model_without_its_image_processor_does_not_start(tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
-    from trtllm_pipeline.tensorrt.embedded.random_model import write_model
-
-    lane = Lane(tmp_path / "lane", "1.3.0")
+    lane = seeing(tmp_path / "lane")
     lane.matrix.write_text(IMAGES.replace(", triton]", "]"), encoding="utf-8")
-    model = lane.folder / "model"
-    model.mkdir()
-    write_model(model, "llama", 0)
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "vision_config": {"hidden_size": 8}}))
+    (lane.folder / "model" / "preprocessor_config.json").unlink()
     (lane.folder / "rows.jsonl").write_text('{"input": "Hello", "output": "Hello"}\n')
     (cell,) = lane.run(code=1).values()
     assert "preprocessor_config.json" in cell["reason"]
@@ -833,7 +793,7 @@ def test_heads_become_part_of_engines_and_triton_tells_how_many_drafts_were_acce
     with kept(lane, "method=medusa") as (url, _metrics):
         body = {"model": "tiny", "prompt": "abcdefgh", "max_tokens": 10, "temperature": 0}
         httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status()
-        page = httpx.get(f"{url}/metrics").text
+        page = httpx.get(f"{url}/metrics", timeout=60).text
     counts = [re.search(rf"pipeline_gateway_{name}_tokens_total.* (\d+)", page) for name in ("drafted", "accepted")]
     drafted, accepted = (int(found[1]) if found else 0 for found in counts)
     assert 0 < accepted < drafted
@@ -868,7 +828,10 @@ def test_two_engines_answer_together_and_one_drafts_for_itself(tmp_path: Path) -
         events = [json.loads(line[6:])["choices"][0] for line in streamed.splitlines() if line.startswith("data: {")]
         assert [event["text"] for event in events] == [choice["text"], ""]
         # Of 10 tokens, each pass of the model over 4 drafted ones makes 5.
-        assert 'nv_inference_request_success{model="tensorrt_llm_draft",version="1"} 4' in httpx.get(metrics).text
+        assert (
+            'nv_inference_request_success{model="tensorrt_llm_draft",version="1"} 4'
+            in httpx.get(metrics, timeout=60).text
+        )
 
 
 @contextmanager
@@ -877,7 +840,7 @@ def kept(lane: Lane, cell: str) -> Iterator[tuple[str, str]]:
     workspace = ("--workspace", str(lane.workspace))
     started = lane.start("serve", "start", cell, "--openai", "--name", "kept", *workspace)
     try:
-        _, said = started.communicate(timeout=120)
+        _, said = started.communicate(timeout=280)
         assert started.returncode == 0, said
         folder = lane.workspace / "serve" / "kept"
         told = [json.loads((folder / name).read_text()) for name in ("gateway.json", "service.json")]
@@ -911,7 +874,7 @@ def test_one_server_has_several_adapters_and_requests_ask_for_them_in_turn(tmp_p
     assert [ranks.keys() for ranks in of_runs] == [{0}, {4, 2}]
     assert abs(of_runs[1][4] - of_runs[1][2]) <= 2, "one after the other, at each level"
     with kept(lane, "lora=none") as (url, _metrics):
-        listed = [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+        listed = [model["id"] for model in httpx.get(f"{url}/v1/models", timeout=60).json()["data"]]
         assert listed == ["tiny", "tiny:sql", "tiny:chat"]
         body = {"prompt": "abcdefghijkl", "max_tokens": 3, "temperature": 0}
         told = [httpx.post(f"{url}/v1/completions", json={**body, "model": name}, timeout=60).json() for name in listed]
@@ -955,7 +918,7 @@ def test_code_of_a_model_is_fetched_once_the_lines_of_the_message_are_in_the_mat
         lane.environment |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
         lane.environment.pop("HF_HUB_OFFLINE", None)
         run = ("run", "--matrix", str(lane.matrix), "--workspace", str(lane.workspace), *BUILT)
-        refused = lane.start(*run).communicate(timeout=60)[1]
+        refused = lane.start(*run).communicate(timeout=280)[1]
         assert lane.starts() == Counter()
         lines = refused[refused.index("settings:") : refused.index("  try: with these lines in the matrix")]
         trusted = {name: sha256(content) for name, content in code.items()}
@@ -971,7 +934,7 @@ def test_code_of_a_model_is_fetched_once_the_lines_of_the_message_are_in_the_mat
         changed.files["modeling_internlm2.py"] += b"# and something else\n"
         changed.commit = "e" * 40
         lane.run(*BUILT)  # what was pinned is what runs
-        told = lane.start(*run, "--refresh").communicate(timeout=60)[1]
+        told = lane.start(*run, "--refresh").communicate(timeout=280)[1]
         assert "modeling_internlm2.py is not the file that settings.download.trust_remote_code names" in told
         assert sha256(changed.files["modeling_internlm2.py"]) in told
 

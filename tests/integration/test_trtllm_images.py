@@ -95,7 +95,7 @@ def exported(made: Lane, cell: str, folder: Path) -> None:
     serving = ("serve", "start", cell, "--matrix", str(made.matrix), "--workspace", str(made.workspace), "--openai")
     for command in ((*words, "--openai", "--output-dir", str(folder / "no")), serving):
         refused = made.start(*command)
-        said = refused.communicate(timeout=120)[1]
+        said = refused.communicate(timeout=280)[1]
         assert (refused.returncode, "each question to this server has an image" in said) == (2, True), said
     made.pipeline(*words, "--output-dir", str(folder / "out"))
     bundle = folder / "a b"
@@ -112,7 +112,7 @@ def exported(made: Lane, cell: str, folder: Path) -> None:
     path = f"{Path(sys.executable).parent}:{made.environment['PATH']}"
     with started(bundle, {**made.environment, "PATH": path}) as port:
         ask = asking.replace(":8000", f":{port}")
-        answer = subprocess.run(["sh", "-c", ask], cwd=folder, capture_output=True, text=True, check=True, timeout=60)
+        answer = subprocess.run(["sh", "-c", ask], cwd=folder, capture_output=True, text=True, check=True, timeout=280)
     assert json.loads(answer.stdout)["text_output"], answer.stdout
 
 

@@ -74,7 +74,7 @@ def test_what_never_works_ends_with_what_is_left_to_do(tmp_path: Path) -> None:
     assert (cell["status"], cell["failure"]) == ("failed", "out_of_memory")
     assert tried(lane) == [4096, 2048, 1024]
     process = lane.start("resume", "--workspace", str(lane.workspace), "--format", "json")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 1, err
     assert next(iter(cells(out).values()))["changes"] == cell["changes"]
     assert tried(lane) == [4096, 2048, 1024, 1024]  # the last is tried again, as after every failure
@@ -84,7 +84,7 @@ def test_what_never_works_ends_with_what_is_left_to_do(tmp_path: Path) -> None:
 def test_with_fail_fast_nothing_is_tried_again_and_that_is_said(tmp_path: Path) -> None:
     lane = lane_of(tmp_path, Fault("build_oom", times=None, above=1500))
     process = lane.start(*lane.words(*WORDS, *ALLOWED, "--fail-fast"))
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=280)
     assert process.returncode == 1, out
     assert "--fail-fast: 1 cell not retried despite settings.retry" in err
     assert tried(lane) == [4096]

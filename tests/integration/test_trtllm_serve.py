@@ -75,7 +75,7 @@ def test_it_says_where_it_is_and_ends_when_told(launched: Callable[..., Launched
     assert said["server"]["version"] == "1.2.0"
     assert said["url"] == f"http://{said['http']}"
     assert said["http"].startswith("127.0.0.1:")
-    assert httpx.get(f"{said['url']}/health").is_success
+    assert httpx.get(f"{said['url']}/health", timeout=60).is_success
     assert "serving Qwen" in (service.attempt / said["log"]).read_text()
     assert Service.read(service.attempt / "service.json").model == "Qwen/Qwen3-8B"
     assert sum("time.sleep(300)" in line for line in service.left()) == 2
@@ -121,10 +121,10 @@ def test_a_dead_server_is_started_again_on_its_port(launched: Callable[..., Laun
 
 @pytest.mark.seam
 def test_one_that_is_never_healthy(launched: Callable[..., Launched]) -> None:
-    service = launched("--never", ready_timeout_s=1.0, stop_timeout_s=1.0)
+    service = launched("--never", ready_timeout_s=6.0, stop_timeout_s=1.0)
     assert service.process.wait(60) == 1
     assert "FailureClass.TIMEOUT" in service.log()
-    assert "was not ready after 1 s" in service.log()
+    assert "was not ready after 6 s" in service.log()
     assert ":\n    serving Qwen" in service.log()
 
 

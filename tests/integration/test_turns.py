@@ -183,4 +183,4 @@ def test_many_that_wait_for_one_another_all_come_to_it(invoke: Invoke, leases: P
 
 def until(true: Callable[[], bool]) -> None:
     """Wait for it."""
-    assert eventually(true, TURN_S)
+    assert eventually(true)

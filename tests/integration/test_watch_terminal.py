@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.terminals import Terminal
+from tests.helpers.waiting import eventually
 
 COMMAND = (sys.executable, "-m", "trtllm_pipeline", "serve", "status", "--watch")
 NOTHING = "no servers are kept in this workspace"
@@ -18,10 +18,7 @@ NOTHING = "no servers are kept in this workspace"
 @pytest.mark.seam
 def test_it_draws_until_ctrl_c_and_leaves_the_last_picture(tmp_path: Path) -> None:
     with closing(Terminal(COMMAND, {"TERM": "xterm-256color"}, tmp_path)) as screen:
-        deadline = time.monotonic() + 60
-        while screen.seen.count(NOTHING) < 1:
-            assert time.monotonic() < deadline, screen.seen
-            screen.look(0.1)
+        assert eventually(lambda: screen.look(0.1) and NOTHING in screen.seen), screen.seen
         screen.type("\x03")
         assert screen.process.wait(60) == 0, screen.seen
         while screen.look(0.1):

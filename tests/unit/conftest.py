@@ -10,6 +10,7 @@ import pytest
 
 from trtllm_pipeline.base.domain import Cell, CellId, Exclusive, Resources, Scope
 from trtllm_pipeline.base.machine.model import Machine
+from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage.base import Stage
 from trtllm_pipeline.tensorrt.stage.params import Param
 from trtllm_pipeline.tensorrt.toolchains.catalog import Toolchain
@@ -118,6 +119,20 @@ def make_toolchain(version: str = "1") -> Toolchain:
 @pytest.fixture
 def toolchain() -> Toolchain:
     return make_toolchain()
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Types a command that is refused with exit code 2; what it says."""
+
+    def typed(*words: str) -> str:
+        assert main(words) == 2
+        return capsys.readouterr().err
+
+    return typed
 
 
 @pytest.fixture

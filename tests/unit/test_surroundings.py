@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.conftest import Refused
 from trtllm_pipeline.base.errors import StateError
 from trtllm_pipeline.base.files import disk
 from trtllm_pipeline.base.processes import process
@@ -82,14 +83,13 @@ def test_what_the_system_refuses_is_no_bug_of_ours(number: int, capsys: pytest.C
     ],
 )
 def test_long_names_and_links_to_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused, argv: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("self").symlink_to("self")
     if argv[0] in {"report", "recommend", "logs"}:
         Store(tmp_path / ".pipeline").close()
-    assert app.main(argv) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+    assert refused(*argv).startswith("error: ")
 
 
 def test_open_files_are_allowed_or_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +129,5 @@ def test_the_hint_goes_with_what_there_is_no_room_for(number: int, said: str) ->
 
 
 @pytest.mark.parametrize("words", [["bench", "analyze", "/dev/full"], ["eval", "drift", "/dev/full", "/dev/full"]])
-def test_a_device_is_no_file_of_results(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert app.main(words) == 2
-    assert "/dev/full: is a device, expected a file" in capsys.readouterr().err
+def test_a_device_is_no_file_of_results(words: list[str], refused: Refused) -> None:
+    assert "/dev/full: is a device, expected a file" in refused(*words)

@@ -13,7 +13,6 @@ import argparse
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,8 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final
+
+from trtllm_pipeline.tensorrt.servers.triton_server import unused_ports
 
 FIELDS: Final = frozenset(
     [
@@ -76,7 +77,7 @@ def main(server: str, arguments: Sequence[str]) -> int:
     if asked.tokenizer and not (Path(asked.tokenizer) / "config.json").is_file():
         print(f"OSError: {asked.tokenizer} does not appear to have a file named config.json", file=sys.stderr)
         return 1
-    port, metrics = _free_port(), _free_port()
+    port, metrics = unused_ports(2)
     options = [f"--model-repository={asked.model_repository}", "--http-address=127.0.0.1", f"--http-port={port}"]
     triton = subprocess.Popen([server, *options, "--allow-grpc=false", f"--metrics-port={metrics}"])
     try:
@@ -93,13 +94,7 @@ def main(server: str, arguments: Sequence[str]) -> int:
         return 0
     finally:
         triton.terminate()
-        triton.wait(30)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+        triton.wait(60)
 
 
 def _wait(triton: subprocess.Popen[bytes], port: int) -> None:

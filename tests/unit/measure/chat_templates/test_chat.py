@@ -250,31 +250,24 @@ def test_one_process_renders_many_and_ends_with_its_renderer(monkeypatch: pytest
     assert started[0].poll() is not None
 
 
-def test_a_killed_process_is_told_and_replaced() -> None:
-    with Renderer(Template("{{ messages[0].content }}")) as renderer:
-        renderer.render(Chat(ASK))
-        process = renderer._process
-        assert process is not None
-        process.kill()
-        process.wait()
-        with pytest.raises(TemplateError, match="its process ended by signal 9") as caught:
-            renderer.render(Chat(ASK))
-        assert caught.value.failure is FailureClass.TRANSIENT
-        assert renderer.render(Chat(ASK)) == "Why?"
-
-
 @pytest.mark.parametrize(
-    ("number", "failure"), [(signal.SIGTERM, FailureClass.TRANSIENT), (signal.SIGSEGV, FailureClass.BUG)]
+    ("number", "failure"),
+    [
+        (signal.SIGKILL, FailureClass.TRANSIENT),
+        (signal.SIGTERM, FailureClass.TRANSIENT),
+        (signal.SIGSEGV, FailureClass.BUG),
+    ],
 )
-def test_a_process_that_ended_is_not_remembered(number: int, failure: FailureClass) -> None:
-    with Renderer(Template("x")) as renderer:
+def test_a_process_that_ended_is_told_and_replaced(number: int, failure: FailureClass) -> None:
+    with Renderer(Template("{{ messages[0].content }}")) as renderer:
         renderer.render(Chat(ASK))
         assert renderer._process is not None
         renderer._process.send_signal(number)
         renderer._process.wait()
         with pytest.raises(TemplateError, match=f"its process ended by signal {int(number)}") as caught:
             renderer.render(Chat(ASK))
-    assert caught.value.failure is failure
+        assert caught.value.failure is failure
+        assert renderer.render(Chat(ASK)) == "Why?"
 
 
 def test_a_process_that_gets_no_processor_is_told_apart_from_one_that_takes_too_much(

@@ -68,7 +68,7 @@ def test_the_wrong_protocol_is_told_with_the_right_one(
 ) -> None:
     async def ask(address: str) -> ServerError:
         with pytest.raises(ServerError) as caught:
-            async with Target.at(address, asked, "m", max_tokens=1, timeout_s=30).client():
+            async with Target.at(address, asked, "m", max_tokens=1, timeout_s=60).client():
                 pass
         return caught.value
 
@@ -81,7 +81,7 @@ def test_the_wrong_protocol_is_told_with_the_right_one(
 def test_a_server_of_http_that_is_not_known_is_told_from_grpc() -> None:
     async def ask(address: str) -> ServerError:
         with pytest.raises(ServerError) as caught:
-            async with Target.at(address, "grpc", "m", max_tokens=1, timeout_s=30).client():
+            async with Target.at(address, "grpc", "m", max_tokens=1, timeout_s=60).client():
                 pass
         return caught.value
 
@@ -94,7 +94,7 @@ def test_a_server_of_http_that_is_not_known_is_told_from_grpc() -> None:
 def test_a_server_that_is_what_was_asked_keeps_its_own_error() -> None:
     async def ask(address: str) -> str:
         with pytest.raises(ServerError) as caught:
-            async with Target.at(address, "http", "m", max_tokens=1, timeout_s=30).client():
+            async with Target.at(address, "http", "m", max_tokens=1, timeout_s=60).client():
                 pass
         return caught.value.message
 

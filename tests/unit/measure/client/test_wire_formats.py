@@ -126,15 +126,6 @@ def test_what_is_not_understood_is_an_error() -> None:
     with pytest.raises(Http2Error, match="GOAWAY: bye"):
         receiver.feed(0, http2.frame(7, 0, 0, bytes(7) + b"\x02bye"))
     _, receiver, _, _ = pair()
-    malformed = (
-        http2.frame(4, 0, 0, b"short"),  # settings
-        http2.frame(0, 8, 1),  # padded, without a length
-        http2.frame(0, 8, 1, b"\x09padding"),  # more than there is
-        http2.frame(1, 8 | 4, 1, b"\x09padding"),
-    )
-    for each in malformed:
-        with pytest.raises(Http2Error, match="a frame is malformed"):
-            Http2(lambda _: None, lambda *_: None).feed(0, each)
     with pytest.raises(Http2Error, match="CONTINUATION frame is missing"):
         receiver.feed(0, http2.frame(1, 0, 1, b"") + http2.frame(0, 0, 1, b""))
     assert http2._status({"grpc-status": "5", "grpc-message": "no%20model"}) == "NOT_FOUND: no model"
@@ -182,7 +173,6 @@ def test_every_moment_of_a_chat_is_noted() -> None:
 
 def test_errors_and_calls_of_tools_in_a_chat() -> None:
     assert chat({"error": {"message": "too long", "code": 400}}).error == "too long"
-    assert chat({"detail": "Unknown model: m"}).error == "Unknown model: m", "as FastAPI says it"
     assert "expected a JSON object" in (chat("nonsense").error or "")
     call = {"index": 0, "function": {"name": "f", "arguments": '{"a"'}}
     assert chat(delta(tool_calls=[call]), delta(tool_calls=[{"function": {"arguments": ":1}"}}])).text == 'f{"a":1}'

@@ -127,6 +127,10 @@ def framed(*frames: bytes) -> Http2:
         (http2.frame(0, 0, 0, b"x"), "a frame of type 0 is on stream 0"),
         (http2.frame(4, 0, 1), "a frame of type 4 is on stream 1"),
         (http2.frame(6, 0, 0, b"short"), "malformed"),
+        (http2.frame(4, 0, 0, b"short"), "malformed"),
+        (http2.frame(0, 8, 1), "malformed"),  # padded, without a length
+        (http2.frame(0, 8, 1, b"\x09padding"), "malformed"),  # more than there is
+        (http2.frame(1, 8 | 4, 1, b"\x09padding"), "malformed"),
         (http2.frame(7, 0, 0, b"short"), "malformed"),
     ],
 )

@@ -76,9 +76,9 @@ def test_what_is_missing_is_named_and_the_rest_is_there() -> None:
     def page(step: int) -> str:
         return "\n".join(line for line in metrics_pages.dcgm(step).splitlines() if "ENERGY" not in line)
 
-    with socket.create_server(("127.0.0.1", 0)) as closed:
+    with socket.socket() as closed, metrics_pages.served({"/metrics": (pages := Pages(page))}) as url:
+        closed.bind(("127.0.0.1", 0))  # it does not listen
         gone = f"127.0.0.1:{closed.getsockname()[1]}"
-    with metrics_pages.served({"/metrics": (pages := Pages(page))}) as url:
         devices, problems = sampled(Exporters((url, gone, f"{url}/other"), (0, 9)), lambda: pages.steps > 4)
     assert len(devices) == 1
     assert sorted(problem.partition(" [")[0] for problem in problems) == sorted(

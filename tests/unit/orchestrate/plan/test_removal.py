@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import fabricated
+from tests.unit.conftest import Refused
 from trtllm_pipeline.orchestrate.plan.plan import Plan
 from trtllm_pipeline.orchestrate.plan.plan_file import plan_lines
 from trtllm_pipeline.orchestrate.plan.removal import choose
@@ -103,12 +104,11 @@ def test_protected_artifacts_and_those_of_a_managed_server_stay(
 
 
 def test_without_yes_nothing_is_removed_where_no_one_can_be_asked(
-    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    store: Store, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = len(store.index.all_artifacts())
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    assert main(["store", "rm", "build", "-w", str(store.workspace)]) == 2
-    assert "skip the prompt with --yes" in capsys.readouterr().err
+    assert "skip the prompt with --yes" in refused("store", "rm", "build", "-w", str(store.workspace))
     for answer, code in ((False, 130), (True, 0)):
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
 

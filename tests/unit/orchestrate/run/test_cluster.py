@@ -341,7 +341,7 @@ def test_what_nobody_foresaw_in_the_pool_is_said(
     prompts = tmp_path / "prompts"
     prompts.touch()
     submit(through_exchange, job(tmp_path, "build", files={"prompts": str(prompts)}))
-    error = end(through_exchange, 20.0).error
+    error = end(through_exchange).error
     assert error is not None
     assert error.message.endswith(": RuntimeError: odd")
     assert error.failure is FailureClass.TRANSIENT
@@ -398,7 +398,7 @@ def test_what_a_killed_agent_left_on_its_node_is_removed_by_the_next(tmp_path: P
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     with subprocess.Popen(command, env=environment) as killed:
         log = Path(doomed.attempt) / "log"
-        assert eventually(lambda: log.exists() and log.read_text() == "up\n", 30)
+        assert eventually(lambda: log.exists() and log.read_text() == "up\n")
         other = job(work, "other")
         parcel_of(other, url)
         again = [*command[:-1], "other.1-0"]

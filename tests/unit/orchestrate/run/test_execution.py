@@ -371,15 +371,16 @@ def test_whose_work_is_waited_for_is_told(store: Store) -> None:
 def test_the_machine_is_waited_for_while_another_invocation_measures(store: Store) -> None:
     lease = claims.lease_machine((), exclusive=Exclusive.MACHINE)
     assert lease is not None
-    executor = PretendExecutor()
+    executor, observer = PretendExecutor(), Silent()
 
     def let_go() -> None:
         assert not executor.jobs
         for claim in lease[0]:
             claim.release()
 
-    when_polled(executor, 3, let_go)
-    assert run(plan_of(until="make"), store, executor).exit_code == 0
+    when_polled(executor, 20, let_go)
+    assert run(plan_of(until="make"), store, executor, observer).exit_code == 0
+    assert len(observer.waits) == 1, "why is said once"
 
 
 def test_of_those_that_wait_for_the_same_lease_one_asks_for_all(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,20 +587,6 @@ def test_more_than_the_machine_has_fails_at_once_with_words(store: Store) -> Non
     outcome = run(plan, store, PretendExecutor())
     assert outcome.exit_code == 1
     assert "needs 8 GPUs" in next(iter(outcome.errors.values())).message
-
-
-def test_why_a_stage_run_waits_is_said_once(store: Store) -> None:
-    lease = claims.lease_machine((), exclusive=Exclusive.MACHINE)
-    assert lease is not None
-    executor, observer = PretendExecutor(), Silent()
-
-    def let_go() -> None:
-        for claim in lease[0]:
-            claim.release()
-
-    when_polled(executor, 20, let_go)
-    assert run(plan_of(until="make"), store, executor, observer).exit_code == 0
-    assert len(observer.waits) == 1
 
 
 def test_a_gpu_that_another_invocation_has_is_replaced_by_a_free_one(store: Store) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -150,13 +149,20 @@ def test_what_another_process_pulls_is_waited_for(made: Store, store: Store, url
     claim = store.claim(run.fingerprint)
     assert claim is not None
     store.arriving("build", run.fingerprint).mkdir(parents=True)
-    other = threading.Timer(0.3, claim.release)  # as if it was killed
-    other.start()
-    told = Told()
+    waits = f"{run.id}: waiting for another process to pull it"
+
+    class Killing(Told):
+        """The other process is killed while it is waited for."""
+
+        def pulling(self, message: str, *, wrong: bool = False) -> None:
+            super().pulling(message, wrong=wrong)
+            if message == waits:
+                claim.release()
+
+    told = Killing()
     present = source(url).pull(PLAN, store, {}, told)
-    other.join()
     assert sorted(each.stage for each in present.values()) == ["build", "build"]
-    assert f"{run.id}: waiting for another process to pull it" in told.said
+    assert waits in told.said
     # What another one makes is not.
     claim = store.claim(fabricated.stage_run(PLAN, FP16, "download").fingerprint)
     assert claim is not None

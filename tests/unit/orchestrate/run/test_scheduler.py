@@ -166,22 +166,6 @@ def test_a_node_that_comes_back_in_time_saves_what_waits_for_it() -> None:
     assert scheduler.wake_at is None
 
 
-def test_a_task_runs_on_a_node_with_its_type_of_gpu() -> None:
-    nodes = [Capacity(4, ("a", "b"), 0, name, name.partition("-")[0]) for name in ("h100-1", "l40s-1")]
-    asked = [task(f"{name}{n}", gpus=1, accelerator=name, s=9.0) for n in range(3) for name in ("l40s", "h100")]
-    scheduler = Scheduler([*asked, task("any", gpus=2, s=1.0)], *nodes)
-    begun = [one for one in scheduler.advance(0) if isinstance(one, Start)]
-    assert {(one.id, one.node) for one in begun} == {
-        (f"{name}{n}", f"{name}-1") for n in (0, 1) for name in ("h100", "l40s")
-    }
-    (third,) = scheduler.advance(9, Finished(sid("l40s1")))
-    assert isinstance(third, Start)
-    assert (third.id, third.node) == ("l40s2", "l40s-1")
-    assert scheduler.advance(9, NodeCame(Capacity(4, ("c",), 0, "h100-2", "h100"))) == [
-        Start(sid("h1002"), ("c",), 1, "h100-2")
-    ]
-
-
 def test_what_no_node_of_its_type_has_is_infeasible_and_waits_for_none_of_another() -> None:
     nodes = [Capacity(4, ("a", "b"), 0, "one", "h100"), Capacity(4, ("c",), 0, "two", "l40s")]
     gang, alone = task("gang", gpus=2, accelerator="l40s"), task("alone", gpus=1, accelerator="l40s", exclusive=True)
@@ -228,26 +212,6 @@ def test_what_no_node_has_is_infeasible_even_if_all_together_have_it() -> None:
     )
 
 
-def test_downloads_are_on_the_node_that_has_some() -> None:
-    scheduler = Scheduler([task("get", cpus=0, downloads=1), task("make", "get")], *NODES)
-    assert scheduler.advance(0) == [Start(sid("get"), (), 1)]
-    assert [one.node for one in scheduler.advance(1, Finished(sid("get")))] == ["one"]
-
-
-def test_alone_is_alone_on_its_node() -> None:
-    tasks = [
-        task("small"),
-        service("serve", gpus=1, exclusive=Exclusive.MACHINE),
-        inside("perf", "serve"),
-        task("later", gpus=4),
-    ]
-    scheduler = Scheduler(tasks, *NODES)
-    started = {one.id: one.node for one in scheduler.advance(0)}
-    assert started == {"serve": "one", "later": "two", "small": "two"}
-    assert [(one.id, one.node) for one in scheduler.advance(1, ServiceReady(sid("serve")))] == [("perf", "one")]
-    assert scheduler.advance(2, Finished(sid("later"))) == []
-
-
 def test_a_place_held_on_one_node_is_in_nobodys_way_on_another() -> None:
     tasks = [task("gate", s=1), task("long", gpus=3, s=50), task("short", gpus=3, s=10)]
     tasks += [task("gang", "gate", gpus=4, s=100), *(task(name, "gate", gpus=1, s=40) for name in ("a", "b"))]
@@ -266,15 +230,6 @@ def test_what_was_lost_with_its_node_is_tried_again_whatever_its_retries_but_not
         scheduler.advance(now, Finished(sid("a"), LOST))
         now = scheduler.wake_at or now
     assert statuses(scheduler, "a") == [S.FAILED]
-
-
-def test_a_lost_service_and_what_ran_inside_it_are_tried_again() -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve")], *NODES)
-    scheduler.advance(0)
-    scheduler.advance(1, ServiceReady(sid("serve")))
-    scheduler.advance(2, ServiceEnded(sid("serve"), LOST), Finished(sid("perf"), LOST))
-    assert statuses(scheduler, "serve", "perf") == [S.PENDING, S.PENDING]
-    assert names(scheduler.advance(99)) == ["serve"]
 
 
 # Order and resources.
@@ -311,14 +266,6 @@ def test_the_longest_remaining_path_goes_first_then_cell_order() -> None:
 def test_what_runs_inside_a_service_counts_for_the_path_to_it() -> None:
     tasks = [task("quick"), service("serve", "quick", s=1), inside("perf", "serve", s=50), task("slow", s=20)]
     assert names(Scheduler(tasks, Capacity(1)).advance(0)) == ["quick"]
-
-
-def test_gpus_go_out_by_name_and_come_back() -> None:
-    tasks = [task("a", gpus=2, s=9), task("b", gpus=1, s=8), task("c", gpus=2, s=7)]
-    scheduler = Scheduler(tasks, Capacity(8, ("GPU-0", "GPU-1", "GPU-2")))
-    assert scheduler.advance(0) == [Start(sid("a"), ("GPU-0", "GPU-1"), 1), Start(sid("b"), ("GPU-2",), 1)]
-    assert scheduler.advance(1, Finished(sid("b"))) == []  # one GPU is free; a gang takes all of its own or none
-    assert scheduler.advance(2, Finished(sid("a"))) == [Start(sid("c"), ("GPU-0", "GPU-1"), 1)]
 
 
 def test_what_is_being_kept_gives_its_gpus_back_and_keeps_measurements_away() -> None:
@@ -496,39 +443,12 @@ def test_a_service_runs_its_tasks_one_after_another_and_is_stopped() -> None:
     assert statuses(scheduler, "serve", "accuracy") == [S.SUCCEEDED, S.SUCCEEDED]
 
 
-def test_a_service_waits_for_what_the_tasks_inside_it_need() -> None:
-    tasks = [task("repo"), task("rows", s=9), service("serve", "repo"), inside("perf", "serve", "rows")]
-    scheduler = Scheduler(tasks, Capacity(8))
-    scheduler.advance(0)
-    assert scheduler.advance(1, Finished(sid("repo"))) == []
-    assert names(scheduler.advance(2, Finished(sid("rows")))) == ["serve"]
-
-
 def test_a_failure_inside_blocks_what_needs_it_and_the_service_still_stops() -> None:
     scheduler = served()
     assert scheduler.advance(3, Finished(sid("smoke"), BUG)) == [Stop(sid("serve"))]
     assert statuses(scheduler, "smoke", "perf", "accuracy") == [S.FAILED, S.BLOCKED, S.BLOCKED]
     assert scheduler.blocked_by(sid("perf")) == "smoke"
     scheduler.advance(4, ServiceEnded(sid("serve")))
-    assert scheduler.finished
-
-
-def test_a_service_whose_tasks_are_all_blocked_does_not_start() -> None:
-    tasks = [task("rows"), service("serve"), inside("perf", "serve", "rows")]
-    scheduler = Scheduler(tasks, Capacity(8))
-    scheduler.advance(0)
-    assert scheduler.advance(1, Finished(sid("rows"), BUG)) == []
-    assert statuses(scheduler, "serve", "perf") == [S.SKIPPED, S.BLOCKED]
-    assert scheduler.finished
-
-
-def test_a_service_that_does_not_start_blocks_all_inside_it() -> None:
-    scheduler = Scheduler(SERVED, Capacity(8, ("A",)))
-    scheduler.advance(0)
-    scheduler.advance(0, Finished(sid("repo")))
-    assert scheduler.advance(1, ServiceEnded(sid("serve"), BUG)) == []
-    assert statuses(scheduler, "serve", "smoke", "perf") == [S.FAILED, S.BLOCKED, S.BLOCKED]
-    assert {scheduler.blocked_by(sid(name)) for name in ("smoke", "perf", "accuracy")} == {"serve"}
     assert scheduler.finished
 
 
@@ -573,45 +493,7 @@ def test_a_service_that_died_of_something_passing_is_started_again() -> None:
     assert scheduler.finished
 
 
-def test_a_task_with_retries_goes_on_in_the_restarted_service() -> None:
-    tasks = [service("serve", retries=1), inside("perf", "serve", retries=1)]
-    scheduler = Scheduler(tasks, Capacity(1))
-    scheduler.advance(0)
-    scheduler.advance(1, ServiceReady(sid("serve")))
-    scheduler.advance(2, ServiceEnded(sid("serve"), TRANSIENT))
-    assert sorted(names(scheduler.advance(3, Finished(sid("perf"), BUG)), RetryAt)) == ["perf", "serve"]
-    assert names(scheduler.advance(10)) == ["serve"]
-    assert scheduler.advance(11, ServiceReady(sid("serve"))) == [Start(sid("perf"), (), 2)]
-
-
-def test_a_service_ready_after_it_was_asked_to_stop_starts_nothing() -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Capacity(1))
-    scheduler.advance(0)
-    assert scheduler.advance(1, Freed(sid("perf"), done=True)) == [Stop(sid("serve"))]
-    assert scheduler.advance(2, ServiceReady(sid("serve"))) == []
-    scheduler.advance(3, ServiceEnded(sid("serve")))
-    assert scheduler.finished
-
-
-def test_in_one_step_a_service_known_to_be_dead_gets_nothing_more_to_do() -> None:
-    scheduler = served()
-    assert scheduler.advance(3, Finished(sid("smoke")), ServiceEnded(sid("serve"), BUG)) == []
-    assert statuses(scheduler, "smoke", "perf") == [S.SUCCEEDED, S.BLOCKED]
-    scheduler = served()
-    assert scheduler.advance(3, ServiceEnded(sid("serve"), BUG), Finished(sid("smoke"), BUG)) == []
-    assert scheduler.finished
-
-
 # Failures and retries.
-
-
-def test_a_failure_blocks_all_downstream_and_nothing_else() -> None:
-    tasks = [task("a"), task("b", "a"), task("c", "b"), task("d")]
-    scheduler = Scheduler(tasks, Capacity(4))
-    scheduler.advance(0)
-    scheduler.advance(1, Finished(sid("a"), BUG))
-    assert statuses(scheduler, "a", "b", "c", "d") == [S.FAILED, S.BLOCKED, S.BLOCKED, S.RUNNING]
-    assert scheduler.blocked_by(sid("c")) == "a"
 
 
 def test_a_long_chain_is_blocked_without_recursion() -> None:
@@ -690,14 +572,6 @@ def test_an_interrupt_cancels_what_runs_and_ends_services_after_it() -> None:
     assert scheduler.finished
 
 
-def test_an_interrupt_stops_a_service_that_is_not_ready_yet() -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Capacity(1))
-    scheduler.advance(0)
-    assert scheduler.advance(1, Interrupt()) == [Stop(sid("serve"))]
-    scheduler.advance(2, ServiceEnded(sid("serve")))
-    assert scheduler.finished
-
-
 # Other invocations.
 
 
@@ -717,34 +591,6 @@ def test_what_another_invocation_gave_up_is_done_here_as_the_same_attempt() -> N
     scheduler.advance(0)
     scheduler.advance(1, Busy(sid("a")))
     assert scheduler.advance(2, Freed(sid("a"), done=False)) == [Start(sid("a"), (), 1)]
-
-
-def test_what_was_published_just_before_the_claim_is_up_to_date() -> None:
-    scheduler = Scheduler([task("a"), task("b", "a")], Capacity(1))
-    scheduler.advance(0)
-    assert names(scheduler.advance(1, Freed(sid("a"), done=True))) == ["b"]
-
-
-def test_a_service_whose_tasks_were_done_elsewhere_is_skipped() -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve")], Capacity(1))
-    scheduler.advance(0)
-    scheduler.advance(1, Busy(sid("serve")))
-    assert scheduler.advance(2, Freed(sid("perf"), done=True), Freed(sid("serve"), done=False)) == []
-    assert statuses(scheduler, "serve", "perf") == [S.SKIPPED, S.UP_TO_DATE]
-    assert scheduler.finished
-
-
-def test_a_task_freed_after_its_service_failed_is_blocked() -> None:
-    scheduler = Scheduler([service("serve"), inside("perf", "serve"), inside("more", "serve")], Capacity(1))
-    scheduler.advance(0)
-    scheduler.advance(1, ServiceReady(sid("serve")))
-    assert names(scheduler.advance(2, Busy(sid("perf")))) == ["more"]
-    scheduler.advance(3, ServiceEnded(sid("serve"), BUG))
-    scheduler.advance(4, Finished(sid("more"), BUG))
-    assert not scheduler.finished
-    scheduler.advance(5, Freed(sid("perf"), done=False))
-    assert scheduler.blocked_by(sid("perf")) == "serve"
-    assert scheduler.finished
 
 
 # Misuse, and the table of transitions.
@@ -813,20 +659,6 @@ def test_measurements_run_beside_each_other_and_beside_nothing_else() -> None:
     assert started(scheduler, 80, Finished(sid("m1"))) == ["m3"]
 
 
-def test_work_that_comes_up_waits_for_the_measurements_that_run() -> None:
-    scheduler = Scheduler(
-        [
-            task("m1", gpus=1, s=30, exclusive=BESIDE),
-            task("m2", gpus=1, s=40, exclusive=BESIDE),
-            task("table", "m1", s=1),
-        ],
-        Capacity(8, ("A", "B")),
-    )
-    assert started(scheduler, 0) == ["m2", "m1"]
-    assert started(scheduler, 30, Finished(sid("m1"))) == []
-    assert started(scheduler, 40, Finished(sid("m2"))) == ["table"]
-
-
 def measured_beside(name: str, **more) -> list[Task]:
     """A service on a GPU of its own that is measured while others may be: its perf alone is a measurement."""
     return [
@@ -869,15 +701,6 @@ def test_servers_load_and_are_measured_independently_on_different_nodes() -> Non
     scheduler = Scheduler([*measured_beside("a"), *measured_beside("b")], *nodes)
     scheduler.advance(0)
     assert started(scheduler, 10, ServiceReady(sid("a"))) == ["a.perf"]
-
-
-def test_what_must_be_alone_is_beside_no_measurement_either() -> None:
-    scheduler = Scheduler(
-        [task("m", gpus=1, s=30, exclusive=BESIDE), task("alone", gpus=1, s=20, exclusive=True)],
-        Capacity(8, ("A", "B")),
-    )
-    assert started(scheduler, 0) == ["m"]
-    assert started(scheduler, 30, Finished(sid("m"))) == ["alone"]
 
 
 def test_a_measurement_that_ran_out_of_memory_beside_another_is_tried_again_alone() -> None:
@@ -971,19 +794,6 @@ def test_a_measurement_that_is_tried_again_keeps_the_next_server_off() -> None:
     assert scheduler.advance(82, Finished(sid("a.perf"))) == [Stop(sid("a")), Start(sid("b"), ("B",), 1)]
 
 
-def test_what_comes_before_the_next_server_is_not_held_up_by_it() -> None:
-    scheduler = Scheduler(
-        [*measured("a"), *measured("b"), task("build", gpus=1, s=500)], Capacity(8, ("A", "B"), memory=(6, 2))
-    )
-    assert started(scheduler, 0) == ["build"]
-    assert started(scheduler, 1, Busy(sid("build"))) == ["a"]
-    scheduler.advance(11, ServiceReady(sid("a")), Freed(sid("build"), done=False))
-    assert started(scheduler, 13, Finished(sid("a.smoke"))) == ["a.perf"]
-    assert started(scheduler, 33, Finished(sid("a.perf"))) == ["a.accuracy"]
-    scheduler.advance(63, Finished(sid("a.accuracy")))
-    assert started(scheduler, 64, ServiceEnded(sid("a"))) == ["build"]
-
-
 def test_a_server_that_ran_out_of_memory_beside_another_is_started_again_when_that_is_gone() -> None:
     scheduler = two_servers(retries=1)
     scheduler.advance(32, Finished(sid("a.perf")))
@@ -1002,25 +812,6 @@ def test_what_ran_out_of_memory_beside_a_server_that_was_loaded_has_another_try(
     assert started(scheduler, again.when) == ["a.accuracy"]
     assert names(scheduler.advance(again.when + 1, Finished(sid("a.accuracy"), OOM)), Stop) == ["a"]
     assert statuses(scheduler, "a.accuracy") == [S.FAILED]
-
-
-def test_a_server_that_dies_when_the_next_is_there_comes_back_after_that_has_measured() -> None:
-    scheduler = two_servers(retries=1)
-    scheduler.advance(32, Finished(sid("a.perf")))
-    scheduler.advance(42, ServiceReady(sid("b")))
-    scheduler.advance(43, ServiceEnded(sid("a"), TRANSIENT))
-    scheduler.advance(43, Finished(sid("a.accuracy"), TRANSIENT))
-    assert started(scheduler, 60, Finished(sid("b.smoke"))) == ["b.perf"]
-    assert started(scheduler, 80, Finished(sid("b.perf"))) == ["b.accuracy", "a"]
-
-
-def test_an_interrupt_ends_both_servers() -> None:
-    scheduler = two_servers()
-    scheduler.advance(32, Finished(sid("a.perf")))
-    assert scheduler.advance(33, Interrupt()) == [Cancel(sid("a.accuracy")), Stop(sid("b"))]
-    assert scheduler.advance(34, Finished(sid("a.accuracy"), BUG)) == [Stop(sid("a"))]
-    scheduler.advance(35, ServiceEnded(sid("a")), ServiceEnded(sid("b")))
-    assert scheduler.finished
 
 
 # Random plans on a simulated machine.

@@ -21,6 +21,7 @@ from blake3 import blake3
 from tests.helpers.fabricated import recorded
 from tests.helpers.matrix_files import RECIPE
 from tests.helpers.signed import publish, read_key, write_key
+from tests.unit.conftest import Refused
 from trtllm_pipeline.base.domain import Fingerprint
 from trtllm_pipeline.base.errors import RemoteError, StateError
 from trtllm_pipeline.base.fingerprints import canonical, fingerprint
@@ -452,12 +453,11 @@ def test_a_statement_of_something_else_is_refused_without_any_policy(
         ("https://engines.example/x", "is read-only"),
     ],
 )
-def test_a_wrong_url_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str, said: str) -> None:
+def test_a_wrong_url_is_told(tmp_path: Path, refused: Refused, url: str, said: str) -> None:
     store = Store(tmp_path / "w")
     publish(store)
     store.close()
-    assert main(["store", "push", url, "--workspace", str(tmp_path / "w")]) == 2
-    told = capsys.readouterr().err
+    told = refused("store", "push", url, "--workspace", str(tmp_path / "w"))
     assert said in told
     assert "try:" in told
 

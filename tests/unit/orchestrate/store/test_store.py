@@ -194,20 +194,6 @@ def found_by_repair(store: Store) -> list[tuple[str, Kind, str, str]]:
     return [(each.fingerprint, each.kind, each.path, done) for each, done in store.repair()[2]]
 
 
-def test_damage_of_content_is_found_by_verify(store: Store) -> None:
-    good, bad = publish(store, "good"), publish(store, "bad")
-    path = bad.out / "deep/weights"
-    path.chmod(0o644)
-    path.write_text("BAD")
-    assert store.get("build", bad.fingerprint) is not None  # size is right: only reading tells
-    aside = f"damaged/build/{bad.fingerprint}"
-    assert found_by_verify(store) == [(bad.fingerprint, Kind.DAMAGED, "out/deep/weights", f"set aside as {aside}")]
-    assert (store.workspace / aside / "out/deep/weights").read_text() == "BAD", "it is kept, for people to look at"
-    assert store.get("build", bad.fingerprint) is None
-    assert store.get("build", good.fingerprint) is not None
-    assert found_by_verify(store) == []
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -243,7 +229,9 @@ def test_any_harm_to_any_file_is_found_and_put_right(store: Store, name: str, ha
     assert {each[0] for each in found} == {bad.fingerprint}
     assert (Kind.DAMAGED if damaged else Kind.RECORD) in {each[1] for each in found}
     assert (store.get("build", bad.fingerprint) is None) == damaged
-    if not damaged:
+    if damaged:
+        assert (store.workspace / f"damaged/build/{bad.fingerprint}/log").is_file(), "it is kept, for people to look at"
+    else:
         assert found_by_repair(store)
         assert store.get("build", bad.fingerprint) == bad, "a lost log costs no engine"
         kept = store.workspace / "damaged/build" / bad.fingerprint / name
@@ -265,16 +253,15 @@ def test_a_bit_of_any_byte_of_a_manifest_is_noticed(store: Store) -> None:
     assert inspect(artifact.folder, contents=True) == ()
 
 
-@pytest.mark.parametrize("digit", ["3", "5", "9", "0"])
-def test_a_flipped_bit_of_a_schema_is_damage_and_no_other_release(store: Store, digit: str) -> None:
+def test_a_flipped_bit_of_a_schema_is_damage_and_no_other_release(store: Store) -> None:
     artifact, other = publish(store), publish(store, "other")
     path = artifact.folder / "manifest.json"
     sound = path.read_text()
     aside = f"set aside as damaged/build/{artifact.fingerprint}"
-    path.write_text(sound.replace('"schema": 1', f'"schema": {digit}'))
+    path.write_text(sound.replace('"schema": 1', '"schema": 3'))
     assert [(each[0], each[3]) for each in found_by_verify(store)] == [(artifact.fingerprint, aside)]
     publish(store)
-    path.write_text(path.read_text().replace('"schema": 1', f'"schema": {digit}'))
+    path.write_text(path.read_text().replace('"schema": 1', '"schema": 3'))
     assert [(each[0], each[3]) for each in found_by_repair(store)] == [(artifact.fingerprint, f"{aside}.2")]
     assert store.get("build", other.fingerprint) == other
 
@@ -437,14 +424,8 @@ def test_what_another_invocation_has_published_and_not_recorded_is_not_there_yet
     assert claim is not None
     assert store.present({artifact.fingerprint: "build"}) == {}
     assert store.get("build", artifact.fingerprint) == artifact, "whoever has the claim may take it"
+    assert store.index.artifacts([artifact.fingerprint]), "and records it"
     claim.release()
-
-
-def test_killed_between_rename_and_row(store: Store) -> None:
-    artifact = publish(store)
-    store.index.remove_artifacts([artifact.fingerprint])
-    assert store.get("build", artifact.fingerprint) is not None
-    assert store.index.artifacts([artifact.fingerprint])
 
 
 def repaired_only_by_repair(store: Store) -> None:
@@ -610,14 +591,6 @@ def test_a_damaged_index_with_nothing_to_rebuild_it_from_is_reported(tmp_path: P
     (tmp_path / "w/state.db").write_bytes(b"not a database, by any means" * 400)
     assert Store(tmp_path / "w").repair()[:2] == (0, "which are empty")
     assert (tmp_path / "w/state.db.damaged").exists()
-
-
-def test_what_is_forgotten_stays_forgotten(store: Store) -> None:
-    artifact = remembering(store)
-    store.index.forget_pins()
-    store.index.forget_infeasible()
-    store.repair()
-    assert remembered(store, artifact)[-2:] == [{}, None]
 
 
 def test_runs_are_in_the_order_in_which_they_began_whatever_the_clock_says(

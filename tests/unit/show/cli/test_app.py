@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+from tests.unit.conftest import Refused
 from trtllm_pipeline import __main__
 from trtllm_pipeline.orchestrate import served_cell
 from trtllm_pipeline.orchestrate.plan import plan_file, planner
@@ -57,10 +58,9 @@ def test_help_ends_with_0(capsys: pytest.CaptureFixture[str], words: list[str], 
     ],
 )
 def test_a_stage_that_is_given_a_server_names_the_command_for_any(
-    capsys: pytest.CaptureFixture[str], words: list[str], command: str
+    refused: Refused, words: list[str], command: str
 ) -> None:
-    assert app.main(words) == 2
-    assert f"try: {command}" in capsys.readouterr().err
+    assert f"try: {command}" in refused(*words)
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,6 @@ def test_a_stage_that_is_given_a_server_names_the_command_for_any(
         (["store", "verfy"], "no such command 'verfy'. Did you mean 'verify'?"),
         (["run", "--matrx", "x"], "no such option: --matrx; did you mean --matrix"),
         (["run"], "pipeline run: no matrix given"),
-        (["plan"], "pipeline plan: no matrix given"),
-        (["plan", "a.yaml", "-m", "b.yaml"], "a.yaml and --matrix b.yaml are two matrices"),
-        (["build", "--engine", "x"], "no such command 'build'"),
         (["status", "--format", "yaml"], "'yaml' is not one of 'text', 'json'"),
         (["help"], "no such command 'help'"),
     ],

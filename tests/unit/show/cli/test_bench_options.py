@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from tests.unit.conftest import Refused
 from tests.unit.measure.load.test_perf_metrics import request, write
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.show.cli import stage_options
@@ -103,43 +104,77 @@ def test_names_that_are_the_same_everywhere() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--concurrency", "1,x"), "--concurrency: 'x' is not a whole number"),
-        (("--concurrency", "1_0"), "--concurrency: '1_0' is not a whole number"),
-        (("--concurrency", "4,4"), "--concurrency 4 is given twice"),
-        (("--request-rate", "nan"), "--request-rate[0] should be a finite number"),
-        (("--requests", "0"), "should be greater than or equal to 1"),
-        (("--burstiness", "inf"), "--burstiness should be a finite number"),
-        (("--measurement-interval", "0"), "--measurement-interval-ms should be greater than 0"),
-        (("--measurement-interval", "1e9", "--request-rate", "2"), "are 2,000,000 requests, 1,000,000 at most"),
-        (("--measurement-interval", "inf"), "should be a finite number"),
-        (("--turn-delay-s", "inf"), "--turn-delay-s: 'inf' is not a duration"),
-        (("--budget-s", "soon"), "--budget-s: 'soon' is not a duration such as 300ms, 5s, 2m or 1h"),
-        (("--slo", "ttft_p42=300ms"), "--slo: 'ttft_p42=300ms' is not an objective"),
+        ("--concurrency 1,x", "--concurrency: 'x' is not a whole number"),
+        ("--concurrency 1_0", "--concurrency: '1_0' is not a whole number"),
+        ("--concurrency 4,4", "--concurrency 4 is given twice"),
+        ("--concurrency 1,0", "should be greater than or equal to 1, not 0"),
+        ("--request-rate nan", "--request-rate[0] should be a finite number"),
+        ("--requests 0", "should be greater than or equal to 1"),
+        ("--burstiness inf", "--burstiness should be a finite number"),
+        ("--temperature nan", "should be a finite number, not NaN"),
+        ("--temperature=-1", "should be greater than or equal to 0, not -1"),
+        ("--measurement-interval 0", "--measurement-interval-ms should be greater than 0"),
+        ("--measurement-interval 1e9 --request-rate 2", "are 2,000,000 requests, 1,000,000 at most"),
+        ("--measurement-interval inf", "should be a finite number"),
+        ("--turn-delay-s inf", "--turn-delay-s: 'inf' is not a duration"),
+        ("--budget-s soon", "--budget-s: 'soon' is not a duration such as 300ms, 5s, 2m or 1h"),
+        ("--slo ttft_p42=300ms", "--slo: 'ttft_p42=300ms' is not an objective"),
+        ("--slo ttft<3", "is not an objective"),
+        ("--slo ttft=300ms,rps=4ms", "--slo: 'rps=4ms' is not an objective"),
+        ("--slo tpot=9ms --no-streaming", "without streaming there is no TPOT"),
         (
-            ("--slo", "ttft=300ms", "--find-rate", "0.9", "--requests", "64"),
+            "--slo ttft=300ms --find-rate 0.9 --requests 64",
             "find_rate needs requests: 300 or more, better 1500, or a measurement_interval_ms: 64 requests end before",
         ),
-        (("--find-rate", "0.9"), "find_rate needs slo"),
-        (("--slo", "ttft=300ms,rps=4ms"), "--slo: 'rps=4ms' is not an objective"),
-        (("--extra-inputs", "top_k"), "--extra-inputs: 'top_k' is not of the form NAME=VALUE"),
-        (("--isl", "64", "--input-data", "builtin:prompts"), "prompts of given lengths need a tokenizer"),
-        (("--workload", "isl_osl"), "the input length of prompts is unknown"),
-        (("-m", "quickstart"), "no such option: -m\n  try: --model NAME"),
-        (("--concurency", "4"), "no such option: --concurency"),
+        ("--find-rate 0.9", "find_rate needs slo"),
+        ("--extra-inputs top_k", "--extra-inputs: 'top_k' is not of the form NAME=VALUE"),
+        ("--declare tp", "--declare tp: expected NAME=VALUE"),
+        ("--isl 64 --input-data builtin:prompts", "need a tokenizer to count tokens\n  try: give --tokenizer DIR"),
+        ("--workload isl_osl", "the input length of prompts is unknown"),
+        ("--concurrency 2 --max-in-flight 3", "max_in_flight needs a request_rate"),
+        ("--engine nowhere", "--engine nowhere: no such directory"),
+        ("--tokenizer nowhere", "--tokenizer nowhere"),
+        ("--input-data empty.jsonl", "no prompt in this file"),
+        ("--event-file empty.jsonl", "already exists"),
+        ("-u localhost/v2", "/v2: a Triton server has no path"),
+        ("-u https://localhost:1", "grpc over https is not there"),
+        ("-m quickstart", "no such option: -m\n  try: --model NAME"),
+        ("--concurency 4", "no such option: --concurency"),
     ],
 )
-def test_mistakes(words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "load", *SERVER, *words]) == 2
+def test_mistakes(words: str, told: str, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").touch()
+    assert told in refused("bench", "load", *SERVER, "--protocol", "grpc", *words.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "told"),
+    [
+        (None, 2, "no such file"),
+        (b'{"input": "x"}', 1, "not a record of a load run"),
+        (b"\xff", 1, "is not an event file of a load run"),
+        (b'{"type": "header"}', 1, "e.jsonl:1: not a record of a load run: schema: field required"),
+        (b'{"type": "header", "schema": 1}', 1, "e.jsonl:1: not a record of a load run: protocol: field required"),
+    ],
+)
+def test_what_is_no_event_file_is_told_in_words(
+    content: bytes | None, code: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "e.jsonl").write_bytes(content)
+    assert main(["bench", "analyze", str(tmp_path / "e.jsonl")]) == code
     assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("name", "told"), [("events.jsonl", "already exists"), ("no/d.jsonl", "there is no directory")]
 )
-def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, refused: Refused) -> None:
     events = write(tmp_path / "events.jsonl", request(0, [(10, "a"), (20, " b")]))
-    assert main(["bench", "analyze", str(events), "--trtllm-dataset", str(tmp_path / name)]) == 2
-    assert f"--trtllm-dataset {tmp_path / name}: {told}" in capsys.readouterr().err
+    assert f"--trtllm-dataset {tmp_path / name}: {told}" in refused(
+        "bench", "analyze", str(events), "--trtllm-dataset", str(tmp_path / name)
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,7 +192,7 @@ def test_a_data_set_is_a_new_file(name: str, told: str, tmp_path: Path, capsys: 
 )
 @pytest.mark.parametrize("more", [1, 10**20])
 def test_counts_have_a_limit_that_is_told(
-    command: str, option: str, most: int, more: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, option: str, most: int, more: int, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def runs(*_given: object, **_named: object) -> None:
         raise AssertionError("what was asked for was about to begin")
@@ -168,12 +203,6 @@ def test_counts_have_a_limit_that_is_told(
         "eval lm-eval": (*SERVER, "--tasks", "t", "--dry-run"),
         "bench load": (*SERVER, "--protocol", "grpc"),
     }
-    assert main([*command.split(), *needed.get(command, ()), option, str(most + more)]) == 2
-    told = capsys.readouterr().err
+    told = refused(*command.split(), *needed.get(command, ()), option, str(most + more))
     assert option in told
     assert f"less than or equal to {most}" in told or f"up to {most}, got" in told
-
-
-def test_a_limit_of_rates_needs_a_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "load", *SERVER, "--concurrency", "2", "--max-in-flight", "3"]) == 2
-    assert "max_in_flight needs a request_rate" in capsys.readouterr().err

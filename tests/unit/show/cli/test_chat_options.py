@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.unit.conftest import Refused
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.serve.kept.servers import KeptServer, State
 from trtllm_pipeline.show.cli import chat
-from trtllm_pipeline.show.cli.app import main
 
 
 @pytest.fixture
@@ -72,11 +72,11 @@ def test_a_kept_server_without_keys_gets_that_of_the_environment(
 
 
 def test_a_name_that_is_neither_server_nor_cell_is_told_with_the_servers(
-    server: KeptServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: KeptServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.setattr(chat.servers, "find", lambda _workspace: (server,))
     Store(tmp_path / "w").close()
-    assert main(["chat", "oen", "--workspace", str(tmp_path / "w")]) == 2
-    assert "(managed servers: one)" in capsys.readouterr().err
-    assert main(["chat", "tiny/fp16", "--workspace", str(tmp_path / "w")]) == 2
-    assert "managed servers:" not in capsys.readouterr().err, "no server is called so"
+    assert "(managed servers: one)" in refused("chat", "oen", "--workspace", str(tmp_path / "w"))
+    assert "managed servers:" not in refused("chat", "tiny/fp16", "--workspace", str(tmp_path / "w")), (
+        "no server is called so"
+    )

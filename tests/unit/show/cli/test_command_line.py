@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from tests.unit.conftest import Refused
 from trtllm_pipeline.orchestrate.matrix.recipe_files import matrices_folder
 from trtllm_pipeline.show.cli import app, options
 from trtllm_pipeline.show.cli.app import main
@@ -107,9 +108,8 @@ def test_every_help_fits_the_terminal(
 
 
 @pytest.mark.parametrize("old", [*(each for each in STAGES if each != "replay"), "exec", "gateway", "runs", "recipes"])
-def test_old_spellings_are_gone(old: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([old]) == 2
-    error = capsys.readouterr().err
+def test_old_spellings_are_gone(old: str, refused: Refused) -> None:
+    error = refused(old)
     assert f"no such command '{old}'" in error
     assert (f"try: pipeline stage {old} --help" in error) is (old in STAGES)
 
@@ -146,9 +146,10 @@ def test_durations_are_typed_as_people_type_them(text: str, seconds: float) -> N
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1s", "5 weeks", "1m30s", "nan"])
-def test_other_durations_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "monitoring", "--output-dir", "o", f"--ttft-p99-s={text}"]) == 2
-    assert "is not a duration such as 300ms, 5s, 2m or 1h" in capsys.readouterr().err
+def test_other_durations_are_refused(text: str, refused: Refused) -> None:
+    assert "is not a duration such as 300ms, 5s, 2m or 1h" in refused(
+        "serve", "monitoring", "--output-dir", "o", f"--ttft-p99-s={text}"
+    )
 
 
 MATRIX = str(matrices_folder() / "tiny.yaml")
@@ -201,9 +202,8 @@ def test_commands_that_take_other_words_take_the_matrix_as_an_option_alone() -> 
         ("axes.precison=[fp16]", "'precision'"),
     ],
 )
-def test_a_wrong_key_gets_a_suggestion(change: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["matrix", "show", MATRIX, "--set", change]) == 2
-    assert f"did you mean {near}?" in capsys.readouterr().err
+def test_a_wrong_key_gets_a_suggestion(change: str, near: str, refused: Refused) -> None:
+    assert f"did you mean {near}?" in refused("matrix", "show", MATRIX, "--set", change)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,8 @@ def test_moved_commands_answer_at_their_new_place(
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(list(words)) == 2
-    assert said in capsys.readouterr().err
+    assert said in refused(*words)
     assert not list(tmp_path.iterdir())

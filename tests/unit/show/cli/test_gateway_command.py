@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.conftest import Refused
 from trtllm_pipeline.orchestrate.matrix.gateway_settings import GatewayParams
 from trtllm_pipeline.serve.gateway import gateway_server
 from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig, OfferedModel
@@ -92,9 +93,6 @@ def test_options_win_over_a_file(started: list[GatewayConfig], tmp_path: Path) -
         ("--config nothing.json", "there is no such file"),
     ],
 )
-def test_what_is_wrong_is_told(
-    started: list[GatewayConfig], capsys: pytest.CaptureFixture[str], words: str, said: str
-) -> None:
-    assert main(["serve", "gateway", *words.split()]) == 2
-    assert said in capsys.readouterr().err
+def test_what_is_wrong_is_told(started: list[GatewayConfig], refused: Refused, words: str, said: str) -> None:
+    assert said in refused("serve", "gateway", *words.split())
     assert started == []

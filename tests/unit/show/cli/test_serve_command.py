@@ -7,37 +7,29 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from tests.unit.conftest import Refused
 from trtllm_pipeline.serve.kept.servers import KeptRecord, State, find, folder_of
 from trtllm_pipeline.show.cli import app, serve
 
 
 def test_a_folder_says_itself_which_toolchain_serves_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["serve", "start", str(tmp_path), "--workspace", str(tmp_path / "w")]
-    assert app.main([*words, "--toolchain", "embedded"]) == 2
-    assert "--toolchain is for a cell" in capsys.readouterr().err
+    assert "--toolchain is for a cell" in refused(*words, "--toolchain", "embedded")
     monkeypatch.setenv("PIPELINE_TOOLCHAIN", "embedded")
-    assert app.main(words) == 2
-    assert "cannot be served" in capsys.readouterr().err, "what the environment says is for cells"
+    assert "cannot be served" in refused(*words), "what the environment says is for cells"
 
 
-def test_a_limit_of_silence_is_for_servers_that_are_started_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert app.main(["serve", "start", str(tmp_path), "--unresponsive-timeout-s", "9"]) == 2
-    assert "give --restart as well" in capsys.readouterr().err
+def test_a_limit_of_silence_is_for_servers_that_are_started_again(tmp_path: Path, refused: Refused) -> None:
+    assert "give --restart as well" in refused("serve", "start", str(tmp_path), "--unresponsive-timeout-s", "9")
 
 
-def test_a_limit_of_silence_is_a_duration_of_a_second_or_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_limit_of_silence_is_a_duration_of_a_second_or_more(tmp_path: Path, refused: Refused) -> None:
     words = ["serve", "start", str(tmp_path), "--restart", "--unresponsive-timeout-s"]
     for typed, said in (("100ms", "expected 1s or more, got 0.1 s"), ("nan", "'nan' is not a duration")):
-        assert app.main([*words, typed]) == 2
-        assert said in capsys.readouterr().err
-    assert app.main([*words, "2m"]) == 2
-    assert "cannot be served" in capsys.readouterr().err, "the duration is in order"
+        assert said in refused(*words, typed)
+    assert "cannot be served" in refused(*words, "2m"), "the duration is in order"
 
 
 def test_parameters_of_the_server_are_the_options_of_stage_launch() -> None:

@@ -517,6 +517,7 @@ def test_many_cells_are_shown_in_groups_where_these_fit() -> None:
     assert "✗   " in next(line for line in shown(24, 56) if line.startswith("qwen2/int8")), "nor for percents"
 
 
+@pytest.mark.timing
 def test_ten_thousand_stage_runs_do_not_slow_the_picture() -> None:
     cells = (fabricated.cell("fp16", batch, model=model) for batch in range(500) for model in ("qwen2", "smollm2"))
     plan = fabricated.plan(*cells)

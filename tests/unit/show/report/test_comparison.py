@@ -85,6 +85,10 @@ def cell(precision: str, *levels: LevelResult, **changes: Any) -> Measured:
     return dataclasses.replace(made, **changes)
 
 
+def run_of(*cells: Measured) -> Side:
+    return Side("r", cells)
+
+
 NIGHTS = (CONDITIONS, dataclasses.replace(other("system", kernel="Linux 6.8.1", commit="ba9876543210"), measured_s=2e9))
 """Two nights on one machine, with an update of the kernel and of the pipeline between them."""
 
@@ -161,7 +165,7 @@ def test_cells_are_matched_by_the_axes_both_have() -> None:
 
 
 def test_precisions_of_one_run_and_payback() -> None:
-    run = Side("r", (cell("fp16", level(tps=50)), cell("int8_wo", level(tps=100)), cell("int4_wo", level(tps=40))))
+    run = run_of(cell("fp16", level(tps=50)), cell("int8_wo", level(tps=100)), cell("int4_wo", level(tps=40)))
     result = compare_by(run, "precision", "fp16")
     assert [(pair.cell, pair.base) for pair in result.pairs if pair.level] == [
         ("m/int8_wo/bs4", "m/fp16/bs4"),
@@ -196,13 +200,13 @@ def test_the_default_base_is_the_first_toolchain_that_needs_no_build() -> None:
 
     engine, vllm = lane("tensorrt_llm", 100, build=True), lane("vllm", 50, build=False)
     failed = dataclasses.replace(lane("sglang", 1, build=False), levels=())
-    result = compare_by(Side("r", (engine, failed, vllm)), "toolchain", None)
+    result = compare_by(run_of(engine, failed, vllm), "toolchain", None)
     assert result.base == "r, toolchain vllm"
     (payback,) = result.paybacks
     assert (payback.cell, payback.base, payback.tokens) == (engine.id, vllm.id, pytest.approx(2000))
-    built = compare_by(Side("r", (engine, lane("embedded", 50, build=True))), "toolchain", None)
+    built = compare_by(run_of(engine, lane("embedded", 50, build=True)), "toolchain", None)
     assert built.base == "r, toolchain tensorrt_llm", "otherwise the first"
-    unbuilt = compare_by(Side("r", (lane("sglang", 50, build=False), vllm)), "toolchain", None)
+    unbuilt = compare_by(run_of(lane("sglang", 50, build=False), vllm), "toolchain", None)
     assert unbuilt.base == "r, toolchain sglang"
 
 
@@ -210,13 +214,13 @@ def test_cells_without_expert_parallelism_have_one_group_of_it() -> None:
     plain = cell("fp16", level())
     dealt = dataclasses.replace(plain, id=CellId("m/fp16/tp4pp1ep4/bs4"), axes={**plain.axes, "ep": 4})
     for first in (None, "1"):
-        result = compare_by(Side("r", (plain, dealt)), "ep", first)
+        result = compare_by(run_of(plain, dealt), "ep", first)
         assert {(pair.cell, pair.base) for pair in result.pairs} == {(dealt.id, plain.id)}
     with pytest.raises(UsageError, match="no cell has ep 2") as raised:
-        compare_by(Side("r", (plain, dealt)), "ep", "2")
+        compare_by(run_of(plain, dealt), "ep", "2")
     assert raised.value.hint == "values: 1, 4"
     with pytest.raises(UsageError, match="unknown axis 'ep'"):
-        compare_by(Side("r", (plain,)), "ep", None)
+        compare_by(run_of(plain), "ep", None)
 
 
 def test_a_load_run_against_any_server_is_the_base_of_all() -> None:
@@ -314,15 +318,15 @@ def test_what_a_comparison_is_about_may_differ() -> None:
         cell("fp16", level(), axes={**axes, "toolchain": name}, conditions=other("system", server=f"server of {name}"))
         for name in ("tensorrt_llm", "tensorrt_llm_pytorch")
     ]
-    assert len(compare_by(Side("r", tuple(served)), "toolchain", None).pairs) == 2
+    assert len(compare_by(run_of(*served), "toolchain", None).pairs) == 2
     for name in ("perf.max_tokens", "osl"):
         long = [
             cell("fp16", level(), axes={**axes, name: str(n)}, conditions=other("workload", max_tokens=[n, n]))
             for n in (16, 64)
         ]
-        assert len(compare_by(Side("r", tuple(long)), name, "16").pairs) == 2
+        assert len(compare_by(run_of(*long), name, "16").pairs) == 2
     moved = dataclasses.replace(cell("int8_wo", level()), conditions=other("system", cpu="Intel Xeon"))
-    result = compare_by(Side("r", (cell("fp16", level()), moved)), "precision", "fp16")
+    result = compare_by(run_of(cell("fp16", level()), moved), "precision", "fp16")
     assert (len(result.pairs), len(result.refused)) == (0, 1), "measured on another machine last week"
 
 
@@ -467,7 +471,7 @@ def test_limits_of_scores_in_points() -> None:
     assert judge(base, from_nothing, "accuracy:+1pt") == [("accuracy", "beyond the limit, noise unknown")]
     with pytest.raises(UsageError, match="output_tps is not a score, so its limit is in percent"):
         parse("output_tps:-1pt")
-    run = Side("r", (base, cell("int8_wo", level(), accuracy={"exact": 0.485})))
+    run = run_of(base, cell("int8_wo", level(), accuracy={"exact": 0.485}))
     assert recommend(run, (), parse_least("-2pt"), "size")[1].reason is None
     assert recommend(run, (), parse_least("exact:-1pt"), "size")[1].reason == (
         "exact 0.485 is 1.5 points below the 0.500 of fp16, 1 allowed (within noise: use more questions)"
@@ -512,15 +516,12 @@ def test_every_format_says_what_broke() -> None:
 
 
 def test_the_cheapest_that_holds() -> None:
-    run = Side(
-        "r",
-        (
-            cell("fp16", level(1, tps=50, ttft=20), level(8, tps=200, ttft=400)),
-            cell("int8_wo", level(1, tps=70, ttft=15), level(8, tps=300, ttft=90), accuracy={"exact": 0.498}),
-            cell("int4_wo", level(8, tps=900, ttft=10), accuracy={"exact": 0.2}),
-            cell("fp8", why="precision fp8: not here"),
-            cell("bf16", level(1, tps=40, ttft=500)),
-        ),
+    run = run_of(
+        cell("fp16", level(1, tps=50, ttft=20), level(8, tps=200, ttft=400)),
+        cell("int8_wo", level(1, tps=70, ttft=15), level(8, tps=300, ttft=90), accuracy={"exact": 0.498}),
+        cell("int4_wo", level(8, tps=900, ttft=10), accuracy={"exact": 0.2}),
+        cell("fp8", why="precision fp8: not here"),
+        cell("bf16", level(1, tps=40, ttft=500)),
     )
     slos, least = parse_slo("ttft_p99=0.2s,output_tps=30"), parse_least("-1%")
     best, second, *others = recommend(run, slos, least, "throughput")
@@ -538,26 +539,23 @@ def test_the_cheapest_that_holds() -> None:
     assert {each.reason for each in recommend(run, (), parse_least("0.6"), "size")} == {
         *("exact 0.500 < 0.6", "exact 0.498 < 0.6", "exact 0.200 < 0.6", "precision fp8: not here")
     }
-    alone = recommend(Side("r", (run.cells[1],)), (), least, "size")
+    alone = recommend(run_of(run.cells[1]), (), least, "size")
     assert [each.reason for each in alone] == ["exact cannot be compared: no matching unquantized cell"]
     gpus = dataclasses.replace(cell("fp32", level(8, tps=500)), axes={**cell("fp32").axes, "tp": 4})
-    shared = recommend(Side("r", (gpus, cell("fp16", level(8, tps=200)))), (), None, "throughput")
+    shared = recommend(run_of(gpus, cell("fp16", level(8, tps=200))), (), None, "throughput")
     assert shared[0].cell == "m/fp16/bs4", "500 tokens/s of four GPUs are 125 for each"
 
 
 def test_what_is_clearly_less_accurate_is_not_taken_unasked() -> None:
-    run = Side(
-        "r",
-        (
-            cell("fp16", level(8, tps=200)),
-            cell("int8_wo", level(8, tps=300), accuracy={"exact": 0.49}),
-            cell("int4_wo", level(8, tps=900), accuracy={"exact": 0.2}, accuracy_intervals={"exact": (0.15, 0.25)}),
-        ),
+    run = run_of(
+        cell("fp16", level(8, tps=200)),
+        cell("int8_wo", level(8, tps=300), accuracy={"exact": 0.49}),
+        cell("int4_wo", level(8, tps=900), accuracy={"exact": 0.2}, accuracy_intervals={"exact": (0.15, 0.25)}),
     )
     best, second, last = recommend(run, (), None, "throughput")
     assert [best.cell, second.cell] == ["m/int8_wo/bs4", "m/fp16/bs4"]
     assert last.reason == "exact 0.200 is significantly (95%) below the 0.500 of fp16; --min-accuracy -100% accepts it"
-    unmeasured = Side("r", (*run.cells, cell("fp8", level(8, tps=1), accuracy={})))
+    unmeasured = run_of(*run.cells, cell("fp8", level(8, tps=1), accuracy={}))
     anything = recommend(unmeasured, (), parse_least("-100%"), "throughput")
     assert anything[0].cell == "m/int4_wo/bs4"
     assert all(each.reason is None for each in anything)
@@ -580,14 +578,11 @@ def lengths(isl: int, osl: int, each: Measured) -> Measured:
 
 def test_what_was_asked_otherwise_is_not_compared() -> None:
     """Short answers are made faster than long ones, and are no bargain for who needs long ones."""
-    run = Side(
-        "r",
-        (
-            lengths(128, 16, cell("fp16", level(4, tps=900))),
-            lengths(256, 32, cell("fp16", level(4, tps=100))),
-            lengths(128, 16, cell("int8_wo", level(4, tps=950))),
-            lengths(256, 32, cell("int8_wo", level(4, tps=90))),
-        ),
+    run = run_of(
+        lengths(128, 16, cell("fp16", level(4, tps=900))),
+        lengths(256, 32, cell("fp16", level(4, tps=100))),
+        lengths(128, 16, cell("int8_wo", level(4, tps=950))),
+        lengths(256, 32, cell("int8_wo", level(4, tps=90))),
     )
     found = [(dict(each.workload), each.cell.split("/")[1]) for each in recommend(run, (), None, "throughput")]
     short, long = {"isl": 128, "osl": 16}, {"isl": 256, "osl": 32}
@@ -597,14 +592,11 @@ def test_what_was_asked_otherwise_is_not_compared() -> None:
 def test_what_was_measured_elsewhere_or_asked_otherwise_is_not_chosen_from() -> None:
     """The cell of last week is from a faster machine; another had fewer tokens to make: neither is the better one."""
     fast, short = other("system", cpu="Intel Xeon"), other("workload", max_tokens=[8, 8])
-    run = Side(
-        "r",
-        (
-            cell("fp16", level(4, tps=100)),
-            cell("int8_wo", level(4, tps=900), conditions=fast),
-            cell("int4_wo", level(4, tps=800), conditions=short),
-            cell("fp8", why="not run", conditions=Conditions()),
-        ),
+    run = run_of(
+        cell("fp16", level(4, tps=100)),
+        cell("int8_wo", level(4, tps=900), conditions=fast),
+        cell("int4_wo", level(4, tps=800), conditions=short),
+        cell("fp8", why="not run", conditions=Conditions()),
     )
     found = {each.cell.split("/")[1]: each for each in recommend(run, (), None, "throughput")}
     assert [dict(found[name].workload) for name in ("fp16", "int8_wo", "int4_wo")] == [
@@ -642,13 +634,10 @@ def asked_at(**changes: Any) -> Conditions:
 
 
 def test_other_amounts_of_requests_are_not_chosen_from() -> None:
-    run = Side(
-        "r",
-        (
-            cell("int4_wo", level(1), conditions=asked_at(c1=64)),
-            cell("fp16", level(1), level(4), conditions=asked_at(c1=64, c4=64)),
-            cell("int8_wo", level(1), level(4), conditions=asked_at(c1=64, c4=8)),
-        ),
+    run = run_of(
+        cell("int4_wo", level(1), conditions=asked_at(c1=64)),
+        cell("fp16", level(1), level(4), conditions=asked_at(c1=64, c4=64)),
+        cell("int8_wo", level(1), level(4), conditions=asked_at(c1=64, c4=8)),
     )
     found = {each.cell.split("/")[1]: each for each in recommend(run, (), None, "throughput")}
     assert {name: dict(each.workload) for name, each in found.items()} == {
@@ -660,7 +649,7 @@ def test_other_amounts_of_requests_are_not_chosen_from() -> None:
     allowed = recommend(run, (), None, "throughput", allow={"requests"})
     assert {each.workload for each in allowed} == {()}
     more = dataclasses.replace(run.cells[2], conditions=asked_at(c1=8, c4=16))
-    (*_, last) = recommend(Side("r", (*run.cells[:2], more)), (), None, "throughput")
+    (*_, last) = recommend(run_of(*run.cells[:2], more), (), None, "throughput")
     assert dict(last.workload) == {"requests": "8 at concurrency 1, 16 at concurrency 4"}
 
 
@@ -677,7 +666,7 @@ def test_scores_of_other_questions_or_systems_are_not_held_against_each_other(
     conditions: Conditions, words: str, allow: str, least: Any
 ) -> None:
     low = {"accuracy": {"exact": 0.2}, "accuracy_intervals": {"exact": (0.15, 0.25)}}
-    run = Side("r", (cell("fp16", level()), cell("fp8", level(), conditions=conditions, **low)))
+    run = run_of(cell("fp16", level()), cell("fp8", level(), conditions=conditions, **low))
 
     def reason(**how: Any) -> str:
         (found,) = [each for each in recommend(run, (), least, "size", **how) if "fp8" in each.cell]
@@ -690,12 +679,11 @@ def test_scores_of_other_questions_or_systems_are_not_held_against_each_other(
 
 def test_servers_that_an_axis_varies_are_chosen_from() -> None:
     axes = cell("fp16").axes
-    run = Side(
-        "r",
-        tuple(
+    run = run_of(
+        *(
             cell("fp16", level(tps=tps), axes={**axes, "toolchain": name}, conditions=other("system", server=name))
             for name, tps in (("tensorrt_llm", 50), ("tensorrt_llm_pytorch", 60))
-        ),
+        )
     )
     assert {each.workload for each in recommend(run, (), None, "throughput")} == {()}
 
@@ -705,9 +693,9 @@ def test_request_rates_are_levels_too() -> None:
         dataclasses.replace(level(ttft=ttft), concurrency=None, request_rate=rate)
         for rate, ttft in ((2.5, 20), (20, 900))
     ]
-    (found,) = recommend(Side("r", (cell("fp16", *rates),)), parse_slo("ttft_p99=100ms"), None, "throughput")
+    (found,) = recommend(run_of(cell("fp16", *rates)), parse_slo("ttft_p99=100ms"), None, "throughput")
     assert (found.level, found.reason) == ("2.5/s", None)
-    (found,) = recommend(Side("r", (cell("fp16", *rates),)), parse_slo("ttft_p99=10ms"), None, "throughput")
+    (found,) = recommend(run_of(cell("fp16", *rates)), parse_slo("ttft_p99=10ms"), None, "throughput")
     assert found.reason == "ttft_p99 40 ms > 10 ms at 2.5 requests/s, its best of 2 levels"
 
 

@@ -80,9 +80,7 @@ def test_signals_set_the_event_and_handlers_come_back() -> None:
 
 
 def test_fixed_ports_are_kept_and_the_rest_is_free() -> None:
-    with socket.socket() as probe:
-        probe.bind((triton_server.LOOPBACK, 0))
-        port = probe.getsockname()[1]
+    (port,) = triton_server.unused_ports(1)
     ports = launch.ports(LaunchEmbedded(grpc_port=port))
     assert ports.grpc == port
     assert len({*ports}) == 3
