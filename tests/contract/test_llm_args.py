@@ -115,20 +115,50 @@ def test_the_facts_refuse_what_those_releases_refuse() -> None:
         llm_api.check_names({"kv_cache_config": {"onboard_blocks": True}}, llm_api.of("1.3.0rc13"))
 
 
-def test_upstream_s_schema_and_the_history_of_names_agree() -> None:
+@pytest.mark.parametrize("release", ["1.2.1", "1.3.0rc20", "1.4.0rc0"])
+def test_the_schema_and_the_history_of_names_agree(release: str) -> None:
     """Two records that were read apart: every name that the package may write is in the schema, and no former one is."""
-    schema = llm_args.of_release("1.4.0rc0")
+    schema = llm_args.of_release(release)
     assert schema is not None
-    known, classes = llm_api.of("1.4.0rc0"), schema.classes
+    assert schema.release == release
+    known, classes = llm_api.of(release), schema.classes
     former: dict[str, Any] = llm_api.recorded()
     for mapping, kind in (("arguments", "file"), ("kv_cache_config", "KvCacheConfig"), ("lora_config", "LoraConfig")):
-        assert {*known[mapping]} <= classes[kind].keys()
-        assert not ({*former[mapping]} - {*known[mapping]}) & classes[kind].keys()
-    by_word = {kind["decoding_type"]["enum"][0]: kind.keys() for kind in classes.values() if "decoding_type" in kind}
-    assert known["decoding_types"].keys() <= by_word.keys()
-    assert not (former["decoding_types"].keys() - known["decoding_types"].keys()) & by_word.keys()
+        if kind in classes:
+            assert {*known[mapping]} <= classes[kind].keys()
+            assert not ({*former[mapping]} - {*known[mapping]}) & classes[kind].keys()
     for word, own in known["decoding_types"].items():
-        assert {*known["speculative_config"], *own["names"], *own["required"]} <= by_word[word], word
+        drafter = classes[f"{word.replace('_', '')}DecodingConfig"]
+        assert {*known["speculative_config"], *own["names"], *own["required"]} <= drafter.keys(), word
+    gone = {word.replace("_", "") for word in former["decoding_types"]} - {
+        word.replace("_", "") for word in known["decoding_types"]
+    }
+    assert not {f"{word}DecodingConfig" for word in gone} & classes.keys()
+
+
+def test_names_of_a_class_reference_are_checked_without_types() -> None:
+    for release in ("1.2.1", "1.3.0rc20"):
+        schema = llm_args.of_release(release)
+        assert schema is not None
+        asked = {"kv_cache_config": {"dtype": "fp8"}, "lora_config": {"any": 1}, "max_batch_size": 8}
+        assert schema.problems(asked) == []
+        asked = {"kv_cache_config": {"enable_blok_reuse": True}, "print_iter_logs": True}
+        assert schema.problems(asked) == [
+            "kv_cache_config.enable_blok_reuse: no such name; did you mean enable_block_reuse?",
+            "print_iter_logs: no such name; did you mean print_iter_log?",
+        ]
+        assert schema.problems({"backend": "_autodeploy", "transforms": {}}) == []
+
+
+def test_between_two_records_a_name_of_either_is_none_to_warn_of() -> None:
+    schema = llm_args.around("1.3.0rc29")
+    assert schema is not None
+    assert schema.release == "1.3.0rc20 and 1.4.0rc0"
+    assert schema.problems({"sampler_type": "auto", "kv_cache_config": {"block_reuse_config": {}}}) == []
+    assert schema.problems({"speculative_config": {"decoding_type": "DSpark", "max_draft_len": 3}}) == []
+    assert schema.problems({"tensor_parallel_size": "four"}) == []
+    (found,) = schema.problems({"kv_cache_config": {"onboard_blocks": True}})
+    assert found.startswith("kv_cache_config.onboard_blocks: no such name")
 
 
 @pytest.mark.parametrize("value", [True, False])
