@@ -68,6 +68,7 @@ HAVE: Final = [
     First("glm-5-fp8", PYTORCH, "as_is", "1.3.0rc29", "1.3.0rc20", 100),
     First("kimi-k2-instruct", PYTORCH, "as_is", "1.3.0rc29", "1.3.0rc20", 100),
     First("qwen3.5-397b-a17b", PYTORCH, "bf16", "1.3.0rc29", "1.3.0rc20"),
+    First("nemotron-3-nano-30b-a3b", PYTORCH, "bf16", "1.3.0rc29", "1.3.0rc20"),
     First("glm-4-9b-chat", ENGINES, "bf16", "0.12.0", "0.11.0", 80),
     First("internlm2.5-7b-chat", ENGINES, "bf16", "0.11.0", "0.10.0", 80),
 ]
@@ -263,6 +264,15 @@ def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:
     shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.yaml").model_dump(mode="json"))
     # 61 layers of 512 + 64 numbers, on each GPU.
     assert kv_bytes_per_token(shape, 2, 8, 1) == kv_bytes_per_token(shape, 2, 1, 1) == 61 * 576 * 2
+
+
+def test_an_indexer_caches_its_keys_beside_latent_attention() -> None:
+    from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token
+
+    shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.2.yaml").model_dump(mode="json"))
+    # 61 layers of 512 + 64 numbers, and of 128 bytes with a scale of 4.
+    assert kv_bytes_per_token(shape, 2, 8, 1) == 61 * (576 * 2 + 128 + 4)
+    assert kv_bytes_per_token(shape, 1, 8, 1) == 61 * (576 + 128 + 4)
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle"])
