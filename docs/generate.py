@@ -59,7 +59,7 @@ _RELEASES: Final = (
     "1.3.0rc29",
     "1.4.0rc1",
 )
-_COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 120)
+_COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 107, 120)
 _GPUS: Final = {
     75: "T4",
     80: "A100",
@@ -68,6 +68,7 @@ _GPUS: Final = {
     90: "H100, H200",
     100: "B200",
     103: "B300",
+    107: "Rubin",
     120: "RTX PRO 6000 Blackwell",
 }
 _BOTH_BACKENDS: Final = "1.2.0"

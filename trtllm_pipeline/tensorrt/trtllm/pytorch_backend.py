@@ -238,8 +238,7 @@ def _caveat(cell: Cell, machine: Machine) -> str | None:
         caveats.append(
             f"settings.repository.llm_args: {problems}, by the schema of {schema.release}, the nearest that is known"
         )
-    if (marlin := rules.by_marlin(cell, machine)) is not None:
-        caveats.append(marlin)
+    caveats += filter(None, (rules.unlisted_gpu(machine), rules.by_marlin(cell, machine)))
     if cell.settings["repository"]["sink_token_length"]:
         caveats.append("settings.repository.sink_token_length has no effect: the PyTorch backend ignores it")
     if cell.recipe.get("images") and backends.in_triton(cell):
