@@ -68,7 +68,6 @@ _GPUS: Final = {
     90: "H100, H200",
     100: "B200",
     103: "B300",
-    107: "Rubin",
     120: "RTX PRO 6000 Blackwell",
 }
 _BOTH_BACKENDS: Final = "1.2.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from tests.helpers.trtllm_cells import PYTORCH, cell, infeasible, machine
 from tests.standins.programs import ProgramError, llm_api
 from tests.standins.refusals import holds
 from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.tensorrt.servers.disaggregated import Servers
 from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
@@ -19,6 +21,7 @@ from trtllm_pipeline.tensorrt.trtllm import llm_args, llmapi
 from trtllm_pipeline.tensorrt.trtllm.params import WeightsRepository
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
+DATA: Final = Path(__file__).parents[1] / "data" / "tensorrt_llm"
 RELEASES: Final = (
     *("1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc0", "1.3.0rc3", "1.3.0rc5", "1.3.0rc6", "1.3.0rc7", "1.3.0rc11"),
     *("1.3.0rc12", "1.3.0rc13", "1.3.0rc20", "1.3.0rc29", "1.4.0rc1"),
@@ -159,6 +162,33 @@ def test_between_two_records_a_name_of_either_is_none_to_warn_of() -> None:
     assert schema.problems({"tensor_parallel_size": "four"}) == []
     (found,) = schema.problems({"kv_cache_config": {"onboard_blocks": True}})
     assert found.startswith("kv_cache_config.onboard_blocks: no such name")
+
+
+def test_the_router_s_file_has_names_of_upstream_s_schema() -> None:
+    record = json.loads((DATA / "disaggregated.json").read_text(encoding="utf-8"))
+    schema = llm_args.Schema(record["release"], record["source"], record["classes"])
+    servers = Servers(
+        context=["trtllm-serve", "M"],
+        generation=["trtllm-serve", "M"],
+        contexts=2,
+        generations=1,
+        context_gpus=1,
+        generation_gpus=2,
+        router=["trtllm-serve", "disaggregated"],
+    )
+    written = servers.config("127.0.0.1", 8000, [8001, 8002, 8003])
+    assert schema.problems(written) == []
+    assert schema.problems({**written, "context_servers": {"num_instance": 1}}) == [
+        "context_servers.num_instance: no such name; did you mean num_instances?"
+    ]
+
+
+@pytest.mark.parametrize("release", ["1.2.1", "1.3.0rc20", "1.4.0rc0"])
+@pytest.mark.parametrize("context", [True, False])
+def test_files_of_disaggregated_servers_have_names_of_the_schema(release: str, context: bool) -> None:
+    schema = llm_args.of_release(release)
+    assert schema is not None
+    assert schema.problems(llmapi.disaggregated_settings(ASKED, release, context=context)) == []
 
 
 @pytest.mark.parametrize("value", [True, False])
