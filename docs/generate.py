@@ -59,7 +59,7 @@ _RELEASES: Final = (
     "1.3.0rc29",
     "1.4.0rc1",
 )
-_COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 120)
+_COMPUTE_CAPABILITIES: Final = (75, 80, 86, 89, 90, 100, 103, 107, 120)
 _GPUS: Final = {
     75: "T4",
     80: "A100",

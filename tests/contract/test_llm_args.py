@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from tests.helpers.trtllm_cells import PYTORCH, cell, infeasible, machine
 from tests.standins.programs import ProgramError, llm_api
 from tests.standins.refusals import holds
 from trtllm_pipeline.base.errors import FailureClass, StageError
+from trtllm_pipeline.tensorrt.servers.disaggregated import Servers
 from trtllm_pipeline.tensorrt.stage.params import WITH_DRAFT_MODEL
 from trtllm_pipeline.tensorrt.stage.repository_settings import LlmApi
 from trtllm_pipeline.tensorrt.toolchains import catalog as toolchains
@@ -19,6 +21,7 @@ from trtllm_pipeline.tensorrt.trtllm import llm_args, llmapi
 from trtllm_pipeline.tensorrt.trtllm.params import WeightsRepository
 from trtllm_pipeline.tensorrt.trtllm.releases import at_least
 
+DATA: Final = Path(__file__).parents[1] / "data" / "tensorrt_llm"
 RELEASES: Final = (
     *("1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc0", "1.3.0rc3", "1.3.0rc5", "1.3.0rc6", "1.3.0rc7", "1.3.0rc11"),
     *("1.3.0rc12", "1.3.0rc13", "1.3.0rc20", "1.3.0rc29", "1.4.0rc1"),
@@ -115,20 +118,77 @@ def test_the_facts_refuse_what_those_releases_refuse() -> None:
         llm_api.check_names({"kv_cache_config": {"onboard_blocks": True}}, llm_api.of("1.3.0rc13"))
 
 
-def test_upstream_s_schema_and_the_history_of_names_agree() -> None:
+@pytest.mark.parametrize("release", ["1.2.1", "1.3.0rc20", "1.4.0rc0"])
+def test_the_schema_and_the_history_of_names_agree(release: str) -> None:
     """Two records that were read apart: every name that the package may write is in the schema, and no former one is."""
-    schema = llm_args.of_release("1.4.0rc0")
+    schema = llm_args.of_release(release)
     assert schema is not None
-    known, classes = llm_api.of("1.4.0rc0"), schema.classes
+    assert schema.release == release
+    known, classes = llm_api.of(release), schema.classes
     former: dict[str, Any] = llm_api.recorded()
     for mapping, kind in (("arguments", "file"), ("kv_cache_config", "KvCacheConfig"), ("lora_config", "LoraConfig")):
-        assert {*known[mapping]} <= classes[kind].keys()
-        assert not ({*former[mapping]} - {*known[mapping]}) & classes[kind].keys()
-    by_word = {kind["decoding_type"]["enum"][0]: kind.keys() for kind in classes.values() if "decoding_type" in kind}
-    assert known["decoding_types"].keys() <= by_word.keys()
-    assert not (former["decoding_types"].keys() - known["decoding_types"].keys()) & by_word.keys()
+        if kind in classes:
+            assert {*known[mapping]} <= classes[kind].keys()
+            assert not ({*former[mapping]} - {*known[mapping]}) & classes[kind].keys()
     for word, own in known["decoding_types"].items():
-        assert {*known["speculative_config"], *own["names"], *own["required"]} <= by_word[word], word
+        drafter = classes[f"{word.replace('_', '')}DecodingConfig"]
+        assert {*known["speculative_config"], *own["names"], *own["required"]} <= drafter.keys(), word
+    gone = {word.replace("_", "") for word in former["decoding_types"]} - {
+        word.replace("_", "") for word in known["decoding_types"]
+    }
+    assert not {f"{word}DecodingConfig" for word in gone} & classes.keys()
+
+
+def test_names_of_a_class_reference_are_checked_without_types() -> None:
+    for release in ("1.2.1", "1.3.0rc20"):
+        schema = llm_args.of_release(release)
+        assert schema is not None
+        asked = {"kv_cache_config": {"dtype": "fp8"}, "lora_config": {"any": 1}, "max_batch_size": 8}
+        assert schema.problems(asked) == []
+        asked = {"kv_cache_config": {"enable_blok_reuse": True}, "print_iter_logs": True}
+        assert schema.problems(asked) == [
+            "kv_cache_config.enable_blok_reuse: no such name; did you mean enable_block_reuse?",
+            "print_iter_logs: no such name; did you mean print_iter_log?",
+        ]
+        assert schema.problems({"backend": "_autodeploy", "transforms": {}}) == []
+
+
+def test_between_two_records_a_name_of_either_is_none_to_warn_of() -> None:
+    schema = llm_args.around("1.3.0rc29")
+    assert schema is not None
+    assert schema.release == "1.3.0rc20 and 1.4.0rc0"
+    assert schema.problems({"sampler_type": "auto", "kv_cache_config": {"block_reuse_config": {}}}) == []
+    assert schema.problems({"speculative_config": {"decoding_type": "DSpark", "max_draft_len": 3}}) == []
+    assert schema.problems({"tensor_parallel_size": "four"}) == []
+    (found,) = schema.problems({"kv_cache_config": {"onboard_blocks": True}})
+    assert found.startswith("kv_cache_config.onboard_blocks: no such name")
+
+
+def test_the_router_s_file_has_names_of_upstream_s_schema() -> None:
+    record = json.loads((DATA / "disaggregated.json").read_text(encoding="utf-8"))
+    schema = llm_args.Schema(record["release"], record["source"], record["classes"])
+    servers = Servers(
+        context=["trtllm-serve", "M"],
+        generation=["trtllm-serve", "M"],
+        contexts=2,
+        generations=1,
+        context_gpus=1,
+        generation_gpus=2,
+        router=["trtllm-serve", "disaggregated"],
+    )
+    written = servers.config("127.0.0.1", 8000, [8001, 8002, 8003])
+    assert schema.problems(written) == []
+    assert schema.problems({**written, "context_servers": {"num_instance": 1}}) == [
+        "context_servers.num_instance: no such name; did you mean num_instances?"
+    ]
+
+
+@pytest.mark.parametrize("release", ["1.2.1", "1.3.0rc20", "1.4.0rc0"])
+@pytest.mark.parametrize("context", [True, False])
+def test_files_of_disaggregated_servers_have_names_of_the_schema(release: str, context: bool) -> None:
+    schema = llm_args.of_release(release)
+    assert schema is not None
+    assert schema.problems(llmapi.disaggregated_settings(ASKED, release, context=context)) == []
 
 
 @pytest.mark.parametrize("value", [True, False])

@@ -64,10 +64,11 @@ HAVE: Final = [
     First("llava-onevision-qwen2-7b", ENGINES, "fp16", "0.16.0", "0.15.0"),
     First("llava-v1.6-mistral-7b", PYTORCH, "bf16", "1.0.0", "0.21.0"),
     First("glm-4.5-air", PYTORCH, "bf16", "1.2.0", "1.1.0"),
-    First("deepseek-v3.2", PYTORCH, "as_is", "1.3.0rc29", "1.3.0rc20"),
-    First("glm-5-fp8", PYTORCH, "as_is", "1.3.0rc29", "1.3.0rc20", 100),
-    First("kimi-k2-instruct", PYTORCH, "as_is", "1.3.0rc29", "1.3.0rc20", 100),
-    First("qwen3.5-397b-a17b", PYTORCH, "bf16", "1.3.0rc29", "1.3.0rc20"),
+    First("deepseek-v3.2", PYTORCH, "as_is", "1.2.1", "1.2.0"),
+    First("glm-5-fp8", PYTORCH, "as_is", "1.3.0rc20", "1.2.1", 100),
+    First("kimi-k2-instruct", PYTORCH, "as_is", "1.3.0rc20", "1.2.1", 100),
+    First("qwen3.5-397b-a17b", PYTORCH, "bf16", "1.3.0rc20", "1.2.1"),
+    First("nemotron-3-nano-30b-a3b", PYTORCH, "bf16", "1.2.1", "1.2.0"),
     First("glm-4-9b-chat", ENGINES, "bf16", "0.12.0", "0.11.0", 80),
     First("internlm2.5-7b-chat", ENGINES, "bf16", "0.11.0", "0.10.0", 80),
 ]
@@ -79,8 +80,8 @@ LARGE: Final = frozenset(
 )
 BRING_CODE: Final = ("glm-4-9b-chat", "internlm2.5-7b-chat")
 _OF = {lane: {each.recipe for each in HAVE if each.lane == lane} for lane in (ENGINES, PYTORCH)}
-LATER: Final = {each.recipe for each in HAVE if each.release == "1.3.0rc29"}
-"""Models of releases without engines."""
+LATER: Final = {each.recipe for each in HAVE if each.release in ("1.2.1", "1.3.0rc20")}
+"""Models that came after 1.2.0, the release at which the others are planned."""
 ONLY_PYTORCH: Final = sorted(_OF[PYTORCH] - _OF[ENGINES])
 
 
@@ -263,6 +264,15 @@ def test_latent_attention_keeps_less_than_its_heads_say(tmp_path: Path) -> None:
     shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.yaml").model_dump(mode="json"))
     # 61 layers of 512 + 64 numbers, on each GPU.
     assert kv_bytes_per_token(shape, 2, 8, 1) == kv_bytes_per_token(shape, 2, 1, 1) == 61 * 576 * 2
+
+
+def test_an_indexer_caches_its_keys_beside_latent_attention() -> None:
+    from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token
+
+    shape = Shape.of(load_recipe(recipes_folder() / "deepseek-v3.2.yaml").model_dump(mode="json"))
+    # 61 layers of 512 + 64 numbers, and of 128 bytes with a scale of 4.
+    assert kv_bytes_per_token(shape, 2, 8, 1) == 61 * (576 * 2 + 128 + 4)
+    assert kv_bytes_per_token(shape, 1, 8, 1) == 61 * (576 + 128 + 4)
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle"])

@@ -100,6 +100,7 @@ def test_all_are_found() -> None:
         "llava-v1.6-mistral-7b.yaml",
         "mistral-7b-instruct-v0.3.yaml",
         "mixtral-8x7b-instruct-v0.1.yaml",
+        "nemotron-3-nano-30b-a3b.yaml",
         "phi-3-mini-128k-instruct.yaml",
         "phi-4-mini-instruct.yaml",
         "phi-4.yaml",

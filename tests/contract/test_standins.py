@@ -75,8 +75,8 @@ def test_converters_have_the_options_that_the_table_says_of_their_release(releas
         ),
         (
             "1.3.0",
-            {"serve", "mm_embedding_serve", "disaggregated", "disaggregated_mpi_worker"},
-            ["_autodeploy", "pytorch"],
+            {"serve", "embeddings", "mm_embedding_serve", "disaggregated", "disaggregated_mpi_worker"},
+            ["pytorch"],
         ),
     ],
 )

@@ -41,16 +41,11 @@ STANDS_FOR: Final = {
     "main 2026 before the removal (commit 310decb)": "1.2.0",
     "main 2026 before the removal (examples/medusa)": "1.2.0",
     "main 2026 before the removal (examples/eagle)": "1.2.0",
-    "main after the July 2026 engine removal (commit 029e223)": "1.3.0",
 }
 """Records of sources without a release -> the release whose options they have."""
 NOT_OF_A_RELEASE: Final = {
     ("after 0.19 (fork, commit 3b9703d)", "--kv_cache_dtype"),  # the fork added a value
     ("main@008b2b8", "--cluster_key"),  # the release has two GPUs more
-    (
-        "main after the July 2026 engine removal (commit 029e223)",
-        "--backend",
-    ),  # AutoDeploy went after it
 }
 """Values of sources between releases that no release had."""
 OTHER_RELEASES: Final = (
@@ -153,6 +148,11 @@ APPEARED: Final = [
     *[("trtllm-serve", name, "0.21.0", "0.20.0") for name in ("server_role", "metadata_server_config_file")],
     ("trtllm-serve", "fail_fast_on_attention_window_too_large", "1.0.0", "0.21.0"),
     ("trtllm-serve", "custom_tokenizer", "1.2.0", "1.1.0"),
+    *[("trtllm-serve", name, "1.3.0rc20", "1.3.0rc11") for name in ("enable_attention_dp", "telemetry", "middleware")],
+    *[
+        ("trtllm-serve", name, "1.3.0rc29", "1.3.0rc20")
+        for name in ("report_addr", "generation-config", "grpc-protocol")
+    ],
 ]
 # (program, option, first release without it, last with it)
 VANISHED: Final = [
@@ -499,7 +499,7 @@ def test_run() -> None:
 def test_serving_an_engine() -> None:
     asked = EngineRepository(max_batch_size=8, kv_cache_free_gpu_mem_fraction=0.8)
     for name, release, recorded in _targets("trtllm-serve"):
-        if at_least(release, "1.3.0"):
+        if at_least(release, "1.3.0rc21"):
             with pytest.raises(PlanError, match="does not serve engines"):
                 commands.serve_engine(release, asked, engine="E", tokenizer="T", config=None)
             continue
@@ -533,7 +533,7 @@ def test_serving_with_pytorch() -> None:
         assert values["--extra_llm_api_options"] == ["C"], name
         assert values["--max_num_tokens"] == ["8192"], name
         assert "--backend" not in values, name
-        assert ("--telemetry" in values) is at_least(release, "1.3.0"), name
+        assert ("--telemetry" in values) is at_least(release, "1.3.0rc20"), name
         checked += 1
     assert checked >= 10
 

@@ -555,7 +555,7 @@ def test_ten_models_at_the_releases_of_today(planner: Planner, release: str, fro
 
 
 def check_settings_file(params: dict[str, Any], release: str) -> None:
-    """The YAML file of these parameters has only names that the release has, by upstream's schema where there is one."""
+    """The YAML file of these parameters has only names that the release has, by two records."""
     for changes in ({}, {"speculative": "ngram", "max_draft_len": 4}, {"speculative": "mtp"}, {"speculative": "sa"}):
         if changes == {"speculative": "sa"} and release == "1.2.1":
             continue
@@ -563,12 +563,12 @@ def check_settings_file(params: dict[str, Any], release: str) -> None:
         served = llmapi.serve_settings(asked, release)
         in_triton = llmapi.yaml_settings(Path("model"), asked, release)
         del in_triton[llmapi.OF_TRITON]
-        schema = llm_args.of_release(release)
-        assert (schema is not None) is (release == "1.4.0rc1")
+        schema = llm_args.around(release)
+        assert schema is not None
         for written in (served, in_triton):
             llm_api.check_names(written, llm_api.of(release))
             if "speculative_config" in written:
                 llm_api.check_speculation(
                     written["speculative_config"], {"num_nextn_predict_layers": 1}, llm_api.of(release)
                 )
-            assert schema is None or schema.problems(written) == []
+            assert schema.problems(written) == []

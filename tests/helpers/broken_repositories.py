@@ -317,6 +317,7 @@ BROKEN: dict[str, Callable[[Case], object]] = {
         "ensemble", lambda config: step(config, "postprocessing").ClearField("model_version")
     ),
     "TRT316": lambda case: case.config("ensemble", lambda config: config.instance_group.add(count=1, kind="KIND_CPU")),
+    "TRT317": lambda case: write_ensembles(case.repository, {"loop": "turn", "turn": "loop"}),
     "TRT401": lambda case: shutil.rmtree(case.engine),
     "TRT402": checkpoint,
     "TRT403": lambda case: (case.engine / "rank1.engine").unlink(),
@@ -357,6 +358,7 @@ BROKEN_LLMAPI: dict[str, Callable[[Case], object]] = {
     "TRT604": lambda case: case.yaml("tensor_parallel_size: 1", "tensor_parallel_size: 0"),
     "TRT605": lambda case: case.yaml("free_gpu_memory_fraction: 0.8", "free_gpu_memory_fraction: 80"),
     "TRT607": lambda case: case.yaml("free_gpu_memory_fraction:", "free_gpu_mem_fraction:"),
+    "TRT610": lambda case: add_parameter(case.llmapi / "tensorrt_llm" / "config.pbtxt", "tensor_parallel_size", "2"),
 }
 
 POLICIES: tuple[tuple[str, tuple[str, ...], list[str]], ...] = (
@@ -403,6 +405,20 @@ def write_small(
     return repository
 
 
+def write_ensembles(repository: Path, steps: Mapping[str, str], version: str = "model_version: -1") -> None:
+    """Ensembles of one step each."""
+    for name, member in steps.items():
+        maps = 'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }'
+        step = f'step {{ model_name: "{member}" {version} {maps} }}'
+        config = f'platform: "ensemble" {_TENSORS} ensemble_scheduling {{ {step} }}'
+        write_small(repository, name, config, files={})
+
+
+def add_parameter(config: Path, name: str, value: str) -> None:
+    with config.open("a") as file:
+        file.write(f'\nparameters {{ key: "{name}" value {{ string_value: "{value}" }} }}\n')
+
+
 def write_policy(repository: Path, name: str, policy: str, versions: tuple[str, ...]) -> Path:
     config = f'backend: "python" max_batch_size: 0 {_TENSORS} instance_group {{ kind: KIND_CPU }} {policy}'
     return write_small(repository, name, config, *versions)
@@ -411,6 +427,5 @@ def write_policy(repository: Path, name: str, policy: str, versions: tuple[str, 
 def write_step(repository: Path, name: str, policy: str, asked: str) -> Path:
     """An ensemble `name` with one step, and the model of that step."""
     write_policy(repository, f"{name}_step", policy, ("1", "2"))
-    maps = 'input_map { key: "x" value: "x" } output_map { key: "y" value: "y" }'
-    steps = f'step {{ model_name: "{name}_step" {asked} {maps} }}'
-    return write_small(repository, name, f'platform: "ensemble" {_TENSORS} ensemble_scheduling {{ {steps} }}', files={})
+    write_ensembles(repository, {name: f"{name}_step"}, asked)
+    return repository

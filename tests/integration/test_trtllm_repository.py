@@ -218,6 +218,7 @@ REFUSED = {
     "TRT310": "only allows maximum batch size to be 4",
     "TRT315": "whose required version 0 is not loaded",
     "TRT316": "instance group should not be specified for ensemble",
+    "TRT317": "circular dependency between ensembles",
 }
 TAKEN = ("TRT107", "TRT208", "TRT209", "TRT210", "TRT211", "TRT212", "TRT513")
 """Warnings of the linter: Triton makes something of it."""

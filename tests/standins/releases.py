@@ -20,7 +20,13 @@ HEADS: Final = ("medusa", "eagle")
 """Converters that are no family's: `examples/medusa` in every release."""
 SERVE: Final = "trtllm-serve"
 BENCH: Final = "trtllm-bench"
-_AFTER_REMOVAL: Final = "main after the July 2026 engine removal (commit 029e223)"
+_NEWEST: Final = "1.3.0rc29"
+_LATE: Final = (
+    *("--agent_percentage", "--agent_types", "--enable_visual_gen", "--generation-config", "--grpc-protocol"),
+    *("--num_input_processor_workers", "--num_media_load_workers", "--num_serve_frontends", "--post_processor_hook"),
+    *("--report_addr", "--fail_fast_on_attention_window_too_large"),
+)
+"""Options of `trtllm-serve serve` that came or went between 1.3.0rc20 and 1.3.0rc29."""
 
 Options = dict[str, dict[str, Any]]
 Table = dict[str, Options]
@@ -82,8 +88,8 @@ _BETWEEN: Final[dict[str, dict[str, Between]]] = {
         "0.19.0": Between("0.20.0", "0.18.2", ("serve --cluster_size", "serve --reasoning_parser")),
         "0.21.0": Between("1.0.0", "0.20.0", ("serve --backend", "serve --fail_fast_on_attention_window_too_large")),
         "1.1.0": Between("1.1.0rc6", "1.2.0", ("serve --backend",)),
-        "1.3.0rc7": Between("1.3.0rc3", _AFTER_REMOVAL, ("serve --served_model_name", "serve --kv_cache_dtype")),
-        str(FIRST_WITHOUT_ENGINES): Between(_AFTER_REMOVAL),
+        "1.3.0rc7": Between("1.3.0rc3", _NEWEST, ("serve --served_model_name", "serve --kv_cache_dtype")),
+        str(FIRST_WITHOUT_ENGINES): Between(_NEWEST, "1.3.0rc3", tuple(f"serve {name}" for name in _LATE)),
     },
 }
 

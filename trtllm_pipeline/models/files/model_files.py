@@ -324,6 +324,46 @@ def num_experts(config: Mapping[str, Any]) -> Any:
     return next((config[key] for key in _EXPERTS if config.get(key)), None)
 
 
+_BLOCKS: Final = {"*": "attention", "M": "mamba", "E": "moe", "-": "mlp"}
+"""Letters of `hybrid_override_pattern` (Nemotron-H) -> words of `layers_block_type`."""
+_MAMBA: Final = ("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")
+_LINEAR: Final = (
+    *("linear_num_value_heads", "linear_value_head_dim", "linear_key_head_dim", "linear_num_key_heads"),
+    "linear_conv_kernel_dim",
+)
+"""Keys of gated DeltaNet (Qwen3-Next, Qwen3.5), in the order of `_MAMBA`."""
+
+
+def hybrid_layers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers of a recipe for a hybrid model by a Hugging Face `config.json`: layers with attention, with experts and with
+    recurrence. Empty for other models.
+    """
+    blocks: list[Any] = [*map(_BLOCKS.get, config.get("hybrid_override_pattern") or ())]
+    blocks = blocks or config.get("layers_block_type") or config.get("layer_types") or []
+    interval, layers = config.get("full_attention_interval"), config.get("num_hidden_layers")
+    if not blocks and isinstance(interval, int) and isinstance(layers, int) and interval > 0:
+        blocks = ["full_attention" if (each + 1) % interval == 0 else "linear_attention" for each in range(layers)]
+    mamba = "mamba" in blocks
+    recurrent = blocks.count("mamba" if mamba else "linear_attention")
+    numbers = [config.get(key) for key in (_MAMBA if mamba else _LINEAR)]
+    if not recurrent or None in numbers:
+        return {}
+    names = ("heads", "head_dim", "state_size", "groups", "conv_kernel")
+    attention, experts = blocks.count("attention" if mamba else "full_attention"), blocks.count("moe")
+    return {
+        **({"attention_layers": attention} if attention else {}),
+        **({"expert_layers": experts} if experts else {}),
+        "recurrent": {"layers": recurrent, **dict(zip(names, numbers, strict=True))},
+    }
+
+
+def shared_experts(config: Mapping[str, Any]) -> int | None:
+    """Shared experts of the width of the others, of a `config.json` that has their whole width instead of their number."""
+    width = config.get("moe_shared_expert_intermediate_size") or config.get("shared_expert_intermediate_size")
+    each = config.get("moe_intermediate_size")
+    return round(width / each) if isinstance(width, int) and isinstance(each, int) and each else None
+
+
 def rotary(config: Mapping[str, Any]) -> tuple[Any, str | None]:
     """Base and scaling of the rotary embeddings by a Hugging Face `config.json`, each None
     if absent. Transformers 5 stores both in one object, earlier releases separately.

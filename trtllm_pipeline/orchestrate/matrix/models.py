@@ -290,6 +290,23 @@ class RecipeSmoke(Strict):
     """Text that a greedy answer in full precision contains, by toolchain."""
 
 
+class RecurrentLayers(Strict):
+    """Layers of Mamba-2 or of linear attention (gated DeltaNet): a state of constant size for each sequence, and no KV cache."""
+
+    layers: Positive
+    """Number of these layers."""
+    heads: Positive
+    """`mamba_num_heads` or `linear_num_value_heads` of config.json."""
+    head_dim: Positive
+    """`mamba_head_dim` or `linear_value_head_dim`."""
+    state_size: Positive
+    """`ssm_state_size` or `linear_key_head_dim`."""
+    groups: Positive
+    """`n_groups` or `linear_num_key_heads`."""
+    conv_kernel: Positive
+    """`conv_kernel` or `linear_conv_kernel_dim`."""
+
+
 class Recipe(Strict):
     """Facts about one model. Architecture parameters have the names of Hugging Face's `config.json`."""
 
@@ -315,6 +332,8 @@ class Recipe(Strict):
     """(multi-head latent attention) Cached values per token in addition to `kv_lora_rank`."""
     q_lora_rank: Positive | None = None
     """(multi-head latent attention) Rank of the query compression, if the model has one."""
+    index_head_dim: Positive | None = None
+    """(sparse attention with an indexer) Width of the key that the indexer caches for each token."""
     vocab_size: Positive
     max_position_embeddings: Positive
     """Maximum length of prompt and output together, in tokens."""
@@ -340,6 +359,12 @@ class Recipe(Strict):
     """First layers, which have no experts."""
     interleave_moe_layer_step: Positive | None = None
     """Every Nth layer has experts. Default: all layers after `first_k_dense_replace`."""
+    expert_layers: Positive | None = None
+    """Layers with experts, if the two numbers before do not say."""
+    attention_layers: Positive | None = None
+    """(hybrid models) Layers with attention, which have a KV cache. Default: all."""
+    recurrent: RecurrentLayers | None = None
+    """(hybrid models) The other layers that mix tokens."""
     num_nextn_predict_layers: Count | None = None
     """Layers of the model that draft further tokens (`settings.speculative.method: mtp`), 0 for none. Default: those in
     config.json."""

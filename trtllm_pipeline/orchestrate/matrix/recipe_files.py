@@ -26,7 +26,7 @@ _SAME_NAME: Final = (
     "intermediate_size",
     "vocab_size",
     "max_position_embeddings",
-    *("kv_lora_rank", "qk_rope_head_dim", "q_lora_rank"),
+    *("kv_lora_rank", "qk_rope_head_dim", "q_lora_rank", "index_head_dim"),
     *("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace", "interleave_moe_layer_step"),
     *("num_experts_per_tok", "num_nextn_predict_layers"),
 )
@@ -226,6 +226,7 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         "family": data.get("model_type"),
         "license": "unknown",
         **{key: data[key] for key in _SAME_NAME if key in data},
+        **model_files.hybrid_layers(data),
         **(
             {"images": True, "vision_parameters": _vision_weights(data["vision_config"])}
             if "vision_config" in data
@@ -240,6 +241,10 @@ def _recipe_of(config: Mapping[str, Json], name: str, summary: str) -> dict[str,
         "rope_scaling": scaling,
         "eos_token_ids": [eos] if isinstance(eos, int) else eos,
     }
+    if (shared := model_files.shared_experts(data)) is not None:
+        recipe["n_shared_experts"] = shared
+    if "intermediate_size" not in data and "moe_intermediate_size" in data:  # all layers have experts
+        recipe["intermediate_size"] = data["moe_intermediate_size"]
     if isinstance(
         dense := data.get("intermediate_size_mlp"), int
     ):  # Llama 4 has the width of its experts under the usual name

@@ -52,7 +52,7 @@ def draft_kv_bytes_per_token(companion: Mapping[str, Json], cell: Cell) -> int:
     if (known := _shape(companion)) is not None:
         return kv_bytes_per_token(known, 2.0, cell.attention_tp, 1)
     shape = Shape.of(cell.recipe)
-    return kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) // shape.num_hidden_layers
+    return kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) // shape.kv_layers
 
 
 def _head_weights(shape: Shape) -> int:

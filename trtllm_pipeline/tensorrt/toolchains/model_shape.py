@@ -40,6 +40,36 @@ FORM_PRECISIONS: Final = {
     "mixed_nvfp4": "nvfp4",
 }
 """Form of weights that are quantized already -> the precision with the same kernels, GPUs and size."""
+_INDEXER_BLOCK: Final = 128
+"""Numbers of an indexer's key that share a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Layers of Mamba-2 or of linear attention (gated DeltaNet), as in a recipe."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    state_size: int
+    groups: int
+    conv_kernel: int
+
+    @property
+    def weights(self) -> int:
+        """Weights of one layer for each number of the hidden state: `3 d + 2 g s + n` with `d = n * head_dim`. What goes in is as
+        wide as gate, value, key, query and step of each head, what comes out as the value.
+        """
+        return 3 * self.heads * self.head_dim + 2 * self.groups * self.state_size + self.heads
+
+    def state_bytes(self, tp: int) -> int:
+        """State of one sequence in one layer on one GPU, in bytes: `2 (d + 2 g s) (conv_kernel - 1) + 4 d s`, divided by `tp`.
+
+        The second part is in 32 bits as in the models' config.json (`mamba_ssm_dtype`); releases that ignore it take half.
+        Source: `get_states_bytes_per_layer` in config_utils.py of TensorRT-LLM's pyexecutor.
+        """
+        width, keys = self.heads * self.head_dim, 2 * self.groups * self.state_size
+        return (2 * (width + keys) * (self.conv_kernel - 1) + 4 * width * self.state_size) // tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +88,17 @@ class Shape:
     kv_lora_rank: int | None = None
     qk_rope_head_dim: int | None = None
     q_lora_rank: int | None = None
+    index_head_dim: int | None = None
     num_experts: int | None = None
     num_experts_per_tok: int | None = None
     moe_intermediate_size: int | None = None
     n_shared_experts: int | None = None
     first_k_dense_replace: int | None = None
     interleave_moe_layer_step: int | None = None
+    expert_layers: int | None = None
+    attention_layers: int | None = None
     vision_parameters: int | None = None
+    recurrent: Recurrent | None = None
     weights: int = field(init=False, repr=False, compare=False)
     """Number of weights: from the recipe, else embedding and layers, and a separate head for a mixture of experts, as in all
     known ones."""
@@ -85,7 +119,8 @@ class Shape:
         known = _SHAPES.get(id(recipe))
         if known is None or known[0] is not recipe:
             numbers = {each.name: recipe.get(each.name) for each in fields(Shape) if each.init}
-            result = Shape(**{name: int(value) for name, value in numbers.items() if isinstance(value, int)})
+            known_numbers = {name: int(value) for name, value in numbers.items() if isinstance(value, int)}
+            result = Shape(**known_numbers, recurrent=_recurrent(recipe.get("recurrent")))
             known = _SHAPES[id(recipe)] = recipe, result
         return known[1]
 
@@ -96,13 +131,39 @@ class Shape:
 
     @property
     def _layers(self) -> int:
-        """Weights of the layers: attention, a gated MLP in those without experts, router and experts in the others."""
-        dense = self.num_hidden_layers - self.mixture_layers
+        """Weights of the layers: attention or recurrence, an MLP in those without experts, router and experts in the others."""
         mixture = self.hidden_size * (self.num_experts or 0) + self.expert_weights * (
             (self.num_experts or 0) + (self.n_shared_experts or 0)
         )
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        return self.num_hidden_layers * self.attention_weights + dense * mlp + self.mixture_layers * mixture
+        dense = self.num_hidden_layers - self.mixture_layers - (self.mixers if self.apart else 0)
+        mlp = self.matrices * self.hidden_size * self.intermediate_size
+        return self.mixer_weights + dense * mlp + self.mixture_layers * mixture
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with a KV cache."""
+        return self.attention_layers or self.num_hidden_layers
+
+    @property
+    def mixers(self) -> int:
+        """Layers with attention or recurrence."""
+        return self.kv_layers + (self.recurrent.layers if self.recurrent else 0)
+
+    @property
+    def apart(self) -> bool:
+        """True if MLPs and experts are layers of their own, as in Nemotron-H."""
+        return self.recurrent is not None and self.mixers < self.num_hidden_layers
+
+    @property
+    def matrices(self) -> int:
+        """Matrices of an MLP or expert: three if it is gated. Those that are layers of their own have no gate."""
+        return 2 if self.apart else 3
+
+    @property
+    def mixer_weights(self) -> int:
+        """Weights of attention and recurrence, of all layers."""
+        recurrent = self.recurrent.layers * self.hidden_size * self.recurrent.weights if self.recurrent else 0
+        return self.kv_layers * self.attention_weights + recurrent
 
     @property
     def attention_weights(self) -> int:
@@ -120,9 +181,11 @@ class Shape:
 
     @property
     def mixture_layers(self) -> int:
-        """Layers with experts: all but the first dense ones, or one in every N."""
+        """Layers with experts: all but the first dense ones, or one in every N, unless their number is known."""
         if not self.num_experts:
             return 0
+        if self.expert_layers is not None:
+            return self.expert_layers
         return (self.num_hidden_layers - (self.first_k_dense_replace or 0)) // (self.interleave_moe_layer_step or 1)
 
     @property
@@ -140,8 +203,8 @@ class Shape:
 
     @property
     def expert_weights(self) -> int:
-        """Weights of one expert of one layer, a gated MLP."""
-        return 3 * self.hidden_size * self.expert_size
+        """Weights of one expert of one layer."""
+        return self.matrices * self.hidden_size * self.expert_size
 
     def read_weights(self, tokens: int) -> int:
         """Weights that a forward pass of `tokens` tokens reads, including the head. For a mixture, the experts that at least one
@@ -158,6 +221,12 @@ class Shape:
     def computed_weights(self) -> int:
         """Weights that one token is multiplied with, including the head."""
         return self.read_weights(1)
+
+
+def _recurrent(numbers: Json) -> Recurrent | None:
+    if not isinstance(numbers, Mapping):
+        return None
+    return Recurrent(**{each.name: int(str(numbers[each.name])) for each in fields(Recurrent)})
 
 
 _SHAPES: Final[dict[int, tuple[Mapping[str, Json], Shape]]] = {}
@@ -182,23 +251,31 @@ def weights_bytes(shape: Shape, precision: str, tp: int, pp: int) -> int:
 
 
 def attention_copies(shape: Shape, tp: int, dp: int) -> float:
-    """Weights of attention that one GPU has beyond its share in tensor parallelism, of all layers together:
+    """Weights of attention and recurrence that one GPU has beyond its share in tensor parallelism, of all layers together:
     `layers * attention * (dp - 1) / tp`. Each group of data parallel attention has all of them.
     """
-    return shape.num_hidden_layers * shape.attention_weights * (dp - 1) / tp
+    return shape.mixer_weights * (dp - 1) / tp
 
 
 def kv_bytes_per_token(shape: Shape, element_bytes: float, tp: int, pp: int) -> int:
     """KV cache of one token on one GPU, in bytes: `2 * layers/pp * max(kv_heads // tp, 1) * head_dim * element_bytes`.
 
-    More GPUs than KV heads hold copies of them. Source: TensorRT-LLM's KV cache manager, size per token. Latent attention
-    keeps `layers/pp * (kv_lora_rank + qk_rope_head_dim) * element_bytes` on every GPU. Source: the paper on DeepSeek-V2, 2.1.
+    More GPUs than KV heads hold copies of them. Only layers with attention count. Source: TensorRT-LLM's KV cache manager, size
+    per token. Latent attention keeps `layers/pp * (kv_lora_rank + qk_rope_head_dim) * element_bytes` on every GPU. Source: the
+    paper on DeepSeek-V2, 2.1. An indexer beside it adds `index_head_dim` bytes, with a scale of 4 bytes for each 128. Source:
+    `BlockManager` of kvCacheManager.cpp.
     """
-    layers = -(-shape.num_hidden_layers // pp)
+    layers = -(-shape.kv_layers // pp)
     if shape.kv_lora_rank is not None:
-        return int(layers * (shape.kv_lora_rank + (shape.qk_rope_head_dim or 0)) * element_bytes)
+        indexer = (shape.index_head_dim or 0) * (1 + 4 / _INDEXER_BLOCK)
+        return int(layers * ((shape.kv_lora_rank + (shape.qk_rope_head_dim or 0)) * element_bytes + indexer))
     heads = max(shape.num_key_value_heads // tp, 1)
     return int(2 * layers * heads * shape.head_dim * element_bytes)
+
+
+def state_bytes(shape: Shape, tp: int, pp: int) -> int:
+    """Recurrent state of one sequence on one GPU, in bytes. Its length does not change it."""
+    return 0 if shape.recurrent is None else -(-shape.recurrent.layers // pp) * shape.recurrent.state_bytes(tp)
 
 
 def kv_element_bytes(precision: str, kv: str | None) -> float:
@@ -211,10 +288,10 @@ def kv_element_bytes(precision: str, kv: str | None) -> float:
 def least_bytes(
     shape: Shape, *, precision: str, kv: str | None, tp: int, pp: int, tokens: int, dp: int = 1
 ) -> tuple[int, int]:
-    """Weights, and KV cache of one request of `tokens` tokens, on one GPU, in bytes."""
+    """Weights, and KV cache and state of one request of `tokens` tokens, on one GPU, in bytes."""
     per_token = kv_bytes_per_token(shape, kv_element_bytes(precision, kv), tp // dp, pp)
     copies = attention_copies(shape, tp, dp) / pp * _WEIGHT_BITS[precision] / 8
-    return weights_bytes(shape, precision, tp, pp) + int(copies), per_token * tokens
+    return weights_bytes(shape, precision, tp, pp) + int(copies), per_token * tokens + state_bytes(shape, tp // dp, pp)
 
 
 def computed(precision: str, recipe: Mapping[str, Json]) -> str:

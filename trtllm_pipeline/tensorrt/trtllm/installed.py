@@ -151,6 +151,8 @@ def _arguments(installation: TensorRTLLM) -> InstalledComparison | None:
     if known is None:
         reason = "no schema of this line of releases is recorded"
         return None if own is None else InstalledComparison(LLM_API, (own.source,), reason=reason)
+    if own is None and not releases.at_least(installation.release, releases.FIRST_SCHEMA):
+        return None
     if own is None:
         return InstalledComparison(LLM_API, (), reason=f"the package has no {llm_args.INSTALLED}")
     gone, new, changed = known.compared(own)

@@ -1,7 +1,8 @@
 """Names, types and choices of the LLM API's YAML files, and where a file differs from them.
 
 TensorRT-LLM's package has a JSON schema of these files, `INSTALLED`. Those that were read are in `data/tensorrt_llm/llm_args.json`,
-in the form of `compact`. The schema of an installation takes precedence. Neither has all rules: the program has the last word.
+in the form of `compact`; releases without one have names from the class reference. The schema of an installation takes
+precedence. Neither has all rules: the program has the last word.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ _SPELLED: Final = frozenset({"true", "false", "yes", "no", "on", "off", "1", "0"
 _CLOSE: Final = 0.75
 """Likeness of names of which one is suggested for the other."""
 
+_UNKNOWN: Final = "any"
+"""The type of names from a class reference, which has no types."""
+_AUTO_DEPLOY: Final = "_autodeploy"
+
 Classes = Mapping[str, Mapping[str, Any]]
 """Class -> name -> type. A type is a word of JSON schema, `any`, `never` or a class; {"enum": values}, {"list": type},
 {"map": type of the values}; or a list of alternatives."""
@@ -51,18 +56,33 @@ class Schema:
     classes: Classes
 
     def problems(self, settings: Mapping[str, Any]) -> list[str]:
-        """What `settings` have that the schema has not, in words."""
+        """What `settings` have that the schema has not, in words. AutoDeploy's own arguments are in no record."""
+        if settings.get("backend") == _AUTO_DEPLOY and self.classes[FILE].get("backend") == _UNKNOWN:
+            return []
         return [f"{place}: {words}" for place, words in _of_class(self.classes, FILE, settings, "")]
 
     def compared(self, other: Schema) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
         """Names that `other` has not, those that it has more, and those of another type, with words."""
         ours, theirs = self.names(), other.names()
-        changed = (name for name in sorted(ours.keys() & theirs.keys()) if ours[name] != theirs[name])
+        both = (name for name in sorted(ours.keys() & theirs.keys()) if _UNKNOWN not in _alternatives(ours[name]))
+        changed = (name for name in both if ours[name] != theirs[name])
         return (
             tuple(sorted(ours.keys() - theirs.keys())),
             tuple(sorted(theirs.keys() - ours.keys())),
             tuple(f"{name} is {_words([theirs[name]])}, was {_words([ours[name]])}" for name in changed),
         )
+
+    def joined(self, other: Schema) -> Schema:
+        """A schema with the names of both and their types as alternatives."""
+        classes = {
+            kind: {
+                name: [*_alternatives(ours.get(name, [])), *_alternatives(theirs.get(name, []))]
+                for name in sorted(ours.keys() | theirs.keys())
+            }
+            for kind in self.classes.keys() | other.classes.keys()
+            for ours, theirs in [(self.classes.get(kind, {}), other.classes.get(kind, {}))]
+        }
+        return Schema(f"{self.release} and {other.release}", f"{self.source}; {other.source}", classes)
 
     def names(self) -> dict[str, Any]:
         """Type by name, as CLASS.NAME, and NAME in the file itself."""
@@ -87,13 +107,22 @@ def of_release(release: str) -> Schema | None:
     return fits[-1] if fits else None
 
 
+def around(release: str) -> Schema | None:
+    """The same, with the names of the next record too if the release is between two."""
+    before = of_release(release)
+    if before is None or before.release == release:
+        return before
+    after = next((each for each in recorded() if parse(each.release) > parse(release)), None)
+    return before if after is None else before.joined(after)
+
+
 def of_machine(machine: Machine) -> Schema | None:
-    """The schema of the installed release: its own, or else a recorded one."""
+    """The schema of the installed release: its own, or else what is recorded around it."""
     installation = machine.tensorrt_llm
     if installation is None:
         return None
     own = None if machine.assumed else installed(installation.release, installation.python)
-    return own or of_release(installation.release)
+    return own or around(installation.release)
 
 
 @lru_cache(maxsize=4)
@@ -207,9 +236,13 @@ def _of_class(classes: Classes, name: str, value: Mapping[str, Any], above: str)
             yield place, f"no such name{f'; did you mean {near[0]}?' if near else ''}"
 
 
+def _alternatives(kind: Any) -> list[Any]:
+    return kind if isinstance(kind, list) else [kind]
+
+
 def _of_type(classes: Classes, kind: Any, value: Any, place: str) -> list[Problem]:
     """What is wrong with a value, by the alternative that it comes nearest to."""
-    alternatives = kind if isinstance(kind, list) else [kind]
+    alternatives = _alternatives(kind)
     named = [each for each in alternatives if isinstance(each, str) and each in classes]
     if named and isinstance(value, Mapping):
         return _of_classes(classes, named, value, place)
@@ -263,7 +296,7 @@ def _is(kind: Any, value: Any) -> bool:
 def _words(alternatives: Iterable[Any]) -> str:
     """Types for people."""
     found: list[str] = []
-    for each in chain.from_iterable(part if isinstance(part, list) else [part] for part in alternatives):
+    for each in chain.from_iterable(map(_alternatives, alternatives)):
         if isinstance(each, dict):
             found += map(json.dumps, each["enum"]) if "enum" in each else ["a list" if "list" in each else "a mapping"]
         else:

@@ -24,6 +24,7 @@ from trtllm_pipeline.tensorrt.toolchains.model_shape import (
     computed,
     kv_bytes_per_token,
     kv_element_bytes,
+    state_bytes,
     weight_bits,
     weights_bytes,
 )
@@ -105,7 +106,7 @@ def rank_bytes(shape: Shape, precision_: str, tp: int, pp: int, dp: int = 1) -> 
     bits = weight_bits(precision_)
     share = -(-shape.num_hidden_layers // pp) / shape.num_hidden_layers
     copies = max(1 / shape.num_key_value_heads - dp / tp, 0.0) if shape.kv_lora_rank is None else 0.0
-    keys = 2 * shape.num_hidden_layers * shape.hidden_size * shape.head_dim * shape.num_key_value_heads * copies
+    keys = 2 * shape.kv_layers * shape.hidden_size * shape.head_dim * shape.num_key_value_heads * copies
     tables = shape.weights - shape.layer_weights
     table = shape.vocab_size * shape.hidden_size
     return int(
@@ -171,13 +172,15 @@ class ServerParts:
     context: int
     fragments: int
     """Memory that allocators hold unused."""
+    state: int
+    """State of layers without a KV cache, of all sequences at a time."""
     kv_token: int
     """KV cache of one token, also of what drafts."""
 
     @property
     def fixed(self) -> int:
         """All but the KV cache."""
-        own = self.weights + self.activations + self.visual + self.logits
+        own = self.weights + self.activations + self.visual + self.logits + self.state
         return own + self.collectives + self.context + self.fragments
 
     @property
@@ -217,6 +220,7 @@ def served(cell: Cell, machine: Machine) -> ServerParts:
         collectives=_COLLECTIVES if cell.tp * cell.pp > 1 else 0,
         context=context_bytes(machine),
         fragments=int(_FRAGMENTS * (activations + logits)),
+        state=batch * state_bytes(shape, cell.attention_tp, cell.pp),
         kv_token=kv_bytes_per_token(shape, element, cell.attention_tp, cell.pp) + per_drafted,
     )
 
@@ -252,7 +256,7 @@ def drafting_bytes(cell: Cell) -> tuple[int, int]:
         shape = Shape.of(cell.recipe)
         bits = weight_bits(weights_of(cell))
         layer = shape.layer_weights / shape.num_hidden_layers
-        return int(layer * bits / 8), kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) // shape.num_hidden_layers
+        return int(layer * bits / 8), kv_bytes_per_token(shape, 2.0, cell.attention_tp, 1) // shape.kv_layers
     drafter = cell.companions.get(companions.DRAFT)
     return (0, 0) if drafter is None else (draft_bytes(drafter, cell), draft_kv_bytes_per_token(drafter, cell))
 

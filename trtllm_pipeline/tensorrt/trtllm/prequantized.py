@@ -2,7 +2,8 @@
 
 Sources. PyTorch runtime: `_update_from_hf_quant_config` in llm_utils.py and `model_config.py` of 1.0 to 1.3, which end with
 NotImplementedError for any other form or, in later candidates of 1.3, look for weights that AutoAWQ and GPTQ do not store; the
-hardware matrix of the page on quantization; the deployment guide of gpt-oss.
+hardware matrix of the page on quantization; the deployment guide of gpt-oss. That page's matrix of models has GPTQ for Llama and
+Qwen, but pull request 19442, which reads it, was open when it was last read (19 September 2026).
 Engines: `update_quant_config_from_hf` of the scripts that convert Llama and Qwen; release notes 0.16.
 """
 
@@ -50,6 +51,7 @@ FORMS: Final[Mapping[str, WeightsForm]] = {
     "mixed": WeightsForm(FIRST_PYTORCH),
     "mixed_nvfp4": WeightsForm(FIRST_PYTORCH),
 }
+_GPTQ_READER: Final = "pull request 19442, open in September 2026,"
 _LLAMA: Final = ("llama", "mistral")
 """Families of the script for Llama whose quantized weights it is known to read."""
 
@@ -84,7 +86,8 @@ def _unloadable(name: str, form: WeightsForm | None, release: str, recipe: Mappi
             f"precision {AS_IS} ({name}): the PyTorch runtime reads FP8, NVFP4 and AWQ weights of Model Optimizer, FP8 weights "
             "with scales of 128 x 128 blocks, and MXFP4"
         )
-        return "; ".join([reads, *_instead(name, form, release, recipe)])
+        coming = [f"{_GPTQ_READER} would read GPTQ without desc_act"] if name == "gptq" else []
+        return "; ".join([reads, *coming, *_instead(name, form, release, recipe)])
     if not at_least(release, form.pytorch):
         return f"precision {AS_IS} ({name}): the PyTorch runtime reads it since {form.pytorch}, this is {release}"
     return None

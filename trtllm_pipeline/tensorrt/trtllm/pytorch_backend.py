@@ -194,26 +194,26 @@ def _context_infeasible(cell: Cell, machine: Machine) -> str | None:
     return None if reason is None else f"settings.disaggregated.context_parallel: {reason}"
 
 
-def _unknown_arguments(cell: Cell, schema: llm_args.Schema) -> str | None:
-    """What a cell's YAML file has that the release's schema has not, or None."""
+def _unknown_arguments(cell: Cell, release: str, schema: llm_args.Schema) -> str | None:
+    """What a cell's YAML file of a release has that a schema has not, or None."""
     params, folder = _repository(cell), Path("model")
     if backends.in_triton(cell):
-        written = llmapi.yaml_settings(folder, params, schema.release, folder)
+        written = llmapi.yaml_settings(folder, params, release, folder)
         del written[llmapi.OF_TRITON]
     elif backends.disaggregated(cell) is not None:
         written = {
-            **llmapi.disaggregated_settings(llmapi.context_params(params), schema.release, folder, context=True),
-            **llmapi.disaggregated_settings(params, schema.release, folder, context=False),
+            **llmapi.disaggregated_settings(llmapi.context_params(params), release, folder, context=True),
+            **llmapi.disaggregated_settings(params, release, folder, context=False),
         }
     else:
-        written = llmapi.serve_settings(params, schema.release, folder)
+        written = llmapi.serve_settings(params, release, folder)
     return "; ".join(schema.problems(written)) or None
 
 
 def _refused_arguments(cell: Cell, machine: Machine) -> str | None:
     """Why the LLM API of the release refuses a cell's YAML file, by its own schema. None if it does not, or if that is unknown."""
     release, schema = installed(machine).release, llm_args.of_machine(machine)
-    if schema is None or schema.release != release or (problems := _unknown_arguments(cell, schema)) is None:
+    if schema is None or schema.release != release or (problems := _unknown_arguments(cell, release, schema)) is None:
         return None
     return f"settings.repository.llm_args: {problems}, by the schema of TensorRT-LLM {release} ({schema.source})"
 
@@ -233,13 +233,12 @@ def _infeasible(cell: Cell, machine: Machine) -> str | None:
 
 def _caveat(cell: Cell, machine: Machine) -> str | None:
     caveats = []
-    schema = None if machine.tensorrt_llm is None else llm_args.of_machine(machine)
-    if schema is not None and (problems := _unknown_arguments(cell, schema)) is not None:
+    schema = llm_args.of_machine(machine)
+    if schema is not None and (problems := _unknown_arguments(cell, installed(machine).release, schema)) is not None:
         caveats.append(
-            f"settings.repository.llm_args: {problems}, by the schema of {schema.release}, the newest that is known"
+            f"settings.repository.llm_args: {problems}, by the schema of {schema.release}, the nearest that is known"
         )
-    if (marlin := rules.by_marlin(cell, machine)) is not None:
-        caveats.append(marlin)
+    caveats += filter(None, (rules.unlisted_gpu(machine), rules.by_marlin(cell, machine)))
     if cell.settings["repository"]["sink_token_length"]:
         caveats.append("settings.repository.sink_token_length has no effect: the PyTorch backend ignores it")
     if cell.recipe.get("images") and backends.in_triton(cell):

@@ -21,6 +21,8 @@ FIRST_SERVE: Final = "0.15"
 """First release with `trtllm-serve`."""
 FIRST_BENCH: Final = "0.20"
 """First release of which trtllm-bench is known to keep requests in flight and to write a report."""
+FIRST_SCHEMA: Final = "1.4"
+"""First line of releases known to ship a JSON schema of the LLM API's YAML files."""
 
 _LINES: Final = (*(f"0.{minor}" for minor in range(8, 22)), "1.0", "1.1", "1.2", "1.3", "1.4")
 """Release lines up to the newest candidates of November 2026."""

@@ -67,6 +67,8 @@ _MARLIN_ADA: Final = "1.3.0rc29"
 """First release that is known to have done so on SM 89: a probe on an L40. Upstream's matrix of hardware does not list it."""
 _AWQ_ON_BLACKWELL: Final = "1.2.1"
 """First release whose PyTorch backend is known to compute AWQ weights on SM 100."""
+_RUBIN: Final = (107, "1.3.0rc29")
+"""Compute capability of Rubin, and the first release whose matrix of hardware is known to list it."""
 _GEMMA2_TOKENS: Final = 4096
 _WEIGHT_ONLY_OPTIONS: Final = ("--weight_only_precision", "--use-weight-only-with-precision")
 _LORA_IN_ENGINES: Final = "0.10"
@@ -429,11 +431,12 @@ def not_in_pytorch(case: Case) -> str | None:
 
 @rule("TLM207", "fp8 and nvfp4 work there", toolchains=(PYTORCH,))
 def awq_on_blackwell(case: Case) -> str | None:
-    """AWQ weights in the PyTorch runtime on SM 100 and newer before 1.2.1, and on SM 110 and newer. Source: the hardware matrix of its
-    page on quantization: that of 1.0 has AWQ for Ampere (int4_awq), Ada and Hopper, those of 1.2.1 and 1.3.0rc29 for SM 100 and 103
-    too, but not for SM 120. Between 1.0 and 1.2.1 none was read.
+    """AWQ weights in the PyTorch runtime on SM 100 and newer before 1.2.1, on SM 107 before 1.3.0rc29, and on SM 110 and newer. Source:
+    the hardware matrix of its page on quantization: that of 1.0 has AWQ for Ampere (int4_awq), Ada and Hopper, that of 1.2.1 for
+    SM 100 and 103 too, that of 1.3.0rc29 also for SM 107, but not for SM 120. Between them none was read.
     """
-    below = 110 if at_least(case.release, _AWQ_ON_BLACKWELL) else 100
+    rubin, listed = _RUBIN
+    below = 100 if not at_least(case.release, _AWQ_ON_BLACKWELL) else 110 if at_least(case.release, listed) else rubin
     if case.precision not in {"int4_awq", "w4a8_awq"} or case.sm is None or case.sm < below:
         return None
     return f"precision {case.shown}: the PyTorch backend has it below SM {below}, this is SM {case.sm}"
@@ -455,6 +458,16 @@ def gpu_precision(case: Case) -> str | None:
     if case.kv == "fp8" and sm < _LEAST_SM["fp8"]:
         return f"settings.quantize.kv_cache_precision fp8 needs SM {_LEAST_SM['fp8']} or newer, this is SM {sm}"
     return None
+
+
+def unlisted_gpu(machine: Machine) -> str | None:
+    """A warning for Rubin before the release whose matrix of hardware lists it, or None. Of releases in between none was read."""
+    rubin, listed = _RUBIN
+    if machine.sm != rubin or machine.tensorrt_llm is None or at_least(machine.tensorrt_llm.release, listed):
+        return None
+    return (
+        f"SM {rubin} is in no matrix of hardware that is known before {listed}, this is {machine.tensorrt_llm.release}"
+    )
 
 
 def by_marlin(cell: Cell, machine: Machine) -> str | None:

@@ -19,6 +19,7 @@ from tests.helpers.broken_repositories import (
     copy,
     step,
     write_engine,
+    write_ensembles,
     write_good,
     write_policy,
     write_small,
@@ -326,6 +327,33 @@ def test_model_json_of_vllm(tmp_path: Path, text: str, rule: str | None, line: i
     findings = lint.lint(write_small(tmp_path, "vllm_model", VLLM, files={"model.json": text}))
     assert [(finding.rule, finding.line) for finding in findings] == ([(rule, line)] if rule else [])
     assert all(words in finding.message for finding in findings)
+
+
+def test_settings_of_vllm_that_stand_in_config_pbtxt(tmp_path: Path) -> None:
+    given = {"gpu_memory_utilization": "0.5", "REPORT_CUSTOM_METRICS": "yes", "our_own": "1"}
+    parameters = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in given.items()
+    )
+    write_small(tmp_path, "vllm_model", VLLM + parameters, files={"model.json": '{"model": "a/b"}'})
+    assert found(tmp_path) == [("TRT610", "gpu_memory_utilization is not read here, but in model.json")]
+    code = {"model.json": '{"model": "a/b"}', "model.py": 'parameters["gpu_memory_utilization"]'}
+    write_small(tmp_path / "extended", "vllm_model", VLLM + parameters, files=code)
+    assert found(tmp_path / "extended") == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "ways"),
+    [
+        ({"a": "a"}, ["a -> a"]),
+        ({"a": "b", "b": "c", "c": "a"}, ["a -> b -> c -> a", "b -> c -> a -> b", "c -> a -> b -> c"]),
+        ({"a": "b", "b": "c", "c": "b"}, ["b -> c -> b", "c -> b -> c"]),
+        ({"a": "b", "c": "b", "b": "m"}, []),
+    ],
+)
+def test_ensembles_that_contain_themselves(tmp_path: Path, steps: dict[str, str], ways: list[str]) -> None:
+    write_policy(tmp_path, "m", "", ("1",))
+    write_ensembles(tmp_path, steps)
+    assert found(tmp_path) == [("TRT317", f"contains itself: {way}") for way in ways]
 
 
 def test_vllm_needs_its_model_json(tmp_path: Path) -> None:

@@ -134,9 +134,11 @@ def test_a_plan_refuses_what_the_schema_of_the_release_has_not_and_warns_for_lat
         assert "kv_cache_config.onboard: no such name, by the schema of TensorRT-LLM 1.4.0rc0" in said
         assert infeasible(asked, machine("1.4.0rc1")) is None
         (warning,) = toolchains.caveats([asked], machine("1.4.0rc1"))
-        assert "kv_cache_config.onboard: no such name, by the schema of 1.4.0rc0, the newest that is known" in warning
+        assert "kv_cache_config.onboard: no such name, by the schema of 1.4.0rc0, the nearest that is known" in warning
         assert infeasible(asked, machine("1.3.0rc29")) is None
-        assert toolchains.caveats([asked], machine("1.3.0rc29")) == []
+        (warning,) = toolchains.caveats([asked], machine("1.3.0rc29"))
+        assert "no such name, by the schema of 1.3.0rc20 and 1.4.0rc0" in warning
+        assert toolchains.caveats([asked], machine("1.1.0")) == []
     removed = cell(toolchain=PYTORCH, settings={"repository.llm_args": {"backend": "_autodeploy"}})
     assert '"_autodeploy" is not "pytorch"' in str(infeasible(removed, machine("1.4.0rc0")))
 
@@ -160,12 +162,12 @@ def test_the_schema_of_an_installation_takes_precedence(tmp_path: Path) -> None:
     assert found is not None
     assert (found.release, found.classes) == ("1.4.0rc7", SCHEMA.classes)
     assert llm_args.of_machine(machine("1.4.0rc7")) == llm_args.of_release("1.4.0rc0")
-    without = Machine(1, "CPU", tensorrt_llm=TensorRTLLM("1.2.1", python=sys.executable))
+    without = Machine(1, "CPU", tensorrt_llm=TensorRTLLM("1.1.0", python=sys.executable))
     assert llm_args.of_machine(without) is None
 
 
 def test_a_schema_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    assert llm_args.of_machine(with_package(tmp_path, "1.3.0", ["no schema"])) is None
+    assert llm_args.of_machine(with_package(tmp_path, "1.5.0", ["no schema"])) is None
 
 
 def test_doctor_compares_the_installed_schema_with_the_record(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_doctor_compares_the_installed_schema_with_the_record(tmp_path: Path) ->
     assert "kv_cache_config" in other.gone
     assert "by_name" in other.new
     assert other.command == (str(tmp_path / "a/lib/python3.12/site-packages" / llm_args.INSTALLED),)
-    assert compared("b", "1.3.0", DOCUMENT).reason == "no schema of this line of releases is recorded"
+    assert compared("b", "1.5.0", DOCUMENT).reason == "no schema of this line of releases is recorded"
     assert "the package has no" in str(compared("c", "1.4.0rc2", None).reason)
 
 

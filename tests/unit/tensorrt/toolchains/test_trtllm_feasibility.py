@@ -285,6 +285,22 @@ def test_a_machine_without_a_gpu_is_told_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("release", "sm", "precision", "warns", "fits"),
+    [
+        ("1.3.0rc29", 107, "nvfp4", False, True),
+        ("1.3.0rc29", 107, "int4_awq", False, True),
+        ("1.2.1", 107, "fp8", True, True),
+        ("1.2.1", 107, "int4_awq", True, False),
+        ("1.2.1", 103, "int4_awq", False, True),
+    ],
+)
+def test_rubin_is_in_the_matrix_of_1_3_0rc29(release: str, sm: int, precision: str, warns: bool, fits: bool) -> None:
+    asked, there = _pytorch(precision=precision), _machine(release, sm=sm)
+    assert any("SM 107 is in no matrix" in each for each in toolchains.caveats([asked], there)) is warns
+    assert (infeasible(asked, there) is None) is fits
+
+
+@pytest.mark.parametrize(
     ("release", "sm", "warns"),
     [("1.3.0rc29", 89, True), ("1.4.0rc1", 89, True), ("1.3.0rc29", 90, False), ("1.2.1", 100, False)],
 )

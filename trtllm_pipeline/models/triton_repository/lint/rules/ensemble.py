@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -290,3 +290,28 @@ def ensemble_fields(model: Model, ensemble: Ensemble) -> Iterator[Violation]:
     for field in ("instance_group", "backend"):
         if getattr(ensemble.config, field):
             yield model.at(field, f"is an ensemble with {field}")
+
+
+@rule("TRT317", "Triton rejects it, or crashes: remove the step that leads back to its own ensemble")
+def ensemble_cycle(repository: ModelRepository) -> Iterator[Violation]:
+    """An ensemble that is a step of itself, directly or through other ensembles."""
+    members = {
+        model.name: [step.model_name for step in ensemble.config.ensemble_scheduling.step]
+        for model, ensemble in _ensembles(repository)
+    }
+    for model, _ in _ensembles(repository):
+        if (way := _way_back(model.name, members)) is not None:
+            yield model.at("model_name", f"contains itself: {' -> '.join(way)}", value=way[1])
+
+
+def _way_back(start: str, members: Mapping[str, Sequence[str]]) -> list[str] | None:
+    """The shortest way from an ensemble through steps to itself. None without one."""
+    ways, seen = [[start]], set[str]()
+    for way in ways:  # grows while it is read
+        for name in members.get(way[-1], ()):
+            if name == start:
+                return [*way, name]
+            if name not in seen:
+                seen.add(name)
+                ways.append([*way, name])
+    return None

@@ -151,6 +151,20 @@ def vllm_key(repository: ModelRepository) -> Iterator[Violation]:
             yield from _unknown(file, file.settings, known_names().vllm, known_names().instead["vllm"])
 
 
+@rule("TRT610", "move it into that file: the backend uses the default otherwise", severity="warning")
+def setting_in_config(repository: ModelRepository) -> Iterator[Violation]:
+    """A setting of model.json or model.yaml among the parameters of config.pbtxt, where it is not read."""
+    names = known_names()
+    for model, config in repository.parsed():
+        if not model.is_llmapi and config.backend != "vllm":
+            continue
+        file, known = (FILE_NAME, names.llmapi) if model.is_llmapi else (VLLM_FILE_NAME, names.vllm)
+        for key in sorted({*config.parameters} & {*known[""]}):
+            # People extend these models. The LLM API's own code mentions the keys of its file.
+            if not ("parameters" in model.code and re.search(rf"\b{re.escape(key)}\b", model.code)):
+                yield model.at_parameter(key, f"{key} is not read here, but in {file}")
+
+
 def _unknown(
     file: SettingsFile, settings: dict[str, Any], sections: Mapping[str, Sequence[str]], instead: Mapping[str, str]
 ) -> Iterator[Violation]:
