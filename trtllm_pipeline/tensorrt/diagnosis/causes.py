@@ -28,8 +28,8 @@ TELLING: Final = 10
 """Lines that are shown of an unknown failure."""
 _LONGEST: Final = 300
 _NOISE: Final = (
-    r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM|\bpinned\b|unable to create stream|CUDA memory pool|NCCL INFO"
-    r"|Failed to initialize NVML(?!: Driver)|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
+    r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM|\bpinned\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
+    r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
     r"|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]|^\|(?!.*(?:UNAVAILABLE|Not loaded): )|^\+ ?(?!-)\S|^\+-|\(ignored\)"
     r"|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard"
     r"|pip's dependency resolver does not|not a git repository|debconf: |Error in cpuinfo|XDG_RUNTIME_DIR"
@@ -106,11 +106,12 @@ class Diagnosis:
 
     def quoted(self, log: str) -> str:
         """The same, for a log of this name."""
-        return (
-            f"{log} says: {self.line.message}"
-            if self.certain
-            else f"the first error in {log}: {(self.words or self.line.message)[:_LONGEST]}"
-        )
+        message = self.line.message
+        if not self.certain:
+            return f"the first error in {log}: {(self.words or message)[:_LONGEST]}"
+        # The end of a long line and the lines below a title have the details.
+        detailed = self.words.startswith(message) or len(message) == _LONGEST
+        return f"{log} says: {self.words[:_LONGEST] if detailed else message}"
 
     def setting(self, stage: str, params: Mapping[str, Any]) -> str | None:
         """The change if `stage` with these parameters failed so: "settings.SECTION.KEY=VALUE", for `--set`."""
@@ -192,12 +193,12 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     line is written as an error, and no other error has the words of a cause of another kind.
     """
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
-    first = first_statement(stated)
+    known = shipped_signatures() if signatures is None else signatures
+    first = first_statement(stated) or _first_warning(logs, stated, known)
     if first is None:
         return None
     log, statement = logs[first[0]], first[1]
     line = log.at(statement.index)
-    known = shipped_signatures() if signatures is None else signatures
     meanings = _best(_meanings(log, statement, known))
     if meanings is None:
         return Diagnosis(None, line, certain=False, words=statement.text)
@@ -212,6 +213,18 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     )
     certain = weight is not Weight.CLASS and clear and place in statement.own and not rivals and not reasoned
     return Diagnosis(signature, line, certain, groups, statement.text)
+
+
+def _first_warning(
+    logs: Sequence[LogText], stated: Iterable[tuple[int, Statement]], signatures: Sequence[Signature]
+) -> tuple[int, Statement] | None:
+    """The first warning with the words of a cause. A log that breaks off may have nothing else."""
+    warned = ((place, each) for place, each in stated if each.grade is Grade.WARNED)
+    for place, each in warned:
+        meaning = _best(_meanings(logs[place], each, signatures))
+        if meaning and meaning[0] is Weight.CAUSE:
+            return place, each
+    return None
 
 
 def _meanings(

@@ -142,7 +142,9 @@ _PATTERNS: Final = {
         |\[[\w.-]+:\d+[ ]*:\d+(?::\d+)?\][ ]+
         |(?P<pod>[a-z][\w.-]*-\d+[ ]+\|[ ])
         |(?:std(?:out|err)[ ][FP][ ])|\#\d+[ ]\d+\.\d+[ ]|[ ]{2,}[|+](?:-*[ ])?
-        |\[?(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,:]\d+)?)?)(?:Z|[ ]?[+-]\d\d:?\d\d)?(?:[ ][A-Z]P\d+)*\]?(?:[ ]-)?[ ]?
+        |\[?(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,:]\d+)?)?)(?:Z|[ ]?[+-]\d\d:?\d\d)?(?:[ ](?P<ray>[EFIWDC])[ ]\d+[ ]\d+)?(?:[ ][A-Z]P\d+)*\]?(?:[ ]-|[ ][|](?=[ ][EFIW]\d{4}[ ]))?[ ]?
+        |\((?:raylet|gcs_server|autoscaler[^)]*)(?:,[ ]ip=[^)]*)?\)[ ]?|\w+\.(?:cc|h):\d+:[ ]
+        |\[(?:[A-Z][a-z]{2}[ ]+){2}\d+[ ][\d:]{8}[ ]\d{4}\][ ]|\[[ ]*\d+\.\d{6}\][ ]
         |(?P<clock2>\[?(?:\d\d/\d\d/\d\d[ ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?[ ]+(?=[A-Z\[]))
         |time=\S+[ ]level=(?P<level6>\w+)[ ](?:source=\S+[ ])?msg="?
         |\[(?P<torch>[EFIW]\d{3,4}[ ][\d:.]+[ ][\w./-]+:\d+\])[ ]?|[A-Z][a-z]{2}[ ]+\d+[ ]\d\d:\d\d:\d\d[ ]\S+[ ][\w.@-]+\[\d+\]:[ ]?
@@ -171,6 +173,7 @@ _PATTERNS: Final = {
     "wrapper": r"""(?x)^(?:["'\s]+
         |(?:ERROR|Error|error|FATAL|Fatal|fatal|Exception|Failed|Failure|Internal|Unknown|Unavailable|Invalid[ ]argument|Not[ ]found)(?::|,|[ ]-)[ ]*(?=\S)
         |\[(?:TensorRT-LLM|TRT-LLM|TRT|TensorRT-LLm[ ]Error)\]|\[(?:ERROR|E)\]
+        |(?:docker:[ ])?(?:Error[ ]response[ ]from[ ]daemon:[ ])?[^:]{0,60}\b(?:OCI|oci|runc|container_linux)\b.*(?=nvidia-container-cli:[ ])
         |terminate[ ]called[ ]after[ ]throwing[ ]an[ ]instance[ ]of[ ]\S+
         |what\(\):|[\w:]*::TllmException:|tensorrt_llm::\w+::\w+:
         |[Ff]ailed[ ]to[ ]load[ ]'[^']*'[ ]version[ ]\d+:|[Ff]ailed[ ]to[ ]load[ ]'[^']*'[\s,"]*(?=$)
@@ -191,7 +194,7 @@ _PATTERNS: Final = {
     "place": r"\s*\(/?[\w./+-]+\.(?:cpp|cu|cuh|h|hpp|cc|py):\d+\)",
     # reports that something else has failed
     "follows": r"""(?xi)
-        ^(?:\S+[ ]){0,12}(?:check|see)[ ](?:the[ ])?(?:error[ ]|root[ ]|previous[ ]|stack[ ])?(?:log|cause|trace|above|below)s?\b.{0,20}$
+        ^(?:\S+[ ]){0,12}(?:check|see)[ ](?:the[ ])?(?:error[ ]|root[ ]|previous[ ]|stack[ ]|following[ ])?(?:log|cause|trace|above|below)s?\b.{0,20}$
         |^(?:see[ ]above|see[ ].{0,30}(?:log|above|below)|unknown(?:[ ]error)?|failed|error|none|null|\W*)[.!]?$
         |communicator[ ]was[ ]aborted[ ]on[ ]rank[ ]\d+[.]?$|:[ ]tasks?[ ][\d,-]+:[ ]Terminated$|^received[ ]sig\w+[ ]from[ ](?:a[ ])?child[ ]proc|(?:^|:[ ])Internal[ ]Triton[ ]PTX[ ]codegen[ ]error$
         |failed[ ]to[ ]load[ ]all[ ]models|first[ ]observed[ ]failure|failed[ ]with[ ](?:(?:error|exit|return)[ ])?(?:code|status|rc)[ :=]+-?\d+[.]?$|has[ ]no[ ]loaded[ ]version|is[ ]at[ ]UNAVAILABLE[ ]state
@@ -204,7 +207,7 @@ _PATTERNS: Final = {
         |SIGTERM|line[ ]\d+:[ ]+\d+[ ]Terminated\b|shutting[ ]down|shutdown|all[ ]models[ ]are[ ]stopped|cancel+ed(?!.*[ ]due[ ]to[ ])|KeyboardInterrupt|SystemExit|aborted[ ]\(core|^aborted$|aborting|^waiting[ ]for|tearing[ ]down
         |CalledProcessError|subcommand[ ]failed|CompilationError:[ ]at[ ]\d+:\d+:(?!\s*\w+Error)|ninja[ ]build[ ]failed|ninja:[ ]build[ ]stopped|make(?:\[\d+\])?:[ ]\*\*\*|configuring[ ]incomplete|gmake|^failed[ ]to[ ]build[ ][\w.-]+$|ld[ ]returned|compilation[ ]terminated
         |see[ ](?:the[ ])?(?:root[ ]cause|stack[ ]trace)\b|failed[ ]to[ ]maintain[ ]requested[ ]inference[ ]load
-        |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ]restarting|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
+        |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ](?:restarting|pulling)|CrashLoopBackOff|ImagePullBackOff|^(?:[A-Za-z]:)?[\w.~-]*[/\\]\S*$|\bspank:[ ](?!required)\S+[ ]Plugin[ ]file[ ]not[ ]found|Xid[ ]\([^)]*\):[ ]45,|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
         |Process[ ]received[ ]signal|End[ ]of[ ]error[ ]message|Failing[ ]at[ ]address|core[ ]dumped|Signal[ ]code:|\(\d+[ ]sub-exceptions?\)|leaked[ ](?:semaphore|shared)|resource_tracker|destroy_process_group
         |^executing[ ]trt[ ]engine[ ]failed|(?:encountered|hit|got|had)[ ]an?[ ](?:\w+[ ])?(?:error|exception)[.!]?$|^an?[ ](?:unknown[ ]|unexpected[ ])?(?:error|exception)[ ](?:occurred|was)[^:]*$|^(?:assertion[ ]failed|failed[ ]to[ ](?:load|create|start|run|build)(?:[ ](?:the|a))?[ ]?(?:model|engine|server|instance|executor)s?)[.:]?$
         """,
@@ -212,7 +215,7 @@ _PATTERNS: Final = {
     "left out": r"(?i)\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b",
     "checked": r"(?i)\bfailed\b.{0,10}\bskipping\b",
     # a process that has ended, if it is the first known failure
-    "ended": r"(?i)KeyboardInterrupt: terminated|CANCELLED AT|SIGTERM|line \d+: +\d+ Terminated\b|ptxas'.*non-zero exit status|\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
+    "ended": r"(?i)KeyboardInterrupt: terminated|ImagePullBackOff|back-off pulling|Plugin file not found|CANCELLED AT|SIGTERM|line \d+: +\d+ Terminated\b|ptxas'.*non-zero exit status|\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
     # hardly more than that an error occurred
     "bare": r"""(?x)'NoneType'[ ]object|NoneType:[ ]None$|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception):?$|^ZeroDivisionError
         |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|:[ ]tasks?[ ][\d,-]+:[ ]Killed$|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
@@ -225,10 +228,12 @@ _PATTERNS: Final = {
     "looked up": r"^(?:\w+\.)*(?:KeyError|AttributeError|LookupError|FileNotFoundError|ImportError|ModuleNotFoundError)\b",
     # the ways in which programs report an error
     "own": r"""(?x)Assertion[ ](?:.{0,80}[ ])?failed|Assertion[ ]`|what\(\):|\bterminate[ ]called
-        |(?:^|:[ ]|\)[ ])(?:fatal[ ])?error(?:[ ]?[A-Z]+\d+)?:[ ]\S|^E:[ ]\S|^Error[ ](?:\w+ing|from|in|while|when|at)\b|^[\w.-]+:[ ](?:\w+[ ]){1,2}error:[ ]\S|Un(?:caught|handled)[ ]exception[^:]{0,60}:[ ]\S|<class[ ]'[\w.]+(?:Error|Exception)'>|^Warning[ ]{2,}Failed|\bUCX[ ]+ERROR|OOMKilled|Bus[ ]error
+        |(?:^|:[ ]|\)[ ])(?:fatal[ ])?error(?:[ ]?[A-Z]+\d+)?:[ ]\S|^E:[ ]\S|^Error[ ](?:\w+ing|from|in|while|when|at)\b|^[\w.-]+:[ ](?:\w+[ ]){1,2}error:[ ]\S|Un(?:caught|handled)[ ]exception[^:]{0,60}:[ ]\S|<class[ ]'[\w.]+(?:Error|Exception)'>|\bUCX[ ]+ERROR|OOMKilled|Bus[ ]error
         |^(?:free|malloc|realloc|munmap_chunk)\(\)|double[ ]free|corrupted[ ](?:size|double)|stack[ ]smashing
         |^Error:[ ]\S|^(?:\W{1,4}[ ])?ERROR\b\W*[ ]\S|^(?:fatal|FATAL|panic|Fatal[ ]\w+[ ]error):|\bpanicked[ ]at
         |[Ff]ailed[ ]to[ ]load[ ]'|Failed[ ]to[ ]create[ ]instance|Poll[ ]failed[ ]for[ ]model|libprotobuf[ ]ERROR|UNAVAILABLE:|Not[ ]loaded:|\(Caused[ ]by[ ]\w+\(
+        |^(?:\S+[ ]+(?:\([^)]*\)[ ]+)?)?Warning[ ]{2,}(?:Failed|\w*Error|Evicted|DeadlineExceeded)|^The[ ]node[ ]was[ ]low[ ]on[ ]resource|\b(?:ErrImagePull|InvalidImageName|CreateContainer(?:Config)?Error|RunContainerError|UnexpectedAdmissionError)\b
+        |\b(?:nvml|driver|requirement|initialization|mount|device|ldcache|detection)[ ]error:[ ]\S|\bjob[ ]killed:[ ]|\bTERM_[A-Z]+LIMIT:
         |C(?:UDA|uda)[ ](?:runtime[ ]|driver[ ])?error|Cuda[ ]failure|NCCL[ ](?:WARN|error|failure)|:\d+[ ]WARN[ ]|\bCU(?:DA_ERROR|BLAS_STATUS|DNN_STATUS)_\w+|Error[ ]Code[ ]\d+|NVRM:[ ]Xid
         |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|(?:nvcc|ptxas)[ ]fatal|^\S*\bld:[ ]\S|^\w+(?:Error|Exception)\(["']|Expecting[ ]value:[ ]line[ ]\d+[ ]column|undefined[ ](?:reference|symbol)
         |:[ ]command[ ]not[ ]found$|error[ ]while[ ]loading[ ]shared[ ]libraries|symbol[ ]lookup[ ]error|:[ ]version[ ]`[\w.]+'[ ]not[ ]found|Error[ ]response[ ]from[ ]daemon|executable[ ]file[ ]not[ ]found
@@ -238,16 +243,18 @@ _PATTERNS: Final = {
         """,
     "faint": r"(?i)\b(?:cannot|could not|can't|couldn't|unable to|failed|failure|not (?:yet )?supported|unsupported|not found|no such"
     r"|mismatch|must (?:be|not|have|match)|expected|invalid|exceed\w*|denied|refused|not enough|insufficient|missing|incompatible|not compatible|already (?:filled|in use|taken)"
-    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
+    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|pending placement groups|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
+    # a program that a container runtime runs before the container starts
+    "hook": r"nvidia-container-cli: ",
     "function": r"^[a-z]\w*(?:\(\))?: \S",
-    "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ]+)?):$",
+    "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ]+)?):$|\b[45]\d\d (?:Client|Server) Error\. \(Request ID: [^)]*\)$",
     # continues with the words of another program, in the lines below
     "quotes": r"\bstderr: |\bprinting contents of\b",
     "said": r"Error Code|Assertion|: \S|\d{2}",
     "warning": r"^(?:\S+:\d+: )?\w*Warning: |^WARNING|^warning: |^Warning\b(?!  | [Oo]r )",
     "passed on": r"^\||^ERROR:?\s|\{\"(?:error|detail|object)\": ?[\"{\[]|^\[StatusCode|Error code: \d{3}|\b(?:BadRequest|InternalServer|APIStatus|APIConnection)Error\b|InferenceServerException: ",
     "harmless": r"(?i)exception ignored|falling back|skipping|optional",
-    "calm": r"(?i)\b(?:0|no) (?:errors?|failures?|failed)\b|\bretry(?:ing)?\b|\berrors?=0|failed: 0|error rate|if .{0,40}(?:fails?|error)",
+    "calm": r"(?i)^refer to the documentation|\b(?:0|no) (?:errors?|failures?|failed)\b|\bretry(?:ing)?\b|\berrors?=0|failed: 0|error rate|if .{0,40}(?:fails?|error)",
 }
 
 
@@ -397,7 +404,7 @@ def flattened(text: str) -> str:
     if any(_compiled("head").search(part) for part in parts):
         raised = [part for part in parts if _compiled("exception").match(part.strip())]
         return raised[0].strip() if raised else ""
-    return parts[0]
+    return next((part for part in parts if _compiled("hook").match(part)), parts[0])
 
 
 def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:

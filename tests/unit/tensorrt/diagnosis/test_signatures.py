@@ -93,6 +93,11 @@ WORDINGS = (
     ("numpy-abi", "ValueError: numpy.dtype size changed, may indicate binary incompatibility."),
     ("too-few-gpus", "RuntimeError: CUDA error: invalid device ordinal"),
     ("too-few-gpus", "instance group tensorrt_llm_0 of model tensorrt_llm specifies invalid or unsupported gpu id 1"),
+    (
+        "heads-over-ranks",
+        '  File "utils.py", line 56, in ensure_divisibility\n    assert numerator % denominator == 0, "{} is not divisible"\n'
+        "AssertionError: 28 is not divisible by 8",
+    ),
     ("peer-access", "CUDA runtime error in cudaIpcOpenMemHandle(&p, handle, 1): invalid argument"),
     ("mpi-setup", "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory"),
     ("mpi-setup", "PMI2_Init failed to initialize.  Return code: 14"),
@@ -156,7 +161,7 @@ WORDINGS = (
     ("certificate", "ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"),
     ("network", "OSError: [Errno 101] Network is unreachable"),
     ("network", "OSError: [Errno 113] No route to host"),
-    ("network", "ProxyError('Cannot connect to proxy.')"),
+    ("proxy", "ProxyError('Cannot connect to proxy.')"),
     ("network", "SSLError(SSLEOFError(8, 'EOF occurred in violation of protocol'))"),
     ("network", "ssh: connect to host gpu02 port 22: Connection timed out"),
     ("package-build", "ERROR: Failed building wheel for tensorrt"),
