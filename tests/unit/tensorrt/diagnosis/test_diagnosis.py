@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.failure_logs import UNKNOWN, FailureLog, failure_logs
+from tests.helpers.failure_logs import FOLDER, UNKNOWN, FailureLog, failure_logs
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.tensorrt.diagnosis import causes as diagnosis
@@ -15,6 +16,9 @@ from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures
 
 DEVELOPMENT = tuple(failure_logs("development"))
 HELD_OUT = tuple(failure_logs("held-out"))
+_TITLED = re.split(r"^=== (.+): (\S+: \d+)\n", (FOLDER / "words.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+WORDS = {name: (said, text) for name, said, text in zip(_TITLED[1::3], _TITLED[2::3], _TITLED[3::3], strict=True)}
+"""Name -> signature and line, and the log."""
 
 
 def diagnosed(failure: FailureLog, folder: Path, *, but: str = "") -> tuple[str, str, bool]:
@@ -48,6 +52,20 @@ def test_the_line_is_found_also_of_what_no_signature_knows(tmp_path: Path) -> No
     wrong = {each.path.stem: (line, certain) for each, (_, line, certain) in found.items() if line not in each.lines}
     assert len(wrong) <= 0.03 * len(every), wrong
     assert not any(certain for _, certain in wrong.values())
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_in_the_form_of_their_logs(name: str, tmp_path: Path) -> None:
+    """With contrary logs, in which the words of a cause appear beside the cause."""
+    said, text = WORDS[name]
+    path = tmp_path / "log"
+    path.write_text(text, encoding="utf-8")
+    cause = first_cause([LogText(path)])
+    found = "none: 0"
+    if cause is not None:
+        key = UNKNOWN if cause.signature is None else cause.signature.key
+        found = f"{key}{'' if cause.certain else '?'}: {cause.line.number}"
+    assert found == said
 
 
 BEFORE = (
