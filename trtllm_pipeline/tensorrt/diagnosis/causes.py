@@ -139,7 +139,7 @@ class LogText:
         except OSError:
             data = b""
         text = _compiled(_ANSI).sub("", data.decode("utf-8", "replace"))
-        texts = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+        texts = _whole_cells([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
         noise = [_compiled(_NOISE).search(line) or (but is not None and but.match(line)) for line in texts]
         self._written = texts
         self._noise = frozenset(index for index, silent in enumerate(noise) if silent)
@@ -170,6 +170,23 @@ class LogText:
         """The last lines that are not blank."""
         filled = [index for index, line in enumerate(self.lines) if line.strip()]
         return [self.at(index) for index in filled[-most:]]
+
+
+def _whole_cells(lines: list[str]) -> list[str]:
+    """The lines, with a message that Triton's table of models breaks over several rows as a whole in its first row."""
+    whole = lines[:]
+    first = -1
+    for index, line in enumerate(lines):
+        cells = line.split("|", 3) if line.startswith("|") else []
+        if len(cells) < 4:
+            first = -1
+        elif cells[1].strip() or cells[2].strip():
+            first = index if "UNAVAILABLE: " in cells[3] else -1
+        elif first >= 0:
+            row = whole[first].rstrip().removesuffix("|")[:-1]
+            more = cells[3].rstrip().removesuffix("|")[1:-1]
+            whole[first] = f"{row.rstrip()}{' ' if row.endswith(' ') else ''}{more} |"
+    return whole
 
 
 def _count_lines(file: BinaryIO, size: int) -> int:
