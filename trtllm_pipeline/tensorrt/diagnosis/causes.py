@@ -39,6 +39,8 @@ _NOISE: Final = (
 _PREFIX: Final = r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
 """The prefix that mpirun, Triton and TensorRT-LLM write before a line: rank, severity, time, process, location."""
 _T = TypeVar("_T")
+_NEXT_ROW: Final = r"\| +\| +\| (.*) \|\s*$"
+"""A row of Triton's table of models that continues the message of the row above."""
 _ANSI: Final = r"\x1b\[[0-9;]*[A-Za-z]"
 _HALF: Final = "=half"
 _USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
@@ -177,15 +179,13 @@ def _whole_cells(lines: list[str]) -> list[str]:
     whole = lines[:]
     first = -1
     for index, line in enumerate(lines):
-        cells = line.split("|", 3) if line.startswith("|") else []
-        if len(cells) < 4:
+        if "UNAVAILABLE: " in line and line.rstrip().endswith(" |"):
+            first = index
+        elif first >= 0 and (more := _compiled(_NEXT_ROW).search(line)):
+            row = whole[first].rstrip().removesuffix(" |")
+            whole[first] = f"{row.rstrip()}{' ' if row.endswith(' ') else ''}{more[1]} |"
+        else:
             first = -1
-        elif cells[1].strip() or cells[2].strip():
-            first = index if "UNAVAILABLE: " in cells[3] else -1
-        elif first >= 0:
-            row = whole[first].rstrip().removesuffix("|")[:-1]
-            more = cells[3].rstrip().removesuffix("|")[1:-1]
-            whole[first] = f"{row.rstrip()}{' ' if row.endswith(' ') else ''}{more} |"
     return whole
 
 
@@ -247,7 +247,10 @@ def _first_warning(
 def _meanings(
     log: LogText, statement: Statement, signatures: Sequence[Signature]
 ) -> Iterator[tuple[Weight, int, tuple[Signature, re.Match[str]]]]:
-    """Possible meanings, by weight and line. A match may start in the code of a traceback. It ends in the statement's words."""
+    """Possible meanings, by weight and line. A match may start in the code of a traceback. It ends in the statement's words.
+
+    The start of a line is also the one without the prefix of a launcher or logger.
+    """
     text = "\n".join(log.lines[statement.first : statement.last + 1])
     for signature in signatures:
         if signature.weight is not Weight.SYMPTOM:
@@ -257,6 +260,8 @@ def _meanings(
             if in_words:
                 index, match = next((end for end in in_words if end[0] in statement.own), in_words[0])
                 yield signature.weight, index, (signature, match)
+            elif at_start := _compiled(signature.pattern).search(statement.text):
+                yield signature.weight, statement.index, (signature, at_start)
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:

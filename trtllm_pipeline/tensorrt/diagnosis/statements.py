@@ -199,7 +199,7 @@ _PATTERNS: Final = {
         |communicator[ ]was[ ]aborted[ ]on[ ]rank[ ]\d+[.]?$|:[ ]tasks?[ ][\d,-]+:[ ]Terminated$|^received[ ]sig\w+[ ]from[ ](?:a[ ])?child[ ]proc|(?:^|:[ ])Internal[ ]Triton[ ]PTX[ ]codegen[ ]error$
         |failed[ ]to[ ]load[ ]all[ ]models|first[ ]observed[ ]failure|failed[ ]with[ ](?:(?:error|exit|return)[ ])?(?:code|status|rc)[ :=]+-?\d+[.]?$|has[ ]no[ ]loaded[ ]version|is[ ]at[ ]UNAVAILABLE[ ]state
         |MPI_ABORT|mpi(?:run|exec)[ ](?:noticed|detected|has[ ]exited|was[ ]unable[ ]to[ ]cleanly)|(?:Primary|Child)[ ]job|peer[ ]process[ ]has|PMIX?[ ]ERROR:[ ](?:UNREACHABLE|LOST)
-        |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe|\bEOFError\b|ConnectionResetError|BrokenPipeError
+        |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe|\bEOFError\b(?!:[ ]Ran[ ]out[ ]of[ ]input)|ConnectionResetError|BrokenPipeError
         |(?:worker|executor|process|engine|server|task|actor|child|rank|node|stub|raylet|job)[\w\s'"\[\](),.-]{0,40}[ ](?:died|(?:was|been|is)[ ]terminated|terminated[ ]abruptly|has[ ]terminated|exited|is[ ](?:dead|shut|unhealthy|not[ ](?:healthy|ready|alive))|(?:is|has[ ]been|was)[ ](?:shut|aborted|stopped|cancel)|(?:initialization[ ])?failed[.!]?$)
         |(?:worker|executor|engine)[\w\s]{0,30}[ ](?:returned[ ]error|failed[ ]to[ ](?:start|init\w*))[.!]?$|RayTaskError\(\w+\):[ ]ray::|BackendCompilerFailed:[ ]backend=\S+[ ]raised:?$|^Error[ ]executing[ ]method[ ]\S+[ ]This[ ]might[ ]cause[ ]deadlock|BrokenProcessPool|BrokenExecutor|ChildFailedError|ProcessExitedException|ProcessRaisedException[:]?$|RayActorError|ActorDiedError|EngineDeadError
         |(?:engine|model)[ ]?(?:building|build|loading|creation|initialization)[ ]failed[ ,.]*(?:please|see|check|$)
@@ -215,7 +215,7 @@ _PATTERNS: Final = {
     "left out": r"(?i)\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b",
     "checked": r"(?i)\bfailed\b.{0,10}\bskipping\b",
     # a process that has ended, if it is the first known failure
-    "ended": r"(?i)KeyboardInterrupt: terminated|ImagePullBackOff|back-off pulling|Plugin file not found|CalledProcessError: Command |Xid \([^)]*\): 45,|CANCELLED AT|SIGTERM|line \d+: +\d+ Terminated\b|ptxas'.*non-zero exit status|\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet|scheduler|node)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
+    "ended": r"(?i)KeyboardInterrupt: terminated|ImagePullBackOff|CrashLoopBackOff|back-off (?:pulling|restarting)|NodeNotReady|Plugin file not found|CalledProcessError: Command |Xid \([^)]*\): 45,|CANCELLED AT|SIGTERM|line \d+: +\d+ Terminated\b|ptxas'.*non-zero exit status|\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet|scheduler|node)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
     # hardly more than that an error occurred
     "bare": r"""(?x)'NoneType'[ ]object|NoneType:[ ]None$|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception):?$|^ZeroDivisionError
         |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|:[ ]tasks?[ ][\d,-]+:[ ]Killed$|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
@@ -232,7 +232,7 @@ _PATTERNS: Final = {
         |^(?:free|malloc|realloc|munmap_chunk)\(\)|double[ ]free|corrupted[ ](?:size|double)|stack[ ]smashing
         |^Error:[ ]\S|^(?:\W{1,4}[ ])?ERROR\b\W*[ ]\S|^(?:fatal|FATAL|panic|Fatal[ ]\w+[ ]error):|\bpanicked[ ]at
         |[Ff]ailed[ ]to[ ]load[ ]'|Failed[ ]to[ ]create[ ]instance|Poll[ ]failed[ ]for[ ]model|libprotobuf[ ]ERROR|UNAVAILABLE:|Not[ ]loaded:|\(Caused[ ]by[ ]\w+\(
-        |^(?:\S+[ ]+(?:\([^)]*\)[ ]+)?)?Warning[ ]+(?:Failed|\w*Error|Evicted|DeadlineExceeded)|^[\w.-]+:[ ]unrecognized[ ]option|^unknown[ ](?:shorthand[ ])?flag|^flag[ ]needs[ ]an[ ]argument|^validating[ ]\S+:[ ]|\bThe[ ]node[ ]was[ ]low[ ]on[ ]resource|\b(?:ErrImagePull|InvalidImageName|CreateContainer(?:Config)?Error|RunContainerError|UnexpectedAdmissionError)\b
+        |^(?:\S+[ ]+(?:\([^)]*\)[ ]+)?)?Warning[ ]+(?:Failed|\w*Error|Evicted|DeadlineExceeded|NodeNotReady)|^[\w.-]+:[ ]unrecognized[ ]option|^unknown[ ](?:shorthand[ ])?flag|^flag[ ]needs[ ]an[ ]argument|^validating[ ]\S+:[ ]|\bThe[ ]node[ ]was[ ]low[ ]on[ ]resource|\b(?:ErrImagePull|InvalidImageName|CreateContainer(?:Config)?Error|RunContainerError|UnexpectedAdmissionError)\b
         |\b(?:nvml|driver|requirement|initialization|mount|device|ldcache|detection)[ ]error:[ ]\S|\bjob[ ]killed:[ ]|\bTERM_[A-Z]+LIMIT:
         |C(?:UDA|uda)[ ](?:runtime[ ]|driver[ ])?error|Cuda[ ]failure|NCCL[ ](?:WARN|error|failure)|:\d+[ ]WARN[ ]|\bCU(?:DA_ERROR|BLAS_STATUS|DNN_STATUS)_\w+|Error[ ]Code[ ]\d+|NVRM:[ ](?:Xid|API[ ]mismatch|None[ ]of|installed[ ]in|fallen)
         |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|(?:nvcc|ptxas)[ ]fatal|^\S*\bld:[ ]\S|^\w+(?:Error|Exception)\(["']|Expecting[ ]value:[ ]line[ ]\d+[ ]column|undefined[ ](?:reference|symbol)
@@ -243,7 +243,7 @@ _PATTERNS: Final = {
         """,
     "faint": r"(?i)\b(?:cannot|could not|can't|couldn't|unable to|failed|failure|not (?:yet )?supported|unsupported|not found|no such"
     r"|mismatch|must (?:be|not|have|match)|expected|invalid|exceed\w*|denied|refused|not enough|insufficient|missing|incompatible|not compatible|already (?:filled|in use|taken)"
-    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|pending placement groups|back-off pulling|ImagePullBackOff|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
+    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|pending placement groups|back-off (?:pulling|restarting)|(?:ImagePull|CrashLoop)BackOff|oom-kill|oom killer|would result in binding more|is not a git command|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
     # a program that a container runtime runs before the container starts
     "hook": r"nvidia-container-cli: ",
     "function": r"^[a-z]\w*(?:\(\))?: \S",

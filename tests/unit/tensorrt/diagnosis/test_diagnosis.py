@@ -54,18 +54,22 @@ def test_the_line_is_found_also_of_what_no_signature_knows(tmp_path: Path) -> No
     assert not any(certain for _, certain in wrong.values())
 
 
+def said_of(path: Path, *, before: int = 0) -> str:
+    """Signature, `?` if it is not certain, and line, as in words.txt. `before`: lines above the log."""
+    cause = first_cause([LogText(path)])
+    if cause is None:
+        return "none: 0"
+    key = UNKNOWN if cause.signature is None else cause.signature.key
+    return f"{key}{'' if cause.certain else '?'}: {cause.line.number - before}"
+
+
 @pytest.mark.parametrize("name", WORDS)
 def test_words_in_the_form_of_their_logs(name: str, tmp_path: Path) -> None:
     """With contrary logs, in which the words of a cause appear beside the cause."""
     said, text = WORDS[name]
     path = tmp_path / "log"
     path.write_text(text, encoding="utf-8")
-    cause = first_cause([LogText(path)])
-    found = "none: 0"
-    if cause is not None:
-        key = UNKNOWN if cause.signature is None else cause.signature.key
-        found = f"{key}{'' if cause.certain else '?'}: {cause.line.number}"
-    assert found == said
+    assert said_of(path) == said
 
 
 BEFORE = (
@@ -120,6 +124,17 @@ def test_neither_what_stands_around_a_failure_nor_before_its_lines_hides_it(turn
         number = (cause.line.number + 1) // 2 if other else cause.line.number
         said = f"{cause.line.path.relative_to(folder)}:{number - len(BEFORE)}"
         assert said in failure.lines, failure.path
+
+
+@pytest.mark.parametrize("place", range(len(WRITERS)))
+def test_words_are_found_below_prefixes_and_between_harmless_lines(place: int, tmp_path: Path) -> None:
+    """Whether a kill is certain depends on the lines before it."""
+    path = tmp_path / "log"
+    for name, (said, text) in list(WORDS.items())[place :: len(WRITERS)]:
+        lines = (*BEFORE, *text.rstrip("\n").split("\n"), *AFTER)
+        path.write_text("".join(f"{WRITERS[place].format(line)}\n" for line in lines), newline="")
+        found = said_of(path, before=len(BEFORE))
+        assert found == said or found.replace("killed?", "killed") == said, name
 
 
 def test_the_corpus_is_what_it_says() -> None:
