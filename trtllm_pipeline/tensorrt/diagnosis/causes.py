@@ -39,6 +39,8 @@ _NOISE: Final = (
 _PREFIX: Final = r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
 """The prefix that mpirun, Triton and TensorRT-LLM write before a line: rank, severity, time, process, location."""
 _T = TypeVar("_T")
+_NEXT_ROW: Final = r"\| +\| +\| (.*) \|\s*$"
+"""A row of Triton's table of models that continues the message of the row above."""
 _ANSI: Final = r"\x1b\[[0-9;]*[A-Za-z]"
 _HALF: Final = "=half"
 _USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
@@ -139,7 +141,7 @@ class LogText:
         except OSError:
             data = b""
         text = _compiled(_ANSI).sub("", data.decode("utf-8", "replace"))
-        texts = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+        texts = _whole_cells([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
         noise = [_compiled(_NOISE).search(line) or (but is not None and but.match(line)) for line in texts]
         self._written = texts
         self._noise = frozenset(index for index, silent in enumerate(noise) if silent)
@@ -170,6 +172,21 @@ class LogText:
         """The last lines that are not blank."""
         filled = [index for index, line in enumerate(self.lines) if line.strip()]
         return [self.at(index) for index in filled[-most:]]
+
+
+def _whole_cells(lines: list[str]) -> list[str]:
+    """The lines, with a message that Triton's table of models breaks over several rows as a whole in its first row."""
+    whole = lines[:]
+    first = -1
+    for index, line in enumerate(lines):
+        if "UNAVAILABLE: " in line and line.rstrip().endswith(" |"):
+            first = index
+        elif first >= 0 and (more := _compiled(_NEXT_ROW).search(line)):
+            row = whole[first].rstrip().removesuffix(" |")
+            whole[first] = f"{row.rstrip()}{' ' if row.endswith(' ') else ''}{more[1]} |"
+        else:
+            first = -1
+    return whole
 
 
 def _count_lines(file: BinaryIO, size: int) -> int:
@@ -230,7 +247,10 @@ def _first_warning(
 def _meanings(
     log: LogText, statement: Statement, signatures: Sequence[Signature]
 ) -> Iterator[tuple[Weight, int, tuple[Signature, re.Match[str]]]]:
-    """Possible meanings, by weight and line. A match may start in the code of a traceback. It ends in the statement's words."""
+    """Possible meanings, by weight and line. A match may start in the code of a traceback. It ends in the statement's words.
+
+    The start of a line is also the one without the prefix of a launcher or logger.
+    """
     text = "\n".join(log.lines[statement.first : statement.last + 1])
     for signature in signatures:
         if signature.weight is not Weight.SYMPTOM:
@@ -240,6 +260,8 @@ def _meanings(
             if in_words:
                 index, match = next((end for end in in_words if end[0] in statement.own), in_words[0])
                 yield signature.weight, index, (signature, match)
+            elif at_start := _compiled(signature.pattern).search(statement.text):
+                yield signature.weight, statement.index, (signature, at_start)
 
 
 def telling_lines(logs: Sequence[LogText]) -> list[LogLine]:

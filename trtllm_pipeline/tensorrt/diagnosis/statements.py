@@ -166,7 +166,7 @@ _PATTERNS: Final = {
     "exception": r"^(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*|[a-z_]\w*(?:[eE]rror|exception|timeout))"
     r"(?:\([\w, .]+\))?(?::(?:\s|$)|\s*$)",
     "named": r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:\(\w+\))?: ?\S"
-    r"|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$",
+    r"|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$|^Exception: \S|^(?:\w+\.)+(?:exceptions|errors)\.[A-Z]\w*: \S",
     "link": r"The above exception was the direct cause of the following exception|During handling of the above exception",
     "frame": r"^\s*(?:\d+\s+0x|File \"|at |#\d|\d+# |\^+$|~+|\[?0x[0-9a-f]{6,}|\S+\.so(?:\.\d+)*\(|\[\S+\] \[ ?\d+\]|[-=*#]{5,}\s*$)",
     # wrappers around the words of a cause, removed repeatedly
@@ -199,7 +199,7 @@ _PATTERNS: Final = {
         |communicator[ ]was[ ]aborted[ ]on[ ]rank[ ]\d+[.]?$|:[ ]tasks?[ ][\d,-]+:[ ]Terminated$|^received[ ]sig\w+[ ]from[ ](?:a[ ])?child[ ]proc|(?:^|:[ ])Internal[ ]Triton[ ]PTX[ ]codegen[ ]error$
         |failed[ ]to[ ]load[ ]all[ ]models|first[ ]observed[ ]failure|failed[ ]with[ ](?:(?:error|exit|return)[ ])?(?:code|status|rc)[ :=]+-?\d+[.]?$|has[ ]no[ ]loaded[ ]version|is[ ]at[ ]UNAVAILABLE[ ]state
         |MPI_ABORT|mpi(?:run|exec)[ ](?:noticed|detected|has[ ]exited|was[ ]unable[ ]to[ ]cleanly)|(?:Primary|Child)[ ]job|peer[ ]process[ ]has|PMIX?[ ]ERROR:[ ](?:UNREACHABLE|LOST)
-        |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe|\bEOFError\b|ConnectionResetError|BrokenPipeError
+        |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe|\bEOFError\b(?!:[ ]Ran[ ]out[ ]of[ ]input)|ConnectionResetError|BrokenPipeError
         |(?:worker|executor|process|engine|server|task|actor|child|rank|node|stub|raylet|job)[\w\s'"\[\](),.-]{0,40}[ ](?:died|(?:was|been|is)[ ]terminated|terminated[ ]abruptly|has[ ]terminated|exited|is[ ](?:dead|shut|unhealthy|not[ ](?:healthy|ready|alive))|(?:is|has[ ]been|was)[ ](?:shut|aborted|stopped|cancel)|(?:initialization[ ])?failed[.!]?$)
         |(?:worker|executor|engine)[\w\s]{0,30}[ ](?:returned[ ]error|failed[ ]to[ ](?:start|init\w*))[.!]?$|RayTaskError\(\w+\):[ ]ray::|BackendCompilerFailed:[ ]backend=\S+[ ]raised:?$|^Error[ ]executing[ ]method[ ]\S+[ ]This[ ]might[ ]cause[ ]deadlock|BrokenProcessPool|BrokenExecutor|ChildFailedError|ProcessExitedException|ProcessRaisedException[:]?$|RayActorError|ActorDiedError|EngineDeadError
         |(?:engine|model)[ ]?(?:building|build|loading|creation|initialization)[ ]failed[ ,.]*(?:please|see|check|$)
@@ -207,7 +207,7 @@ _PATTERNS: Final = {
         |SIGTERM|line[ ]\d+:[ ]+\d+[ ]Terminated\b|shutting[ ]down|shutdown|all[ ]models[ ]are[ ]stopped|cancel+ed(?!.*[ ]due[ ]to[ ])|KeyboardInterrupt|SystemExit|aborted[ ]\(core|^aborted$|aborting|^waiting[ ]for|tearing[ ]down
         |CalledProcessError|subcommand[ ]failed|CompilationError:[ ]at[ ]\d+:\d+:(?!\s*\w+Error)|ninja[ ]build[ ]failed|ninja:[ ]build[ ]stopped|make(?:\[\d+\])?:[ ]\*\*\*|configuring[ ]incomplete|gmake|^failed[ ]to[ ]build[ ][\w.-]+$|ld[ ]returned|compilation[ ]terminated
         |see[ ](?:the[ ])?(?:root[ ]cause|stack[ ]trace)\b|failed[ ]to[ ]maintain[ ]requested[ ]inference[ ]load
-        |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ](?:restarting|pulling)|CrashLoopBackOff|ImagePullBackOff|^(?:[A-Za-z]:)?[\w.~-]*[/\\]\S*$|\bspank:[ ](?!required)\S+[ ]Plugin[ ]file[ ]not[ ]found|Xid[ ]\([^)]*\):[ ]45,|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
+        |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ](?:restarting|pulling)|CrashLoopBackOff|ImagePullBackOff|^(?:[A-Za-z]:)?[\w.~-]*[/\\]\S*$|\bspank:[ ](?!required)\S+[ ]Plugin[ ]file[ ]not[ ]found|Xid[ ]\([^)]*\):[ ]45,|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|sleeping[ ]and[ ]retrying|\bpyxis:[ ]+\[(?:INFO|WARN)|\bloop[ ]crashed[ ]on[ ]this[ ]rank|going[ ]to[ ]/tmp[ ]instead|Failed[ ]to[ ]open[ ]libibverbs|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
         |Process[ ]received[ ]signal|End[ ]of[ ]error[ ]message|Failing[ ]at[ ]address|core[ ]dumped|Signal[ ]code:|\(\d+[ ]sub-exceptions?\)|leaked[ ](?:semaphore|shared)|resource_tracker|destroy_process_group
         |^executing[ ]trt[ ]engine[ ]failed|(?:encountered|hit|got|had)[ ]an?[ ](?:\w+[ ])?(?:error|exception)[.!]?$|^an?[ ](?:unknown[ ]|unexpected[ ])?(?:error|exception)[ ](?:occurred|was)[^:]*$|^(?:assertion[ ]failed|failed[ ]to[ ](?:load|create|start|run|build)(?:[ ](?:the|a))?[ ]?(?:model|engine|server|instance|executor)s?)[.:]?$
         """,
@@ -215,7 +215,7 @@ _PATTERNS: Final = {
     "left out": r"(?i)\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b",
     "checked": r"(?i)\bfailed\b.{0,10}\bskipping\b",
     # a process that has ended, if it is the first known failure
-    "ended": r"(?i)KeyboardInterrupt: terminated|ImagePullBackOff|back-off pulling|Plugin file not found|CANCELLED AT|SIGTERM|line \d+: +\d+ Terminated\b|ptxas'.*non-zero exit status|\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
+    "ended": r"(?i)KeyboardInterrupt: terminated|ImagePullBackOff|CrashLoopBackOff|back-off (?:pulling|restarting)|NodeNotReady|Plugin file not found|CalledProcessError: Command |Xid \([^)]*\): 45,|CANCELLED AT|SIGTERM|line \d+: +\d+ Terminated\b|ptxas'.*non-zero exit status|\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet|scheduler|node)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
     # hardly more than that an error occurred
     "bare": r"""(?x)'NoneType'[ ]object|NoneType:[ ]None$|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception):?$|^ZeroDivisionError
         |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|:[ ]tasks?[ ][\d,-]+:[ ]Killed$|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
@@ -232,9 +232,9 @@ _PATTERNS: Final = {
         |^(?:free|malloc|realloc|munmap_chunk)\(\)|double[ ]free|corrupted[ ](?:size|double)|stack[ ]smashing
         |^Error:[ ]\S|^(?:\W{1,4}[ ])?ERROR\b\W*[ ]\S|^(?:fatal|FATAL|panic|Fatal[ ]\w+[ ]error):|\bpanicked[ ]at
         |[Ff]ailed[ ]to[ ]load[ ]'|Failed[ ]to[ ]create[ ]instance|Poll[ ]failed[ ]for[ ]model|libprotobuf[ ]ERROR|UNAVAILABLE:|Not[ ]loaded:|\(Caused[ ]by[ ]\w+\(
-        |^(?:\S+[ ]+(?:\([^)]*\)[ ]+)?)?Warning[ ]{2,}(?:Failed|\w*Error|Evicted|DeadlineExceeded)|^The[ ]node[ ]was[ ]low[ ]on[ ]resource|\b(?:ErrImagePull|InvalidImageName|CreateContainer(?:Config)?Error|RunContainerError|UnexpectedAdmissionError)\b
+        |^(?:\S+[ ]+(?:\([^)]*\)[ ]+)?)?Warning[ ]+(?:Failed|\w*Error|Evicted|DeadlineExceeded|NodeNotReady)|^[\w.-]+:[ ]unrecognized[ ]option|^unknown[ ](?:shorthand[ ])?flag|^flag[ ]needs[ ]an[ ]argument|^validating[ ]\S+:[ ]|\bThe[ ]node[ ]was[ ]low[ ]on[ ]resource|\b(?:ErrImagePull|InvalidImageName|CreateContainer(?:Config)?Error|RunContainerError|UnexpectedAdmissionError)\b
         |\b(?:nvml|driver|requirement|initialization|mount|device|ldcache|detection)[ ]error:[ ]\S|\bjob[ ]killed:[ ]|\bTERM_[A-Z]+LIMIT:
-        |C(?:UDA|uda)[ ](?:runtime[ ]|driver[ ])?error|Cuda[ ]failure|NCCL[ ](?:WARN|error|failure)|:\d+[ ]WARN[ ]|\bCU(?:DA_ERROR|BLAS_STATUS|DNN_STATUS)_\w+|Error[ ]Code[ ]\d+|NVRM:[ ]Xid
+        |C(?:UDA|uda)[ ](?:runtime[ ]|driver[ ])?error|Cuda[ ]failure|NCCL[ ](?:WARN|error|failure)|:\d+[ ]WARN[ ]|\bCU(?:DA_ERROR|BLAS_STATUS|DNN_STATUS)_\w+|Error[ ]Code[ ]\d+|NVRM:[ ](?:Xid|API[ ]mismatch|None[ ]of|installed[ ]in|fallen)
         |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|(?:nvcc|ptxas)[ ]fatal|^\S*\bld:[ ]\S|^\w+(?:Error|Exception)\(["']|Expecting[ ]value:[ ]line[ ]\d+[ ]column|undefined[ ](?:reference|symbol)
         |:[ ]command[ ]not[ ]found$|error[ ]while[ ]loading[ ]shared[ ]libraries|symbol[ ]lookup[ ]error|:[ ]version[ ]`[\w.]+'[ ]not[ ]found|Error[ ]response[ ]from[ ]daemon|executable[ ]file[ ]not[ ]found
         |^(?:[\w./-]*sh|\S+\.sh|python3?|mpirun|tritonserver|ls|cp|mkdir):.*(?:No[ ]such[ ]file|Permission[ ]denied|cannot[ ]|not[ ]found)|can't[ ]open[ ]file|GGML_ASSERT|error[ ]loading[ ]model
@@ -243,15 +243,17 @@ _PATTERNS: Final = {
         """,
     "faint": r"(?i)\b(?:cannot|could not|can't|couldn't|unable to|failed|failure|not (?:yet )?supported|unsupported|not found|no such"
     r"|mismatch|must (?:be|not|have|match)|expected|invalid|exceed\w*|denied|refused|not enough|insufficient|missing|incompatible|not compatible|already (?:filled|in use|taken)"
-    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|pending placement groups|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
+    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|pending placement groups|back-off (?:pulling|restarting)|(?:ImagePull|CrashLoop)BackOff|oom-kill|oom killer|would result in binding more|is not a git command|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
     # a program that a container runtime runs before the container starts
     "hook": r"nvidia-container-cli: ",
     "function": r"^[a-z]\w*(?:\(\))?: \S",
-    "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ]+)?):$|\b[45]\d\d (?:Client|Server) Error\. \(Request ID: [^)]*\)$",
+    "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ()]+)?):$|\b[45]\d\d (?:Client|Server) Error\. \(Request ID: [^)]*\)$",
     # continues with the words of another program, in the lines below
-    "quotes": r"\bstderr: |\bprinting contents of\b",
+    "quotes": r"\bstderr: |\bprinting (?:contents of|enroot log)\b",
+    # its lines about progress
+    "quoted": r"\bpyxis: +\[(?:INFO|WARN)",
     "said": r"Error Code|Assertion|: \S|\d{2}",
-    "warning": r"^(?:\S+:\d+: )?\w*Warning: |^WARNING|^warning: |^Warning\b(?!  | [Oo]r )",
+    "warning": r"^(?:\S+:\d+: )?\w*Warning: |^WARNING|^warning: |^Warning\b(?!  | [Oo]r | Failed| Unhealthy| Evicted)",
     "passed on": r"^\||^ERROR:?\s|\{\"(?:error|detail|object)\": ?[\"{\[]|^\[StatusCode|Error code: \d{3}|\b(?:BadRequest|InternalServer|APIStatus|APIConnection)Error\b|InferenceServerException: ",
     "harmless": r"(?i)exception ignored|falling back|skipping|optional",
     "calm": r"(?i)^refer to the documentation|\b(?:0|no) (?:errors?|failures?|failed)\b|\bretry(?:ing)?\b|\berrors?=0|failed: 0|error rate|if .{0,40}(?:fails?|error)",
@@ -289,6 +291,8 @@ def _led_up(collected: list[Statement], lines: Sequence[_Line]) -> list[Statemen
     places = {each.last: place for place, each in enumerate(collected)}
     for place in range(len(collected) - 1, -1, -1):
         line = lines[collected[place].first]
+        while line.above >= 0 and _compiled("quoted").search(lines[line.above].body):
+            line = lines[line.above]
         above = places.get(line.above)
         if above is None or collected[place].grade > Grade.FAINT:
             continue

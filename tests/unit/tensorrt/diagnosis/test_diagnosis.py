@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.failure_logs import UNKNOWN, FailureLog, failure_logs
+from tests.helpers.failure_logs import FOLDER, UNKNOWN, FailureLog, failure_logs
 from trtllm_pipeline.base.errors import FailureClass
 from trtllm_pipeline.orchestrate.matrix.validate import load_matrix
 from trtllm_pipeline.tensorrt.diagnosis import causes as diagnosis
@@ -15,6 +16,9 @@ from trtllm_pipeline.tensorrt.diagnosis.signatures import signatures
 
 DEVELOPMENT = tuple(failure_logs("development"))
 HELD_OUT = tuple(failure_logs("held-out"))
+_TITLED = re.split(r"^=== (.+): (\S+: \d+)\n", (FOLDER / "words.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+WORDS = {name: (said, text) for name, said, text in zip(_TITLED[1::3], _TITLED[2::3], _TITLED[3::3], strict=True)}
+"""Name -> signature and line, and the log."""
 
 
 def diagnosed(failure: FailureLog, folder: Path, *, but: str = "") -> tuple[str, str, bool]:
@@ -48,6 +52,24 @@ def test_the_line_is_found_also_of_what_no_signature_knows(tmp_path: Path) -> No
     wrong = {each.path.stem: (line, certain) for each, (_, line, certain) in found.items() if line not in each.lines}
     assert len(wrong) <= 0.03 * len(every), wrong
     assert not any(certain for _, certain in wrong.values())
+
+
+def said_of(path: Path, *, before: int = 0) -> str:
+    """Signature, `?` if it is not certain, and line, as in words.txt. `before`: lines above the log."""
+    cause = first_cause([LogText(path)])
+    if cause is None:
+        return "none: 0"
+    key = UNKNOWN if cause.signature is None else cause.signature.key
+    return f"{key}{'' if cause.certain else '?'}: {cause.line.number - before}"
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_words_in_the_form_of_their_logs(name: str, tmp_path: Path) -> None:
+    """With contrary logs, in which the words of a cause appear beside the cause."""
+    said, text = WORDS[name]
+    path = tmp_path / "log"
+    path.write_text(text, encoding="utf-8")
+    assert said_of(path) == said
 
 
 BEFORE = (
@@ -102,6 +124,17 @@ def test_neither_what_stands_around_a_failure_nor_before_its_lines_hides_it(turn
         number = (cause.line.number + 1) // 2 if other else cause.line.number
         said = f"{cause.line.path.relative_to(folder)}:{number - len(BEFORE)}"
         assert said in failure.lines, failure.path
+
+
+@pytest.mark.parametrize("place", range(len(WRITERS)))
+def test_words_are_found_below_prefixes_and_between_harmless_lines(place: int, tmp_path: Path) -> None:
+    """Whether a kill is certain depends on the lines before it."""
+    path = tmp_path / "log"
+    for name, (said, text) in list(WORDS.items())[place :: len(WRITERS)]:
+        lines = (*BEFORE, *text.rstrip("\n").split("\n"), *AFTER)
+        path.write_text("".join(f"{WRITERS[place].format(line)}\n" for line in lines), newline="")
+        found = said_of(path, before=len(BEFORE))
+        assert found == said or found.replace("killed?", "killed") == said, name
 
 
 def test_the_corpus_is_what_it_says() -> None:
