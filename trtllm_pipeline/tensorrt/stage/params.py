@@ -144,9 +144,9 @@ def _json(given: Any, *, runtime: bool) -> dict[str, Json]:
         left_out = about.runtime or (about.key_without and getattr(given, about.key_without) is not None)
         if unset or (left_out and not runtime):
             continue
-        if isinstance(value, tuple):
-            value = list(value)
-        written[name] = _json(value, runtime=runtime) if is_dataclass(value) else value
+        if isinstance(value, Parameters):
+            value = _json(value, runtime=runtime)
+        written[name] = list(value) if isinstance(value, tuple) else value
     return written
 
 
@@ -160,18 +160,15 @@ def load(cls: Callable[..., T], *sources: Mapping[str, Any]) -> T:
 
     Other keys are ignored. Raises TypeError if a parameter without a default is missing.
     """
-    values: dict[str, Any] = {}
-    for each in table(cls):
-        source = next((source for source in sources if each.name in source), None)
-        if source is None:
-            continue
-        value, kind = source[each.name], each.type
-        if value is not None and get_origin(kind) is tuple:
-            value = tuple(value)
-        elif isinstance(value, Mapping) and is_dataclass(kind):
-            value = load(cast("Callable[..., Any]", kind), value)
-        values[each.name] = value
-    return cls(**values)
+    given = {name: value for source in reversed(sources) for name, value in source.items()}
+    return cls(**{each.name: _as(each.type, given[each.name]) for each in table(cls) if each.name in given})
+
+
+def _as(kind: Any, value: Any) -> Any:
+    """A value of JSON as one of this type."""
+    if isinstance(value, list) and get_origin(kind) is tuple:
+        return tuple(value)
+    return load(cast("Callable[..., Any]", kind), value) if isinstance(value, dict) and is_dataclass(kind) else value
 
 
 # ------------------------------------------------------------------------------------- stages of every toolchain

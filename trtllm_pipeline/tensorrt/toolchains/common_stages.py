@@ -235,9 +235,9 @@ def _names(cell: Cell) -> dict[str, Any]:
 _QUESTIONS: Final = 28
 """Number of built-in questions."""
 _PROMPT_TOKENS: Final = 32
+"""Approximate tokens of a built-in prompt or question."""
 _RATES_TRIED: Final = 12
 """Usual number of rates that a search for the highest rate tries."""
-"""Approximate tokens of a built-in prompt or question."""
 _ANSWER_TOKENS: Final = 5
 """Approximate tokens of an answer to a built-in question."""
 _SMOKE_IMAGES: Final = "1@64x64"
