@@ -212,7 +212,7 @@ def test_a_reset_before_the_first_byte_ends_a_call_at_once(monkeypatch: pytest.M
         peer.close()
         select.select(
             [connected._sock], [], []
-        )  # until the reset has arrived; the client reads it only after it writes
+        )  # until the reset has arrived: the client may not read before it writes
         return connected
 
     async def ask() -> None:
