@@ -78,7 +78,12 @@ OUTPUTS: Final[Mapping[str, Sequence[str]]] = {
         "search --matrix matrix.yaml --dry-run --format json",
         "search --matrix matrix.yaml --set axes.max_batch_size=[2,4] --slo tpot_p50=0.001ms --dry-run --format json",
     ),
-    "doctor": ("doctor --format json", "doctor --assume tensorrt_llm==1.2.0,sm=90,gpus=2 --format json"),
+    "doctor": (
+        "doctor --format json",
+        "doctor --assume tensorrt_llm==1.2.0,sm=90,gpus=2 --format json",
+        "doctor --assume tensorrt_llm==0.12.0,sm=90,gpus=1,build=no,examples=no,templates=no --format json",
+        "doctor --assume gpus=0,triton=no --format json",
+    ),
     "doctor-deep": ("doctor --deep --toolchain embedded --precision fp16,fp8 --format json",),
     "store-list": ("store list --format json",),
     "store-verify": (

@@ -210,9 +210,8 @@ def test_a_reset_before_the_first_byte_ends_a_call_at_once(monkeypatch: pytest.M
         peer, _ = listening.accept()
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
-        select.select(
-            [connected._sock], [], []
-        )  # until the reset has arrived; the client reads it only after it writes
+        # The reset has to arrive before the client writes, which reads nothing until then.
+        select.select([connected._sock], [], [])
         return connected
 
     async def ask() -> None:

@@ -118,7 +118,9 @@ def test_first_come_first_served(invoke: Invoke, leases: Path) -> None:
     every = list[Invocation]()
     for words in ("a", "measures", "1"), ("b", "builds", "2"), ("c", "measures", "1"):
         every.append(invoke(*words))
-        until(lambda: (leases / "waiting").exists() and len(list((leases / "waiting").iterdir())) == len(every))
+        assert eventually(
+            lambda: (leases / "waiting").exists() and len(list((leases / "waiting").iterdir())) == len(every)
+        )
     for claim in held:
         claim.release()
     begun = [each.begins().begun_s for each in every]
@@ -135,11 +137,11 @@ def test_who_needs_two_gpus_gets_them_although_others_always_take_one(invoke: In
 def test_who_waits_for_gpus_is_in_nobodys_way_who_needs_others_or_none(invoke: Invoke) -> None:
     held, _ = claims.lease_machine(("GPU-a",)) or ([], ())
     waits = invoke("a", "pairs", "1", "GPU-a", "GPU-b")
-    until(lambda: "in use" in waits.said.read_text())
+    assert eventually(lambda: "in use" in waits.said.read_text())
     assert invoke("b", "builds", "2").process.wait(TURN_S) == 0
     assert invoke("c", "builds", "2", "GPU-c").process.wait(TURN_S) == 0
     behind = invoke("d", "builds", "1", "GPU-b")
-    until(lambda: "came first" in behind.said.read_text())
+    assert eventually(lambda: "came first" in behind.said.read_text())
     for claim in held:
         claim.release()
     assert waits.process.wait(TURN_S) == 0
@@ -149,9 +151,9 @@ def test_who_waits_for_gpus_is_in_nobodys_way_who_needs_others_or_none(invoke: I
 def test_nobody_waits_for_who_waited_and_was_killed(invoke: Invoke, leases: Path) -> None:
     held, _ = claims.lease_machine(()) or ([], ())
     waits = invoke("a", "measures", "1")
-    until((leases / "waiting").exists)
+    assert eventually((leases / "waiting").exists)
     behind = invoke("b", "builds", "1")
-    until(lambda: f"process {waits.process.pid} " in behind.said.read_text())
+    assert eventually(lambda: f"process {waits.process.pid} " in behind.said.read_text())
     waits.end()
     assert behind.process.wait(TURN_S) == 0
     assert not (leases / "waiting").exists()
@@ -163,7 +165,7 @@ def test_nobody_waits_for_who_waits_for_a_server_that_stands_by_itself(invoke: I
     server, _ = claims.lease_machine(("GPU-a",), enter=claims.enter_standing) or ([], ())
     alone = invoke("a", "measures", "1")
     pair = invoke("b", "pairs", "1", "GPU-a", "GPU-b")
-    until(lambda: all("in use" in each.said.read_text() for each in (alone, pair)))
+    assert eventually(lambda: all("in use" in each.said.read_text() for each in (alone, pair)))
     assert invoke("c", "builds", "4", "GPU-b").process.wait(TURN_S) == 0
     assert not (leases / "waiting").exists()
     for claim in server:
@@ -179,8 +181,3 @@ def test_many_that_wait_for_one_another_all_come_to_it(invoke: Invoke, leases: P
     assert [each.process.wait(3 * TURN_S) for each in every] == [0] * len(every)
     assert not (leases / "waiting").exists()
     assert claims.lease_machine(gpus, exclusive=Exclusive.MACHINE) is not None
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for it."""
-    assert eventually(true)

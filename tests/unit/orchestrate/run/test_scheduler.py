@@ -127,17 +127,6 @@ def test_a_new_node_is_used() -> None:
     assert scheduler.advance(1, NodeCame(Capacity(4, ("b",), node="two"))) == [Start(sid("u"), ("b",), 1, "two")]
 
 
-def test_what_must_be_alone_takes_all_of_another_node() -> None:
-    nodes = Capacity(8, ("a",), node="one"), Capacity(4, ("b",), node="two")
-    scheduler = Scheduler([task("before", gpus=1, cpus=8), task("alone", gpus=1, exclusive=True, cpus=2)], *nodes)
-    assert names(scheduler.advance(0)) == ["before", "alone"]
-    scheduler.advance(1, NodeGone("two"))
-    scheduler.advance(2, Finished(sid("alone"), LOST))
-    assert scheduler.wake_at is not None
-    assert scheduler.advance(scheduler.wake_at) == [], "the other node is not empty"
-    assert scheduler.advance(20, Finished(sid("before"))) == [Start(sid("alone"), ("a",), 2, "one")]
-
-
 def test_what_no_node_can_run_any_more_waits_for_one_and_then_has_failed() -> None:
     nodes = Capacity(4, ("a", "b"), node="one"), Capacity(4, ("c",), node="two")
     scheduler = Scheduler([task("gang", gpus=2), task("after", "gang"), task("small", gpus=1)], *nodes)
@@ -266,22 +255,6 @@ def test_the_longest_remaining_path_goes_first_then_cell_order() -> None:
 def test_what_runs_inside_a_service_counts_for_the_path_to_it() -> None:
     tasks = [task("quick"), service("serve", "quick", s=1), inside("perf", "serve", s=50), task("slow", s=20)]
     assert names(Scheduler(tasks, Capacity(1)).advance(0)) == ["quick"]
-
-
-def test_what_is_being_kept_gives_its_gpus_back_and_keeps_measurements_away() -> None:
-    tasks = [task("a", gpus=2, s=9.0), task("b", gpus=2, s=5.0), task("after", "a"), task("m", exclusive=True)]
-    scheduler = Scheduler(tasks, Capacity(8, ("A", "B")))
-    assert started(scheduler, 0.0) == ["a"]
-    assert started(scheduler, 9.0, Vacated(sid("a"))) == ["b"]
-    assert started(scheduler, 14.0, Finished(sid("b"))) == []
-    assert started(scheduler, 15.0, Finished(sid("a"))) == ["after"]
-    assert started(scheduler, 16.0, Finished(sid("after"))) == ["m"]
-
-
-def test_downloads_have_slots_of_their_own() -> None:
-    scheduler = Scheduler([task(name, cpus=0, downloads=1) for name in "abc"], Capacity(1, downloads=2))
-    assert names(scheduler.advance(0)) == ["a", "b"]
-    assert names(scheduler.advance(1, Finished(sid("a")))) == ["c"]
 
 
 def test_more_than_the_machine_has_fails_at_once_with_the_reason() -> None:
@@ -443,15 +416,6 @@ def test_a_service_runs_its_tasks_one_after_another_and_is_stopped() -> None:
     assert statuses(scheduler, "serve", "accuracy") == [S.SUCCEEDED, S.SUCCEEDED]
 
 
-def test_a_failure_inside_blocks_what_needs_it_and_the_service_still_stops() -> None:
-    scheduler = served()
-    assert scheduler.advance(3, Finished(sid("smoke"), BUG)) == [Stop(sid("serve"))]
-    assert statuses(scheduler, "smoke", "perf", "accuracy") == [S.FAILED, S.BLOCKED, S.BLOCKED]
-    assert scheduler.blocked_by(sid("perf")) == "smoke"
-    scheduler.advance(4, ServiceEnded(sid("serve")))
-    assert scheduler.finished
-
-
 @pytest.mark.parametrize(("ready", "message"), [(False, "ended before it was ready"), (True, "before it was stopped")])
 def test_a_service_that_ends_well_but_too_early_has_failed(ready: bool, message: str) -> None:
     scheduler = Scheduler([service("serve"), inside("perf", "serve")], Capacity(8))
@@ -572,27 +536,6 @@ def test_an_interrupt_cancels_what_runs_and_ends_services_after_it() -> None:
     assert scheduler.finished
 
 
-# Other invocations.
-
-
-def test_what_another_invocation_does_occupies_nothing_here() -> None:
-    scheduler = Scheduler([task("a", s=9), task("b"), task("c", "a")], Capacity(1))
-    scheduler.advance(0)
-    assert names(scheduler.advance(1, Busy(sid("a")))) == ["b"]
-    assert statuses(scheduler, "a") == [S.ELSEWHERE]
-    scheduler.advance(2, Finished(sid("b")))
-    assert not scheduler.finished
-    assert names(scheduler.advance(3, Freed(sid("a"), done=True))) == ["c"]
-    assert statuses(scheduler, "a") == [S.UP_TO_DATE]
-
-
-def test_what_another_invocation_gave_up_is_done_here_as_the_same_attempt() -> None:
-    scheduler = Scheduler([task("a")], Capacity(1))
-    scheduler.advance(0)
-    scheduler.advance(1, Busy(sid("a")))
-    assert scheduler.advance(2, Freed(sid("a"), done=False)) == [Start(sid("a"), (), 1)]
-
-
 # Misuse, and the table of transitions.
 
 
@@ -666,20 +609,6 @@ def measured_beside(name: str, **more) -> list[Task]:
         inside(f"{name}.perf", name, s=20, exclusive=BESIDE, **more),
         inside(f"{name}.accuracy", name, f"{name}.perf", s=30),
     ]
-
-
-def test_what_is_measured_waits_for_the_servers_that_load_on_its_node() -> None:
-    scheduler = Scheduler([*measured_beside("a"), *measured_beside("b")], Capacity(8, ("A", "B")))
-    assert started(scheduler, 0) == ["a", "b"]
-    assert started(scheduler, 10, ServiceReady(sid("a"))) == [], "b still loads"
-    assert started(scheduler, 90, ServiceReady(sid("b"))) == ["a.perf", "b.perf"]
-
-
-def test_a_server_that_fails_to_load_keeps_no_measurement_waiting() -> None:
-    scheduler = Scheduler([*measured_beside("a"), *measured_beside("b")], Capacity(8, ("A", "B")))
-    scheduler.advance(0)
-    scheduler.advance(10, ServiceReady(sid("a")))
-    assert started(scheduler, 20, ServiceEnded(sid("b"), BUG)) == ["a.perf"]
 
 
 def test_no_server_loads_while_another_is_measured() -> None:
@@ -756,16 +685,6 @@ def test_the_next_server_is_loaded_when_the_one_before_measures_no_more_and_meas
     assert scheduler.finished
 
 
-def test_a_third_server_waits_for_the_first_to_go_and_for_the_second_to_measure() -> None:
-    scheduler = two_servers(*measured("c", gpus=0))
-    scheduler.advance(32, Finished(sid("a.perf")))
-    scheduler.advance(42, ServiceReady(sid("b")))
-    assert started(scheduler, 43, Finished(sid("a.accuracy"))) == []
-    assert started(scheduler, 44, ServiceEnded(sid("a"))) == []
-    assert started(scheduler, 45, Finished(sid("b.smoke"))) == ["b.perf"]
-    assert started(scheduler, 65, Finished(sid("b.perf"))) == ["b.accuracy", "c"]
-
-
 @pytest.mark.parametrize(
     ("capacity", "options"),
     [
@@ -783,15 +702,6 @@ def test_without_room_servers_follow_one_another(capacity: Capacity, options: di
     assert started(scheduler, 32, Finished(sid("a.perf"))) == ["a.accuracy"]
     assert started(scheduler, 62, Finished(sid("a.accuracy"))) == []
     assert started(scheduler, 63, ServiceEnded(sid("a"))) == ["b"]
-
-
-def test_a_measurement_that_is_tried_again_keeps_the_next_server_off() -> None:
-    scheduler = two_servers()
-    (retry, accuracy) = scheduler.advance(32, Finished(sid("a.perf"), TRANSIENT))
-    assert isinstance(retry, RetryAt)
-    assert accuracy == Start(sid("a.accuracy"), ("A",), 1)
-    assert started(scheduler, 62, Finished(sid("a.accuracy"))) == ["a.perf"]
-    assert scheduler.advance(82, Finished(sid("a.perf"))) == [Stop(sid("a")), Start(sid("b"), ("B",), 1)]
 
 
 def test_a_server_that_ran_out_of_memory_beside_another_is_started_again_when_that_is_gone() -> None:
