@@ -89,6 +89,7 @@ _BETWEEN: Final[dict[str, dict[str, Between]]] = {
         "0.21.0": Between("1.0.0", "0.20.0", ("serve --backend", "serve --fail_fast_on_attention_window_too_large")),
         "1.1.0": Between("1.1.0rc6", "1.2.0", ("serve --backend",)),
         "1.3.0rc7": Between("1.3.0rc3", _NEWEST, ("serve --served_model_name", "serve --kv_cache_dtype")),
+        "1.3.0rc20": Between(_NEWEST, "1.3.0rc3", tuple(f"serve {name}" for name in (*_LATE, "--backend"))),
         str(FIRST_WITHOUT_ENGINES): Between(_NEWEST, "1.3.0rc3", tuple(f"serve {name}" for name in _LATE)),
     },
 }
