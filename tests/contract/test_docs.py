@@ -330,17 +330,7 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         known |= {"--enable-expert-parallel", "--ep-size", "--gpu-name"}
         known |= {"--chat-template", "--tensor-parallel-size", "--address", "--head"}
         known |= {"--exclude", "--gres", "--mem", "--mpi", "--container-", "--container-image"}
-        known |= {
-            "--device",
-            "--gpus",
-            "--ipc",
-            "--memory",
-            "--mount",
-            "--network",
-            "--platform",
-            "--runtime",
-            "--ulimit",
-        }
+        known |= {"--device", "--gpus", "--ipc", "--memory", "--mount", "--network", "--runtime", "--ulimit"}
         known |= {"--gpu-reset", "--load-model", "--model-repository", "--previous"}
     if page.name == "clusters.md":  # srun, mpirun and tritonserver
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))
