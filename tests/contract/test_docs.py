@@ -325,9 +325,13 @@ def test_no_page_mentions_a_flag_that_does_not_exist(page: Path) -> None:
         programs = tensorrt_llm_options.load().values()
         known |= {option for program in programs for option in program.options}
         known |= {*FLAG.findall(" ".join(name for program in programs for name in program.options))}
-    if page.name == "failures.md":  # SGLang, vLLM, ptxas
+    if page.name == "failures.md":  # SGLang, vLLM, ptxas; Ray; Slurm; Docker; nvidia-smi, tritonserver, kubectl
         known |= {"--dist-init-addr", "--dist-timeout", "--watchdog-timeout", "--distributed-timeout-seconds"}
         known |= {"--enable-expert-parallel", "--ep-size", "--gpu-name"}
+        known |= {"--chat-template", "--tensor-parallel-size", "--address", "--head"}
+        known |= {"--exclude", "--gres", "--mem", "--mpi", "--container-", "--container-image"}
+        known |= {"--device", "--gpus", "--ipc", "--memory", "--mount", "--network", "--runtime", "--ulimit"}
+        known |= {"--gpu-reset", "--load-model", "--model-repository", "--previous"}
     if page.name == "clusters.md":  # srun, mpirun and tritonserver
         text = "\n".join(line for line in text.splitlines() if line.strip().startswith("pipeline "))
     assert sorted(set(FLAG.findall(text)) - known) == []

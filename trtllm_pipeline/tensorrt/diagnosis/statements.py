@@ -1,8 +1,9 @@
 """The errors in a log, by its form alone: which lines are statements of a failure, and which of them came first.
 
 No words of a particular failure are known here, only the ways in which programs report failures: Python's tracebacks and
-their chains, C++ exceptions and assertions, severities of loggers, errors of command lines, the wrappers of Triton,
-executors and clients around the words of others, and the consequences of another process's failure.
+their chains, C++ exceptions and assertions, severities of loggers, errors of command lines, events of a cluster, the
+wrappers of Triton, executors, containers and clients around the words of others, and the consequences of another process's
+failure.
 """
 
 from __future__ import annotations
