@@ -37,7 +37,6 @@ from .plan.planner import read_request as read_request
 from .plan.stage_status import StageState as StageState
 from .results import plan_difference as plan_difference
 from .results import report_file as report_file
-from .results.fits import Fits as Fits
 from .results.fits import fits_of as fits_of
 from .results.report_file import CellResult as CellResult
 from .results.report_file import CellStatus as CellStatus
