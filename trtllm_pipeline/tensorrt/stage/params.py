@@ -160,7 +160,9 @@ def load(cls: Callable[..., T], *sources: Mapping[str, Any]) -> T:
 
     Other keys are ignored. Raises TypeError if a parameter without a default is missing.
     """
-    given = {name: value for source in reversed(sources) for name, value in source.items()}
+    given: dict[str, Any] = {}
+    for source in reversed(sources):
+        given |= {each.name: source[each.name] for each in table(cls) if each.name in source}
     return cls(**{each.name: _as(each.type, given[each.name]) for each in table(cls) if each.name in given})
 
 
