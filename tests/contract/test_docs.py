@@ -74,6 +74,27 @@ _OTHER_FLAGS = {
         *("--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel"),
         *("--tp-size", "--dp-size", "--enable-dp-attention", "--ep-size"),
     ),
+    "vllm.md": (  # vllm bench serve, aiperf, SGLang, transformers serve
+        *(
+            "--dataset-name",
+            "--random-input-len",
+            "--random-output-len",
+            "--max-concurrency",
+            "--num-prompts",
+            "--quantization",
+        ),
+        *(
+            "--osl",
+            "--extra-inputs",
+            "--request-count",
+            "--continuous-batching",
+            "--compile",
+            "--dtype",
+            "--context-length",
+        ),
+        *("--model-path", "--max-running-requests", "--disable-radix-cache", "--mem-fraction-static"),
+        *("--attention-backend", "--sampling-backend"),
+    ),
     "README.md": ("--build-arg", "--gpus", "--init", "--rm", "--shm-size", "--ulimit"),  # docker
     "clusters.md": ("--head", "--port", "--address", "--bind-to", "--partition", "--account", "--time"),  # ray, sbatch
     "coming-from-other-tools.md": (
@@ -250,6 +271,9 @@ def test_other_programs_are_known() -> None:
         "tar",
         "sh",
         "source",
+        "vllm",
+        "sglang",
+        "aiperf",
     }
     assert {Path(command.words[0]).name for command in ALL} <= known
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.openai_cells import H100S, PORTS, cell
+from tests.helpers.openai_cells import H100S, PORTS, cell, started
 from tests.helpers.trtllm_cells import RECIPE
 from tests.standins import openai_server
 from trtllm_pipeline.tensorrt.others import command
@@ -54,3 +54,13 @@ def test_an_option_that_is_not_theirs_is_refused(name: str, option: str, capsys:
     with pytest.raises(SystemExit):
         openai_server.parser(name).parse_args(argv(asked, {"model": Path("/m")}, "127.0.0.1", PORTS)[1:])
     assert "unrecognized arguments" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("isl", "osl"), [(1024, 128), (128, 1)])
+def test_the_context_of_sglang_has_room_for_what_it_leaves_free(isl: int, osl: int) -> None:
+    words = started(cell("sglang", isl=isl, osl=osl), model="/m")
+    context = int(words[words.index("--context-length") + 1])
+    _, after_answer, after_prompt, _ = openai_server.LIMITS["sglang"]
+    assert isl + osl <= context - after_answer
+    assert isl <= context - after_prompt
+    assert isl + osl + 1 > context - after_prompt, "the prompt that must be refused"

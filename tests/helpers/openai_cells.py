@@ -18,7 +18,11 @@ PORTS = Ports(8000, 8001, 8002)
 
 def cell(toolchain: str = "vllm", precision: str = "bf16", **changes: Any) -> Cell:
     """A cell; `openai__url` is settings.openai.url."""
-    own = {name: changes.pop(name) for name in ("tp", "pp", "ep", "dp", "max_batch_size", "recipe") if name in changes}
+    own = {
+        name: changes.pop(name)
+        for name in ("tp", "pp", "ep", "dp", "isl", "osl", "max_batch_size", "recipe")
+        if name in changes
+    }
     given = {
         "id": CellId("small"),
         "model": "small",

@@ -30,8 +30,9 @@ SGLANG_REFUSES: Final = (
     "Input length ({tokens} tokens) exceeds the maximum allowed length ({limit} tokens). Use a shorter input or enable "
     "--allow-auto-truncate."
 )
-LIMITS: Final = {"vllm": ("max_model_len", VLLM_REFUSES), "sglang": ("context_length", SGLANG_REFUSES)}
-"""The option with the limit of a prompt, and what is said beyond it."""
+LIMITS: Final = {"vllm": ("max_model_len", 0, 1, VLLM_REFUSES), "sglang": ("context_length", 2, 7, SGLANG_REFUSES)}
+"""The option with the length of the context, the tokens of it that must be left after an answer and after a prompt, and what is
+said of a longer prompt. SGLang 0.5.15: `max_req_len` in its scheduler and its worker."""
 OUT_OF_MEMORY: Final = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of "
     "which 1.06 GiB is free."
@@ -71,7 +72,8 @@ def main(name: str, words: Sequence[str]) -> None:
     names = given.get("served_model_name") or given.get("alias") or folder
     model = names[0] if isinstance(names, list) else names
     tokenizer = Tokens(Path(folder or ""))
-    limit, refusal = LIMITS.get(name, (None, ""))
+    option, after_answer, after_prompt, refusal = LIMITS.get(name, ("", 0, 0, ""))
+    context = given.get(option)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -89,8 +91,8 @@ def main(name: str, words: Sequence[str]) -> None:
             tokens = tokenizer.count(prompt)
             if asked["model"] != model:
                 self._whole(404, {"error": {"message": f"The model `{asked['model']}` does not exist.", "code": 404}})
-            elif limit is not None and given[limit] is not None and tokens + 1 > given[limit]:
-                said = refusal.format(limit=given[limit], tokens=tokens)
+            elif context is not None and tokens > context - after_prompt:
+                said = refusal.format(limit=context - after_prompt + 1, tokens=tokens)
                 self._whole(400, {"object": "error", "message": said, "error": {"message": said, "code": 400}})
             else:
                 self._generate(asked, tokens)
@@ -98,9 +100,10 @@ def main(name: str, words: Sequence[str]) -> None:
         def _generate(self, asked: dict[str, Any], tokens: int) -> None:
             stops = [asked["stop"]] if isinstance(asked.get("stop"), str) else asked.get("stop") or ()
             exact = asked.get("ignore_eos") or asked.get("min_tokens")
-            whole = tokenizer.split(ANSWER) if not exact else tokenizer.next(ANSWER, asked["max_tokens"], 0)
-            parts, stopped = tokenizer.until(whole[: asked["max_tokens"]], stops)
-            reason = "stop" if stopped or len(parts) < asked["max_tokens"] else "length"
+            most = asked["max_tokens"] if context is None else min(asked["max_tokens"], context - after_answer - tokens)
+            whole = tokenizer.split(ANSWER) if not exact else tokenizer.next(ANSWER, most, 0)
+            parts, stopped = tokenizer.until(whole[:most], stops)
+            reason = "stop" if stopped or len(parts) < most else "length"
             usage = {"prompt_tokens": tokens, "completion_tokens": len(parts), "total_tokens": tokens + len(parts)}
             chat = self.path.endswith("/chat/completions")
 

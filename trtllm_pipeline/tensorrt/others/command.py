@@ -59,6 +59,10 @@ class KnownServer:
     """True if it supports `ignore_eos` in a request."""
     refuses_longer: bool = False
     """True if it rejects a prompt longer than {max_seq_len}. Others truncate it, round the limit up, or have none."""
+    spare_tokens: int = 0
+    """What {context_length} has beyond input and output. SGLang ends an answer two tokens before the end of its context, and
+    refuses a prompt that leaves fewer than seven.
+    """
     version: Sequence[str] = ()
     """Options with which the program prints its version, for one that is not a Python script."""
     start_s: float = 30.0
@@ -164,7 +168,7 @@ def options(given: Mapping[str, Any]) -> list[str]:
 
 def values(cell: Cell) -> dict[str, str]:
     """The values of the placeholders that a cell fills."""
-    longest = cell.isl + cell.osl
+    longest, known = cell.isl + cell.osl, known_of(cell)
     filled: dict[str, Json] = {
         "name": cell.model,
         "precision": cell.precision,
@@ -180,6 +184,7 @@ def values(cell: Cell) -> dict[str, str]:
         "isl": cell.isl,
         "osl": cell.osl,
         "max_seq_len": longest,
+        "context_length": longest + (0 if known is None else known.spare_tokens),
         "total_tokens": longest * cell.max_batch_size,
     }
     return {name: str(value) for name, value in filled.items()}
