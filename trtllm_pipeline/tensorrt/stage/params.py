@@ -17,7 +17,6 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
-    cast,
     get_args,
     get_origin,
 )
@@ -160,17 +159,27 @@ def load(cls: Callable[..., T], *sources: Mapping[str, Any]) -> T:
 
     Other keys are ignored. Raises TypeError if a parameter without a default is missing.
     """
-    given: dict[str, Any] = {}
+    names, converters = _read(cls)
+    values: dict[str, Any] = {}
     for source in reversed(sources):
-        given |= {each.name: source[each.name] for each in table(cls) if each.name in source}
-    return cls(**{each.name: _as(each.type, given[each.name]) for each in table(cls) if each.name in given})
+        values.update({name: source[name] for name in names if name in source})
+    for name, convert in converters:
+        if values.get(name) is not None:
+            values[name] = convert(values[name])
+    return cls(**values)
 
 
-def _as(kind: Any, value: Any) -> Any:
-    """A value of JSON as one of this type."""
-    if isinstance(value, list) and get_origin(kind) is tuple:
-        return tuple(value)
-    return load(cast("Callable[..., Any]", kind), value) if isinstance(value, dict) and is_dataclass(kind) else value
+@cache
+def _read(cls: Any) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[Any], Any]], ...]]:
+    """All names, and the converters of those whose JSON form differs from their type."""
+
+    def nested(kind: Any) -> Callable[[Any], Any]:
+        return lambda value: value if isinstance(value, kind) else load(kind, value)
+
+    converters: list[tuple[str, Callable[[Any], Any]]]
+    converters = [(each.name, tuple) for each in table(cls) if get_origin(each.type) is tuple]
+    converters += [(each.name, nested(each.type)) for each in table(cls) if is_dataclass(each.type)]
+    return tuple(each.name for each in table(cls)), tuple(converters)
 
 
 # ------------------------------------------------------------------------------------- stages of every toolchain
