@@ -63,6 +63,7 @@ def test_answers_of_one_length_come_in_waves(
     assert steady.input_tokens_per_s == pytest.approx(right / 128, rel=0.01)
 
 
+@pytest.mark.timeout(300)  # it computes for seconds, and a busy machine for longer than a unit test may take
 @pytest.mark.parametrize(
     ("concurrency", "least", "most", "prefill_ms", "each"),
     [
