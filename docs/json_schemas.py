@@ -170,7 +170,7 @@ _NEVER_SEEN: Final = {
 _SOMETIMES_NULL: Final = re.compile(
     r"(paybacks\[\]\.(tokens|load_s|saved_s_per_token)|\.interval|(?<!feasible)(?<!cells\[\])\.(method|change|base|new)|steady|\.value|\.missed|_intervals?"
     r"|^levels\[\]\.(duration_s|\w+_per_s|(in|out)put_tokens|headline\.window)|(perf|levels)\[\]\.repeats\[\]\.(duration_s|\w+_per_s)"
-    r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|highest_concurrency\.(concurrency|missed_at|saturated_at)|servers\[\]\.((requests|errors)_per_s|queued)|\.(user_tps|no_p99|gpu_hour|numerics|nearest|shortfall|same_work_as|mixed_precisions|dollars_per_million|goodput\.output_tokens_per_s|output_tokens_per_s_per_gpu|preparation_s|missed_at|saturated_at|highest_concurrency)$|\.trusted|\.commit|(^|(run|doctor-deep)\.)forecast(\.expected_s)?|fits\[\]\.set|\.why|\.bench|findings\[\]\.(toolchain|family|precision|layout))$"
+    r"|triton_use\.(in_flight|waiting|kv_cache_use)\w*|highest_rate\.(rate|low|high|reason)|highest_concurrency\.(concurrency|missed_at|saturated_at)|servers\[\]\.((requests|errors)_per_s|queued)|\.(user_tps|no_p99|gpu_hour|numerics|nearest|shortfall|same_work_as|mixed_precisions|dollars_per_million|goodput\.output_tokens_per_s|output_tokens_per_s_per_gpu|preparation_s|missed_at|saturated_at|highest_concurrency)$|\.trusted|\.commit|(^|(run|doctor-deep)\.)forecast(\.expected_s)?|fits\[\]\.set|\.why|\.bench|\.mpirun|findings\[\]\.(toolchain|family|precision|layout))$"
 )
 """Paths that are null by chance, or on other machines: a difference that no interval can be told of, a window that was too
 short, a program that was examined instead of a cell, a run that did nothing or not all."""
