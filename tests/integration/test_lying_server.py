@@ -158,7 +158,7 @@ def test_nothing_is_found_on_an_honest_server(start: Start) -> None:
     assert told(work, "warning") == {"far_lengths"}, "prompts of three words on an engine for 64 tokens"
     records = [json.loads(line) for line in (work.out / "events.jsonl").read_text().splitlines()]
     kinds = [record["type"] for record in records]
-    assert kinds.count("probe") in {2, 4, 6}, "a prompt that takes as long again ends it"
+    assert kinds.count("probe") in range(2, 16, 2), "a prompt that takes as long again ends it"
     assert kinds.count("settings") == kinds.count("roofline") == 2
     looked_at = {check["setting"] for record in records if record["type"] == "settings" for check in record["checks"]}
     assert {

@@ -147,7 +147,7 @@ def test_what_ran_on_a_lost_node_is_lost(executor: ClusterExecutor, slurm: Path,
     node = tell("squeue", "-h", "-o", "%N").strip()
     os.kill(int((slurm / f"slurmd-{node}.pid").read_text()), signal.SIGKILL)
     try:
-        error = end(executor, 120.0).error
+        error = end(executor).error
     finally:
         tell("slurmd", "-N", node)
     assert error is not None

@@ -20,6 +20,7 @@ from trtllm_pipeline.measure.load import counters
 from trtllm_pipeline.measure.load.load import EventFile
 from trtllm_pipeline.measure.load.prompts import Prompt
 from trtllm_pipeline.measure.load.target import AnyClient, Target
+from trtllm_pipeline.measure.load.validity import POSSIBLE_REUSE, SURE_PAIRS
 from trtllm_pipeline.models import Engine, Fields, model_config, model_files, model_names
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _ALWAYS: Final = frozenset({"max_batch_size", "decoupled", "max_queue_delay_micr
 """Fields whose default is meaningful. Triton fills in the others if a configuration omits them."""
 _TRITONS_CHOICE: Final = frozenset({"kind", "gpus"})
 _BUILD: Final = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
-PROBES: Final = 4
 PROBE_TOKENS: Final = 256
 """Length of a probe's prompt if the engine accepts it: long enough to detect a skipped prefill."""
 PROBE_ANSWER_TOKENS: Final = 2
@@ -119,7 +119,7 @@ def probes(texts: Sequence[str], tokenizer: Tokenizer | None, *, longest: int | 
     # Joining and cutting can change a token or two, and the server may add special ones.
     room = max(1, min(longest or PROBE_TOKENS, PROBE_TOKENS) - 8)
     made = []
-    for number in range(PROBES):
+    for number in range(SURE_PAIRS):
         text = f"{secrets.token_hex(4)} " + " ".join([*texts[number:], *texts[:number]])
         while (ends := _ends(text, tokenizer)) and len(ends) < room:
             text = f"{text} {text}"
@@ -163,8 +163,6 @@ async def probe(
             longest_input = {"ttft_ms": ttft_ms, "cached_tokens": answer.cached_tokens, "error": answer.error}
             events.write("probe", pair=pair, send=send, **longest_input)
             times += [] if ttft_ms is None or answer.cached_tokens else [ttft_ms]
-        from trtllm_pipeline.measure.load.validity import POSSIBLE_REUSE
-
         if len(times) == 2 and times[1] >= POSSIBLE_REUSE * times[0]:
             return
 

@@ -144,8 +144,8 @@ BOTH_WAYS: Final[dict[str, tuple[Run, Run]]] = {
         Run([answer(0, 9) | {"max_tokens": 9}, roofline(9.9)]),
     ),
     "kv_cache_reuse": (
-        Run([answer(0), *probes((40, 5), (41, 6), (39, 5))]),
-        Run([answer(0), *probes((40, 39), (41, 40), (39, 38))]),
+        Run([answer(0), *probes(*[(40, 5), (41, 6)] * 4)]),
+        Run([answer(0), *probes(*[(40, 39), (41, 40)] * 4)]),
     ),
     "prompt_lengths": (Run([answer(0)], made_for=5), Run([answer(0)], made_for=4)),
     "far_lengths": (built_for(9, 6), built_for(8, 6)),
