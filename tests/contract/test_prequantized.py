@@ -23,6 +23,7 @@ from trtllm_pipeline.orchestrate.plan.plan_file import axes
 from trtllm_pipeline.orchestrate.plan.planner import Request
 from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.stage.params import key
+from trtllm_pipeline.tensorrt.toolchains.model_shape import computed
 from trtllm_pipeline.tensorrt.trtllm import checkpoint, prequantized
 from trtllm_pipeline.tensorrt.trtllm.params import Checkpoint
 
@@ -168,6 +169,17 @@ def test_weights_count_with_the_size_they_have() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("form", "size"),
+    [
+        *((None, "bf16"), ("gptq", "int4_awq"), ("gptq_desc_act", "int4_awq"), ("compressed-tensors", "int4_awq")),
+        *(("fp8 without blocks of 128 x 128", "fp8"), ("gptq of 8 bits", "fp8")),
+    ],
+)
+def test_a_form_without_a_name_counts_with_the_least_it_can_have(form: str | None, size: str) -> None:
+    assert computed("as_is", {"quantization": form}) == size
+
+
 # ------------------------------------------------------------------------------------- from a matrix, by what hubs say
 
 RECIPE: Final[Mapping[str, Any]] = {
@@ -182,7 +194,14 @@ Planned = Callable[..., Cell]
 
 @pytest.fixture
 def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
-    def planned(precision: str, *, stated: str | None, found: QuantizedWeights | None, reached: bool = True) -> Cell:
+    def planned(
+        precision: str,
+        *,
+        stated: str | None,
+        found: QuantizedWeights | None,
+        reached: bool = True,
+        gpu_memory_gib: int = 80,
+    ) -> Cell:
         def unreached(*_args: object, **_options: object) -> Any:
             raise DownloadError("no hub", failure=FailureClass.TRANSIENT)
 
@@ -195,7 +214,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
             yaml.safe_dump({"name": "matrix", "axes": {**axes, "toolchain": [PYTORCH]}})
         )
         (one,) = planner.plan_of(
-            Request(tmp_path / "matrix.yaml", assume="tensorrt_llm==1.0.0,sm=90,gpus=1,gpu_memory_gib=80"),
+            Request(tmp_path / "matrix.yaml", assume=f"tensorrt_llm==1.0.0,sm=90,gpus=1,{gpu_memory_gib=}"),
             None,
             guess=True,
         ).cells
@@ -212,6 +231,13 @@ def test_files_say_what_the_precision_is(planned: Planned) -> None:
     found = planned("as_is", stated=None, found=FP8)
     assert found.reason is None
     assert axes(found)["precision"] == "as_is (fp8)"
+
+
+def test_a_form_that_only_files_tell_of_has_its_own_size(planned: Planned) -> None:
+    of_4_bits = QuantizedWeights("int4_awq", "INT4 AWQ by its hf_quant_config.json")
+    assert planned("as_is", stated=None, found=of_4_bits, gpu_memory_gib=10).reason is None
+    assert "GiB" in str(planned("as_is", stated=None, found=of_4_bits, gpu_memory_gib=3).reason)
+    assert "GiB" in str(planned("bf16", stated=None, found=None, gpu_memory_gib=10).reason)
 
 
 def test_a_form_that_only_files_tell_of_is_judged_too(planned: Planned) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from trtllm_pipeline import PACKAGE
-from trtllm_pipeline.base import Fault, Json, MatrixError, UsageError
+from trtllm_pipeline.base import DownloadError, Fault, Json, MatrixError, UsageError
 from trtllm_pipeline.orchestrate.matrix.document import SUFFIXES, Document, KeyPath, Origin, nearest, read
 
 if TYPE_CHECKING:
+    from trtllm_pipeline.models import QuantizedWeights
     from trtllm_pipeline.orchestrate.matrix.models import Recipe
 
 _ON_HUB = re.compile(r"([A-Za-z0-9][\w.-]*/([\w.-]+))(?:@([A-Za-z0-9][\w./-]*))?")
@@ -150,7 +152,10 @@ def recipe_document(model: str, matrix: Path, *, offline: bool) -> tuple[Documen
         raise UsageError(f"{model}: Hugging Face has no config.json for it", hint="check its name and revision")
     called = name if revision is None else f"{name}-{revision}"
     read_from = Document(f"config.json of {model}", dict(config))
-    return _recipe_of_config(read_from, called, f"{repository} on the Hugging Face Hub", source), None
+    weights = None
+    with suppress(DownloadError):  # pinning reports it
+        weights = peek.quantized(source, folder=None, offline=offline)
+    return _recipe_of_config(read_from, called, f"{repository} on the Hugging Face Hub", source, weights), None
 
 
 def _recipe_with_source(repository: str, base: Path) -> Document | None:
@@ -177,15 +182,25 @@ def _at_revision(known: Document, repository: str, revision: str) -> Document:
 
 def _recipe_of_folder(model: str, base: Path) -> Document:
     """Recipe data derived from a Hugging Face directory's config.json. Raises MatrixError if the file cannot be read."""
+    from trtllm_pipeline.models import peek
+
     model = os.path.expanduser(model)  # noqa: PTH111  (Path.expanduser raises for an unknown user)
     folder = base / model
     name = folder.name if folder.name not in ("", "..") else folder.resolve().name
-    return _recipe_of_config(read(folder / "config.json"), name, f"Local directory {model}", {"local": model})
+    source: dict[str, Json] = {"local": model}
+    weights = peek.quantized(source, folder=folder, offline=True)
+    return _recipe_of_config(read(folder / "config.json"), name, f"Local directory {model}", source, weights)
 
 
-def _recipe_of_config(config: Document, name: str, summary: str, source: dict[str, Json]) -> Document:
+def _recipe_of_config(
+    config: Document, name: str, summary: str, source: dict[str, Json], weights: QuantizedWeights | None
+) -> Document:
+    from trtllm_pipeline.models import Form
+
     recipe = _recipe_of(config.data if isinstance(config.data, dict) else {}, name, summary)
     recipe["sources"] = [source]
+    if weights is not None and weights.form in get_args(Form):  # decides which toolchain `auto` is
+        recipe["quantization"] = weights.form
     origins: dict[KeyPath, Origin] = {path: origin for path, origin in config.origins.items() if len(path) == 1}
     return Document(config.name, recipe, origins)
 

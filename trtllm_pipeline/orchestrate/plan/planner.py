@@ -170,15 +170,17 @@ def select_cells(
 ) -> tuple[Cell, ...]:
     """The selected cells. Infeasible cells have a reason.
 
-    Memory is estimated, corrected by measurements in `store`. Raises MatrixError, UsageError, PlanError.
+    Memory is estimated, corrected by measurements in `store`. Cells with `weights_unread` are checked after pinning. Raises
+    MatrixError, UsageError, PlanError.
     """
     memory = memory_check(store, machine)
-    return expanded(
-        request,
-        loaded,
-        machine,
-        lambda cell: lacks_gpu(cell, machine) or infeasible(cell, machine) or memory(cell),
-    )
+
+    def feasibility(cell: Cell) -> str | None:
+        if weights_unread(cell):
+            return lacks_gpu(cell, machine)
+        return lacks_gpu(cell, machine) or infeasible(cell, machine) or memory(cell)
+
+    return expanded(request, loaded, machine, feasibility)
 
 
 def machine_and_cells(request: Request, store: Store | None = None) -> tuple[Machine, tuple[Cell, ...]]:
@@ -233,6 +235,11 @@ def lacks_gpu(cell: Cell, machine: Machine) -> str | None:
     return f"it is for GPUs of type {cell.gpu}, and its server uses no GPU"
 
 
+def weights_unread(cell: Cell) -> bool:
+    """True if only pinning, which reads the model's files, reveals the format and so the size of its weights."""
+    return cell.precision == AS_IS and cell.recipe.get("quantization") is None
+
+
 def memory_check(store: Store | None, machine: Machine) -> Callable[[Cell], str | None]:
     """Returns a function for the reason why `machine` lacks memory for a cell. Measurements in `store` are read once, on first use."""
     from trtllm_pipeline.orchestrate.memory import estimates
@@ -245,8 +252,8 @@ def memory_check(store: Store | None, machine: Machine) -> Callable[[Cell], str 
 
 
 def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | None]) -> Cell:
-    """Check a pinned cell. Only pinning reveals the quantization of its weights, its draft model and adapters, the `memory` of
-    these, and the code that loads it.
+    """Check a pinned cell. Only pinning reveals the quantization of its weights, its draft model and adapters, their `memory`, and
+    the code that loads it.
     """
     if cell.reason is not None:
         return cell
@@ -255,9 +262,9 @@ def judged_again(cell: Cell, machine: Machine, memory: Callable[[Cell], str | No
     if drafter is not None:
         reason = infeasible(drafter, machine)
         reason = None if reason is None else f"settings.speculative.model {drafter.model}: {reason}"
-    elif cell.precision == AS_IS or "code" in cell.recipe:
+    if reason is None and (cell.precision == AS_IS or "code" in cell.recipe):
         reason = infeasible(cell, machine)
-    if reason is None and cell.companions:
+    if reason is None and (cell.companions or cell.precision == AS_IS):
         reason = memory(cell)
     return cell if reason is None else replace(cell, reason=reason)
 

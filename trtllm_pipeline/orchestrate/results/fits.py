@@ -14,7 +14,15 @@ from trtllm_pipeline.orchestrate.matrix.document import SETTINGS_PREFIX
 from trtllm_pipeline.orchestrate.matrix.expand import segment
 from trtllm_pipeline.orchestrate.memory import estimates, fitting
 from trtllm_pipeline.orchestrate.plan.pins import Pins
-from trtllm_pipeline.orchestrate.plan.planner import Request, expanded, infeasible, lacks_gpu, load, machine_of
+from trtllm_pipeline.orchestrate.plan.planner import (
+    Request,
+    expanded,
+    infeasible,
+    lacks_gpu,
+    load,
+    machine_of,
+    weights_unread,
+)
 from trtllm_pipeline.orchestrate.store.store import Store
 from trtllm_pipeline.tensorrt import catalog as toolchains
 from trtllm_pipeline.tensorrt import companions
@@ -144,7 +152,7 @@ def fits_of(request: Request, store: Store | None) -> Fits:
     corrections = estimates.Corrections(() if store is None else store.index.peaks(), machine)
     pins = Pins(store, guess=True)
     cells = [
-        pins.pin(cell) if cell.reason is None and companions.named_models(cell) else cell
+        pins.pin(cell) if cell.reason is None and (companions.named_models(cell) or weights_unread(cell)) else cell
         for cell in expanded(request, loaded, machine)
     ]
     roomy = estimates.without_limits(machine)

@@ -20,8 +20,10 @@ PATHS: Final[Mapping[Endpoint, str]] = {
 }
 MOST_CHOICES: Final = 128
 MOST_STOPS: Final = 16
-MOST_STOP_CHARACTERS: Final = 1024
-"""In one stop word: text that may begin it is held back."""
+_MOST_WORD_CHARACTERS: Final = 1024
+"""In one stop word, since text that may begin it is held back, and in one bad word."""
+_MOST_CHARACTERS: Final = MOST_STOPS * _MOST_WORD_CHARACTERS
+"""In all of them: the server encodes them as it does a prompt, but without the prompt's limit."""
 MOST_MESSAGES: Final = 10_000
 INT32: Final = 2**31 - 1
 _MOST_BRACKETS: Final = 100_000
@@ -219,8 +221,8 @@ def read(endpoint: Literal["chat", "completions"], body: Mapping[str, Any]) -> P
         "include_usage": flag(options, "include_usage", "stream_options.include_usage"),
         "n": whole(body, "n", 1, MOST_CHOICES) or 1,
         "max_tokens": whole(body, "max_tokens", 1, INT32),
-        "stop": _stops(body),
-        "bad_words": _texts(body, "bad_words", 1000),
+        "stop": _words(body, "stop", MOST_STOPS),
+        "bad_words": _words(body, "bad_words", 1000),
         "ignore_eos": flag(body, "ignore_eos"),
         "stop_token_ids": _token_ids(body, "stop_token_ids"),
         **{
@@ -379,13 +381,17 @@ def number(body: Mapping[str, Any], name: str) -> float | None:
     return float(value)
 
 
-def _texts(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
+def _words(body: Mapping[str, Any], name: str, most: int) -> tuple[str, ...]:
     value = body.get(name)
     texts = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
         raise wrong(name, "a text, or a list of texts", value)
     if len(texts) > most:
         raise bad(name, f"{name} has {len(texts)} texts; the limit is {most}")
+    if (longest := max(map(len, texts), default=0)) > _MOST_WORD_CHARACTERS:
+        raise bad(name, f"{name} has a text of {longest} characters; the limit is {_MOST_WORD_CHARACTERS}")
+    if (total := sum(map(len, texts))) > _MOST_CHARACTERS:
+        raise bad(name, f"the texts of {name} have {total} characters; the limit is {_MOST_CHARACTERS}")
     return tuple(each for each in texts if each)
 
 
@@ -397,13 +403,6 @@ def _token_ids(body: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if len(ids) > MOST_STOPS:
         raise bad(name, f"{name} has {len(ids)} ids; the limit is {MOST_STOPS}")
     return tuple(ids)
-
-
-def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
-    words = _texts(body, "stop", MOST_STOPS)
-    if (longest := max(map(len, words), default=0)) > MOST_STOP_CHARACTERS:
-        raise bad("stop", f"stop has a text of {longest} characters; the limit is {MOST_STOP_CHARACTERS}")
-    return words
 
 
 def wrong(param: str, expected: str, value: object) -> ApiError:

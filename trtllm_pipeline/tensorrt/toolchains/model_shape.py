@@ -295,5 +295,13 @@ def least_bytes(
 
 
 def computed(precision: str, recipe: Mapping[str, Json]) -> str:
-    """The precision of a cell's weights in memory. For weights used as they are, the precision of their form."""
-    return precision if precision != AS_IS else FORM_PRECISIONS.get(str(recipe.get("quantization")), "bf16")
+    """The precision of a cell's weights in memory. For weights used as they are, the precision of their form.
+
+    Forms without a name, such as compressed-tensors, count as 4 bits unless they name 8: a cell is not refused for memory that
+    it may not need.
+    """
+    form = recipe.get("quantization")
+    if precision != AS_IS or form is None:
+        return "bf16" if precision == AS_IS else precision
+    of_8_bits = str(form).startswith("fp8") or str(form).endswith("of 8 bits")
+    return FORM_PRECISIONS.get(str(form), "fp8" if of_8_bits else "int4_awq")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,17 @@ from trtllm_pipeline.orchestrate.plan.planner import Request
 
 AXES: dict[str, Any] = {"parallel": ["tp1"], "max_batch_size": [8], "lengths": ["1024,256"]}
 ENGINES, PYTORCH = "tensorrt_llm", "tensorrt_llm_pytorch"
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "eos_token_id": 151645,
+}
 
 
 def cells(folder: Path, release: str, axes: Mapping[str, Any], sm: int = 90, **more: Any) -> tuple[Cell, ...]:
@@ -50,6 +62,21 @@ def test_precision_and_layout_decide(
         (cell,) = cells(tmp_path, release, {**axes, **named}, sm)
         assert cell.toolchain == toolchain
         assert (cell.id.split("/")[-1] == toolchain) is bool(named)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "toolchain"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, PYTORCH),  # no script converts its files
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, ENGINES),  # PyTorch does not read it
+    ],
+)
+def test_the_weights_in_a_directory_decide(tmp_path: Path, quantization: Mapping[str, Any], toolchain: str) -> None:
+    config = {**CONFIG, "quantization_config": quantization}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (cell,) = cells(tmp_path, "1.2.0", {"model": ["./mine"], "precision": ["as_is"]})
+    assert (cell.toolchain, cell.reason) == (toolchain, None)
 
 
 def test_cells_of_one_model_may_differ(tmp_path: Path) -> None:

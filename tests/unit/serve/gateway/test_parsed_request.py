@@ -91,6 +91,8 @@ def test_fields_that_clients_of_other_servers_send() -> None:
         ({"stop": ["a", 1]}, "stop", "a text, or a list of texts"),
         ({"stop": ["a"] * 17}, "stop", "the limit is 16"),
         ({"stop": ["a", "b" * 1025]}, "stop", "a text of 1025 characters; the limit is 1024"),
+        ({"bad_words": ["b" * 1025]}, "bad_words", "a text of 1025 characters; the limit is 1024"),
+        ({"bad_words": ["b" * 1000] * 17}, "bad_words", "17000 characters; the limit is 16384"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed with stream"),
         ({"ignore_eos": 1}, "ignore_eos", "expected true or false"),
         ({"stop_token_ids": [1, "2"]}, "stop_token_ids", "expected a list of token ids"),
