@@ -281,7 +281,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
             "input_tokens_per_request": summary(count for each in good if (count := each.input_tokens) is not None),
             "output_tokens_per_request": summary(request.output_tokens for request in good),
         },
-        goodput=_goodput(level, name, objectives.per_request) if objectives.per_request else None,
+        goodput=_goodput(level, None if refused else name, objectives.per_request) if objectives.per_request else None,
         saturated_rps=level.saturated_rps,
         acceptance=_acceptance(level),
         tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
@@ -414,10 +414,10 @@ def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
     return round(sum(tokens) / max(1, len(tokens)), 3)
 
 
-def _goodput(level: LevelRun, window: str, limits_ms: Mapping[str, float]) -> Goodput:
+def _goodput(level: LevelRun, window: str | None, limits_ms: Mapping[str, float]) -> Goodput:
     rates, token_rates = [], []
     for repeat, requests in level.repeats.items():
-        span = level.spans[repeat][window]
+        span = None if window is None else level.spans[repeat][window]
         if span is None or not span.duration_ns:
             continue
         good = [request for request in requests if request.met(limits_ms)]

@@ -135,7 +135,9 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
     if level.saturated_rps is not None:
         rows += [("saturated_rps", level.saturated_rps)]
     if level.goodput is not None:
-        rows += [("goodput_share", level.goodput.share), ("goodput_requests_per_s", level.goodput.requests_per_s)]
+        goodput = level.goodput
+        rows += [("goodput_share", goodput.share), ("goodput_requests_per_s", goodput.requests_per_s)]
+        rows += [("goodput_output_tokens_per_s", goodput.output_tokens_per_s)]
     if level.tokens_per_joule is not None:
         rows += [("tokens_per_joule", level.tokens_per_joule)]
     if level.acceptance is not None:
