@@ -461,6 +461,11 @@ def _of_workload(
             f"tie: the difference to {others} is within noise; the cheapest is recommended{why}. More repeats narrow the intervals",
             "yellow",
         )
+    elif choice.best is not None and choice.best.interval is None and goal != "size" and len(good) > 1:
+        few = "" if choice.best.requests is None else f" of {count(choice.best.requests, 'request')}"
+        yield text_blocks.TextLine(
+            f"a measurement{few} has no interval, so this may be noise; measure more requests or repeats", "yellow"
+        )
     if choice.nearest is not None:
         yield text_blocks.TextLine(f"nearest: {choice.nearest.cell} misses {choice.nearest.reason}", "yellow")
     shown = [column for column in _columns(recommendation) if any(column.value(each) is not None for each in group)]
