@@ -80,8 +80,8 @@ DEFINITIONS: Final = {
     "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
     "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
     "intervals": f"95%, of rates and of medians. {LEAST_REPEATS} or more repeats: Student's t on logarithms of the repeats. Fewer: rates by "
-    "the method of batch means over parts of the headline window, percentiles by order statistics of the requests. These do not "
-    "include what changes between measurements",
+    "the method of batch means over parts of the headline window that each hold a wave of requests or more, percentiles by order "
+    "statistics of the requests. These do not include what changes between measurements",
     "percentiles": f"{PERCENTILE_METHOD}. No p99 of fewer than {LEAST_P99} requests",
 }
 """Formula of each metric that `analyze` computes. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""

@@ -33,7 +33,9 @@ MEAN_INTERVAL: Final = (
     "equal, resampling would claim certainty: then the share that this number of questions can rule out at that confidence"
 )
 BATCHES: Final = 10
-"""Parts of a measurement whose means give an interval."""
+"""Maximum number of parts of a measurement whose means give an interval."""
+LEAST_BATCHES: Final = 5
+"""Fewer parts give no interval of a rate."""
 _NORMAL: Final = 1.96
 _LEAST_MIXED: Final = 3
 _NEWTON: Final = 100

@@ -418,6 +418,21 @@ def test_goodput_counts_failures_against(tmp_path: Path) -> None:
     assert level["goodput"]["share"] == 0.5
 
 
+@pytest.mark.parametrize(("waves", "known"), [(3, False), (8, True)])
+def test_waves_of_a_server_are_not_noise(tmp_path: Path, waves: int, known: bool) -> None:
+    """Four requests in step, all of whose tokens come at their end: a rate without noise has a narrow interval, or none."""
+    records = [
+        request(100 * wave, [(100 * wave + 99, " a b c d")], slot=slot, concurrency=4)
+        for wave in range(waves + 2)
+        for slot in range(4)
+    ]
+    (level,) = analyze(write(tmp_path / "e", *records), Words())["levels"]
+    interval = level["intervals"].get("output_tps")
+    assert (interval is not None) is known
+    if interval:
+        assert interval == pytest.approx([level["output_tokens_per_s"]] * 2, rel=0.1)
+
+
 def test_goodput_has_rates_if_the_measurement_is_valid(tmp_path: Path) -> None:
     fast = request(0, [(10, " a"), (20, " b"), (30, " c")])
     slow = request(40, [(50, " a"), (90, " b"), (130, " c")])

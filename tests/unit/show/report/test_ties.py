@@ -105,7 +105,7 @@ def test_without_an_interval_the_number_of_requests_is_given() -> None:
     found = choice(*once)
     assert (found.best and found.best.interval, found.tied) == (None, ())
     text = shown(*once)
-    assert "a measurement of 100 requests has no interval, so this may be noise" in text
+    assert "measurements of 100 requests have no interval, so this may be noise" in text
     assert "may be noise" not in shown(once[0]), "nothing to choose from"
     by_requests = [
         replace(each, levels=(replace(each.levels[0], intervals={"output_tps": (80.0, 110.0)}),)) for each in once
