@@ -107,7 +107,7 @@ def show(
         }
         for cell in selected
     ]
-    lines = {cell.id: f"can never work: {cell.reason}" if cell.reason else loads[cell.id] for cell in selected}
+    lines = {str(cell.id): f"can never work: {cell.reason}" if cell.reason else loads[cell.id] for cell in selected}
     emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: text_tables.aligned(lines))
 
 
