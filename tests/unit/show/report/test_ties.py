@@ -122,6 +122,20 @@ def shown(*cells: Measured, slo: str = "", least: str | None = None, width: int 
     return stream.getvalue()
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_drops_the_last_columns_and_never_the_cells(width: int) -> None:
+    draw = random.Random(3)
+    cells = [
+        cell(f"{name}/tp1pp1", level(draw, tps), size=10**9, accuracy={"exact": 0.9}, gpu_hour=2.5)
+        for name, tps in (("int8_wo", 100), ("bf16", 130))
+    ]
+    lines = shown(*cells, width=width).splitlines()
+    head = next(place for place, line in enumerate(lines) if "tok/s" in line and "level" in line)
+    assert [line.split()[0] for line in lines[head : head + 3]] == ["cell", "bf16", "int8_wo"]
+    assert max(map(len, lines)) <= width
+    assert ("accuracy" in lines[head]) is not any(line.startswith("A wider terminal also shows") for line in lines)
+
+
 def test_reasons_are_next_to_the_figures_or_below_them_if_the_terminal_is_narrow() -> None:
     draw = random.Random(1)
     cells = [cell(name, level(draw, tps, repeats=1)) for name, tps in (("a", 100), ("b", 90))]
