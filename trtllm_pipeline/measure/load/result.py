@@ -454,6 +454,10 @@ class HighestRate:
         of, share = _wanted(self.objectives_ms, self.wanted_share)
         if self.reason is not None:
             return f"unknown rate at which {share} meet {of}: {self.reason}"
+        if self.rate is None and self.high is None:
+            return (
+                f"unknown rate at which {share} meet {of}: the search was cut short at {min(self.tried, key=float)}/s"
+            )
         if self.rate is None:
             return f"no rate tried meets {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
         interval = "no higher rate was tried"
@@ -489,6 +493,8 @@ class HighestConcurrency:
     def __str__(self) -> str:
         """`48 requests in flight meet ttft 300 ms for 95% of requests (52 do not); saturated at 32`."""
         of, share = _wanted(self.objectives_ms, self.wanted_share)
+        if self.concurrency is None and self.missed_at is None:
+            return f"unknown concurrency at which {share} meet {of}: the search was cut short at {min(self.tried, key=float)}"
         if self.concurrency is None:
             return f"no concurrency tried meets {of} for {share}; the lowest was {self.missed_at}"
         more = "no higher concurrency was tried" if self.missed_at is None else f"{self.missed_at} do not"
