@@ -482,6 +482,19 @@ def test_the_log_of_a_load_run_is_followed_by_what_it_measured(tmp_path: Path) -
     assert row.split()[-1] == "0.00", "goodput"
 
 
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
+    records = [request(1000 * at, [(1000 * at + 500, " a"), (1000 * at + 900, " b")]) for at in range(9)]
+    result = metrics.analyze(write(tmp_path / "e", *records), Words(), of_load("ttft=300ms,tpot=40ms"))
+    lines = to_text(result, width).splitlines()
+    assert max(map(len, lines)) <= width
+    head = next(line for line in lines if line.startswith("load "))
+    assert all(name in head for name in ("failed", "TTFT p50 ms", "TPOT p50 ms", "out tokens/s", "goodput"))
+    assert ("in tokens/s" in head) is (width == 140)
+    assert any(line.startswith("A wider terminal also shows in tokens/s") for line in lines) is (width < 140)
+    assert "A wider terminal" not in to_text(result), "a file has room"
+
+
 def test_the_same_events_in_the_words_of_other_tools(tmp_path: Path) -> None:
     role = {"first_byte_ns": 40 * MS, "first_event_ns": 40 * MS, "role_ns": 40 * MS, "end_ns": 400 * MS}
     (level,) = analyze(write(tmp_path / "e", request(0, [(100, " a b"), (160, " c"), (220, " d")], **role)), Words())[
