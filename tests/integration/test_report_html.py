@@ -21,7 +21,7 @@ from tests.helpers.browser import Browser
 from tests.helpers.fabricated_run import HOSTILE, START_S, run
 from trtllm_pipeline.base.domain import CellId
 from trtllm_pipeline.base.wording import shared_parts
-from trtllm_pipeline.measure.load.result import Goodput, GpuUse, HighestRate, TritonUse
+from trtllm_pipeline.measure.load.result import Goodput, GpuUse, HighestRate, RepeatResult, TritonUse
 from trtllm_pipeline.orchestrate.results.report_file import CellStatus, references
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report.comparable_loads import Workload
@@ -599,7 +599,8 @@ def test_a_tie_names_the_cheapest_and_lost_accuracy_is_never_the_highest(clean: 
     (throughput, *_) = texts(clean, "#cards .card")
     assert "(tie of 2, the cheapest)" in throughput
     assert "fp8" in throughput
-    assert "95%: 88.7 to 108" in throughput
+    assert "95%: 90.0 to 110" in throughput, "as in the table"
+    assert clean.evaluate("document.getElementById('verdict').textContent").startswith("Tie of 2, the cheapest: ")
     assert "per million tokens" in throughput
     lost = [
         alike[0],
@@ -612,6 +613,35 @@ def test_a_tie_names_the_cheapest_and_lost_accuracy_is_never_the_highest(clean: 
     load(clean, tmp_path / "lost.html")
     assert not [text for text in texts(clean, "#cards .card") if text.startswith("Highest accuracy")]
     assert "None of them preserves the accuracy" in clean.evaluate("document.getElementById('take-why').textContent")
+
+
+def test_page_and_recommendation_find_the_same_ties(clean: Browser, tmp_path: Path) -> None:
+    """With three repeats, the intervals of both overlap, and their difference is beyond noise."""
+    rows, record = run(2)
+    one = dataclasses.replace(rows[0].levels[0], requests=30)
+    for gap, tied in ((0.035, False), (0.02, True)):
+        cells = [
+            dataclasses.replace(
+                row,
+                levels=(
+                    dataclasses.replace(
+                        one,
+                        output_tokens_per_s=100 * by,
+                        repeats=tuple(RepeatResult(output_tokens_per_s=by * each) for each in (99, 100, 101)),
+                    ),
+                ),
+                accuracy={},
+                accuracy_intervals={},
+                accuracy_drift=None,
+                status=CellStatus.DONE,
+            )
+            for row, by in zip(rows, (1.0, 1 + gap), strict=True)
+        ]
+        (best, *_) = recommend(Side("r", tuple(map(Measured.of, cells))), (), None, "throughput")
+        assert best.tied is tied
+        (tmp_path / "ties.html").write_text(to_html(cells, record), encoding="utf-8")
+        load(clean, tmp_path / "ties.html")
+        assert ("(tie of 2, the cheapest)" in texts(clean, "#cards .card")[0]) is tied
 
 
 def test_opens_at_a_cell(clean: Browser, pages: dict[int, Path]) -> None:

@@ -104,17 +104,23 @@ class _OnTerminal:
         from rich.padding import Padding
         from rich.text import Text
 
+        def room(columns: int) -> int:
+            table = self._table(columns)
+            return options.max_width - Measurement.get(console, options.update(width=1 << 12), table).maximum
+
         grid, columns = self.grid, len(self.grid.heads)
-        if grid.notes_of is not None:
-            figures = self._table(columns - 1)
-            room = options.max_width - Measurement.get(console, options.update(width=1 << 12), figures).maximum
-            if room < min(_LEAST_NOTE, max((len(row[-1][0]) for row in self.rows), default=0)):
-                yield figures
-                for row in self.rows:
-                    note = Text.assemble(" ".join(text for text, _ in row[: grid.notes_of]), ": ", row[-1])
-                    yield Padding(note, (0, 0, 0, 2), expand=False)
-                return
-        yield self._table(columns)
+        longest = max((len(row[-1][0]) for row in self.rows), default=0)
+        if grid.notes_of is None or room(columns - 1) >= min(_LEAST_NOTE, longest):
+            yield self._table(columns)
+            return
+        known = range(columns - 1, grid.notes_of, -1)
+        shown = next((each for each in known if room(each) >= 0), grid.notes_of + 1)
+        yield self._table(shown)
+        if dropped := [head for head in grid.heads[shown:-1] if head]:
+            yield Text(f"A wider terminal also shows {', '.join(dropped)}", "dim")
+        for row in self.rows:
+            note = Text.assemble(" ".join(text for text, _ in row[: grid.notes_of]), ": ", row[-1])
+            yield Padding(note, (0, 0, 0, 2), expand=False)
 
     def _table(self, columns: int) -> Table:
         """The first columns."""

@@ -17,7 +17,7 @@ from trtllm_pipeline.base.machine.model import Gpu, Machine, TensorRTLLM, Triton
 if TYPE_CHECKING:
     from packaging.version import Version
 
-EXAMPLE: Final = "--assume 8xH100,tensorrt_llm==0.12.0"
+EXAMPLE: Final = "--assume 8xH100,tensorrt_llm==1.2"
 _SEVERAL: Final = "--assume '2xH100,tensorrt_llm==1.2.0; 2xL40S,tensorrt_llm==1.2.0'"
 _BETWEEN_TYPES: Final = ";"
 ASSUMED: Final = "assumed"

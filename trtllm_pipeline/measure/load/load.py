@@ -30,6 +30,7 @@ from trtllm_pipeline.base import FailureClass, StageError
 from trtllm_pipeline.measure.client.session import Answer, GenerationRequest, Session
 from trtllm_pipeline.measure.load.prompts import Prompt, conversations, opened, with_text
 from trtllm_pipeline.measure.load.windows import WAVES, level_budget, requests_of
+from trtllm_pipeline.measure.load.workloads import MOST_MADE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -179,11 +180,16 @@ class Load:
             *(self.replay(prompts, repeat, speed) for speed in self.trace_speed),
         ]
 
-    def needed(self, prompts: Sequence[Prompt], turns: int = 1) -> tuple[Prompt, ...]:
-        """The first prompts of a trace, as many as its levels send. All of them if that depends on the server."""
-        if self.interval_s is not None and (self.concurrency or self.request_rate):
+    def needed(self, prompts: Sequence[Prompt], turns: int = 1, *, searches: bool = False) -> tuple[Prompt, ...]:
+        """The first prompts of a trace, as many as its levels send. If that depends on the server, as in a search: all that
+        have a text, or else MOST_MADE or more, which are sent again.
+        """
+        by_server = searches or (self.interval_s is not None and bool(self.concurrency or self.request_rate))
+        if by_server and not any(prompt.blocks is not None for prompt in prompts):
             return tuple(prompts)
-        least = self.most_requests(turns) if self.concurrency or self.request_rate else 0
+        least = self.most_requests(turns) if by_server or self.concurrency or self.request_rate else 0
+        if by_server:
+            least = max(least, MOST_MADE)
         most = max((len(self._replayed(prompts, speed)) for speed in self.trace_speed), default=0)
         return _taken(conversations(prompts), 0, min(len(prompts), max(least, most)))
 

@@ -295,8 +295,9 @@ def _rows(plan: LoadPlan, engine: Engine | None, tokenizer: Tokenizer | None, le
             prompt for talk in sorted(conversations(rows), key=lambda talk: talk[0].at_s or 0) for prompt in talk
         )
     of_lengths = any(prompt.blocks is not None for prompt in rows)
-    if (load.trace_speed or of_lengths) and plan.find_rate is None and plan.find_concurrency is None:
-        sent = load.needed(rows, plan.turns)
+    if load.trace_speed or of_lengths:
+        searches = plan.find_rate is not None or plan.find_concurrency is not None
+        sent = load.needed(rows, plan.turns, searches=searches)
         left_out.unsent, rows = len(rows) - len(sent), sent
     if tokenizer is None:
         if of_lengths:

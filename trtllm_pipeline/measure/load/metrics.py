@@ -37,6 +37,7 @@ from trtllm_pipeline.measure.load.result import (
 )
 from trtllm_pipeline.measure.load.stats import (
     BATCHES,
+    LEAST_BATCHES,
     Interval,
     Summary,
     batch_interval,
@@ -281,7 +282,7 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
             "input_tokens_per_request": summary(count for each in good if (count := each.input_tokens) is not None),
             "output_tokens_per_request": summary(request.output_tokens for request in good),
         },
-        goodput=_goodput(level, name, objectives.per_request) if objectives.per_request else None,
+        goodput=_goodput(level, None if refused else name, objectives.per_request) if objectives.per_request else None,
         saturated_rps=level.saturated_rps,
         acceptance=_acceptance(level),
         tokens_per_joule=_over(median, repeats, "tokens_per_joule"),
@@ -414,10 +415,10 @@ def _per_event(good: Sequence[TimedRequest], which: slice) -> float:
     return round(sum(tokens) / max(1, len(tokens)), 3)
 
 
-def _goodput(level: LevelRun, window: str, limits_ms: Mapping[str, float]) -> Goodput:
+def _goodput(level: LevelRun, window: str | None, limits_ms: Mapping[str, float]) -> Goodput:
     rates, token_rates = [], []
     for repeat, requests in level.repeats.items():
-        span = level.spans[repeat][window]
+        span = None if window is None else level.spans[repeat][window]
         if span is None or not span.duration_ns:
             continue
         good = [request for request in requests if request.met(limits_ms)]
@@ -439,14 +440,19 @@ def _intervals(level: LevelRun, window: str) -> dict[str, Interval]:
         if span is None or span.duration_ns <= 0:
             return {}
         good = [request for request in requests if request.answered]
-        tokens += span.batches((each for request in good for each in windows.written(request)), BATCHES)
-        ends += span.batches(((request.times_ns[-1], 1) for request in good), BATCHES)
+        # A server may process a wave in step: parts shorter than a wave differ by what it does then, which is not noise.
+        waves = len(requests) / (level.concurrency or len(requests)) if span.waves is None else span.waves
+        parts = min(BATCHES, max(1, int(waves)))
+        tokens += span.batches((each for request in good for each in windows.written(request)), parts)
+        ends += span.batches(((request.times_ns[-1], 1) for request in good), parts)
     samples = {
         "ttft": [request.ttft_ms for request in level.answered],
         "tpot": [tpot for request in level.answered if (tpot := request.tpot_ms) is not None],
         "e2e": [request.e2e_ms for request in level.answered],
     }
-    found: dict[str, Interval | None] = {"output_tps": batch_interval(tokens), "rps": batch_interval(ends)}
+    found: dict[str, Interval | None] = {}
+    if len(tokens) >= LEAST_BATCHES:
+        found = {"output_tps": batch_interval(tokens), "rps": batch_interval(ends)}
     for name, values in samples.items():
         found |= {f"{name}_p{share}": percentile_interval(values, share / 100) for share in (50, 99)}
     if (tpot_ms := found["tpot_p50"]) is not None and tpot_ms[0]:

@@ -275,7 +275,8 @@ def read_run(events: Path, tokenizer: Tokenizer | None, text: bytes | None = Non
     by_server = bool(answers) and all(server_total(record) is not None for record in answers)
     input_tokens: dict[str, int] = {}
     if tokenizer is not None:
-        plain = [id_ for id_ in prompts if id_ not in records.with_images]
+        sent = dict.fromkeys(record["prompt"] for record in records_of_requests)
+        plain = [id_ for id_ in sent if id_ in prompts and id_ not in records.with_images]
         input_tokens = {id_: len(tokenizer.encode(prompts[id_]).ids) for id_ in plain}
     requests = []
     for record in records_of_requests:

@@ -80,8 +80,8 @@ DEFINITIONS: Final = {
     "input_tokens_per_s": "input tokens / seconds of the headline window; median of the repeats",
     "requests_per_s": "successful requests / seconds of the headline window; median of the repeats",
     "intervals": f"95%, of rates and of medians. {LEAST_REPEATS} or more repeats: Student's t on logarithms of the repeats. Fewer: rates by "
-    "the method of batch means over parts of the headline window, percentiles by order statistics of the requests. These do not "
-    "include what changes between measurements",
+    "the method of batch means over parts of the headline window that each hold a wave of requests or more, percentiles by order "
+    "statistics of the requests. These do not include what changes between measurements",
     "percentiles": f"{PERCENTILE_METHOD}. No p99 of fewer than {LEAST_P99} requests",
 }
 """Formula of each metric that `analyze` computes. Times are CLOCK_MONOTONIC, of the arrival of the bytes."""
@@ -454,6 +454,10 @@ class HighestRate:
         of, share = _wanted(self.objectives_ms, self.wanted_share)
         if self.reason is not None:
             return f"unknown rate at which {share} meet {of}: {self.reason}"
+        if self.rate is None and self.high is None:
+            return (
+                f"unknown rate at which {share} meet {of}: the search was cut short at {min(self.tried, key=float)}/s"
+            )
         if self.rate is None:
             return f"no rate tried meets {of} for {share}; the lowest was {min(self.tried, key=float)}/s"
         interval = "no higher rate was tried"
@@ -489,6 +493,8 @@ class HighestConcurrency:
     def __str__(self) -> str:
         """`48 requests in flight meet ttft 300 ms for 95% of requests (52 do not); saturated at 32`."""
         of, share = _wanted(self.objectives_ms, self.wanted_share)
+        if self.concurrency is None and self.missed_at is None:
+            return f"unknown concurrency at which {share} meet {of}: the search was cut short at {min(self.tried, key=float)}"
         if self.concurrency is None:
             return f"no concurrency tried meets {of} for {share}; the lowest was {self.missed_at}"
         more = "no higher concurrency was tried" if self.missed_at is None else f"{self.missed_at} do not"

@@ -33,7 +33,9 @@ MEAN_INTERVAL: Final = (
     "equal, resampling would claim certainty: then the share that this number of questions can rule out at that confidence"
 )
 BATCHES: Final = 10
-"""Parts of a measurement whose means give an interval."""
+"""Maximum number of parts of a measurement whose means give an interval."""
+LEAST_BATCHES: Final = 5
+"""Fewer parts give no interval of a rate."""
 _NORMAL: Final = 1.96
 _LEAST_MIXED: Final = 3
 _NEWTON: Final = 100
@@ -44,7 +46,7 @@ _WIDEST: Final = math.log(1000)
 _HELD: Final = 2_000_000
 """Maximum numbers in memory at a time."""
 # Student's t, 0.975 quantile, for 1 to 30 degrees of freedom; beyond that the last value is used, which is 4% too wide.
-_T: Final = (
+T_QUANTILES: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -260,7 +262,7 @@ def crossing_interval(rounds: Sequence[tuple[float, int, int]], share: float) ->
 
 
 def _t(free: int) -> float:
-    return _T[min(max(free, 1), len(_T)) - 1]
+    return T_QUANTILES[min(max(free, 1), len(T_QUANTILES)) - 1]
 
 
 def resampled_change(

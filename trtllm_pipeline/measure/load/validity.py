@@ -231,7 +231,8 @@ def _client_lag(run: LoadRun, level: LevelRun) -> Found:
             continue
         lag_text, mean_ms = f"the load client's event loop was up to {late_ms:.1f} ms late (p99)", fmean(lags_ms)
         closed = level.concurrency is not None
-        thinner = mean_ms / median(request.e2e_ms for request in good) if closed and good else 0.0
+        e2e_ms = median(request.e2e_ms for request in good) if good else math.inf
+        thinner = mean_ms / e2e_ms if closed else 0.0
         together = bool(gaps_ms) and late_ms > median(gaps_ms)
         moved = mean_ms / max(median(request.ttft_ms for request in good), 1e-6) if together else 0.0
         long_enough = late_ms > MAX_LAG_MS and record["wall_ns"] >= MIN_CLIENT_WALL_NS
@@ -239,7 +240,8 @@ def _client_lag(run: LoadRun, level: LevelRun) -> Found:
             yield "invalid", f"{lag_text}; over TLS, arrival times are those of its reads"
         elif long_enough and thinner > MAX_LAG_SHARE:
             message = (
-                f"{lag_text}, {mean_ms:.1f} ms on average, {thinner:.0%} of e2e: the load was lower by the same share"
+                f"{lag_text}, {mean_ms:.1f} ms on average, so the load was about {thinner / (1 + thinner):.0%} lower: "
+                f"requests took {e2e_ms:.1f} ms"
             )
             yield "invalid", message
         elif long_enough and moved > MAX_LAG_SHARE:
@@ -559,11 +561,12 @@ def _server_queue(_run: LoadRun, level: LevelRun) -> Found:
         waited_us = sum(record["models"].get(model, {}).get("queue_us", 0.0) for record in level.triton)
         waited_ms = waited_us / 1e3 / len(level.requests)
         if waited_ms > MAX_QUEUE_SHARE * typical_ms:
+            waited = f"requests waited {waited_ms:.1f} ms"
             advice = f"raise settings.repository.{model}_instances"
             if streamed and model == "postprocessing":
-                advice = "several instances of it would reorder the chunks of streamed responses"
-            message = f"requests waited {waited_ms:.1f} ms for {model}, with a median latency of {typical_ms:.1f} ms; {advice}"
-            yield "warning", message
+                waited = f"the chunks of a response waited {waited_ms:.1f} ms in total"
+                advice = "several instances of it would reorder them"
+            yield "warning", f"{waited} for {model}, with a median latency of {typical_ms:.1f} ms; {advice}"
 
 
 @_gate(
@@ -775,7 +778,7 @@ def _rows_left_out(run: LoadRun) -> Found:
     if reason := run.records.header["settings"].get("rows_left_out"):
         yield "warning", str(reason)
     if unsent := run.records.header["settings"].get("unsent_of_trace"):
-        yield "info", f"{unsent} were not sent: requests, measurement_interval_ms or level_budget_s limit the replay"
+        yield "info", f"{unsent} were not sent: requests, a time limit or the length of a search limits the replay"
 
 
 @_gate("prompts that warmup and measurement share", "-; a warning", "cached prompts are faster")

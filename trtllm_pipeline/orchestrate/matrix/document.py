@@ -204,11 +204,17 @@ def _fault(model: type[BaseModel], document: Document, at: KeyPath, data: Json, 
             return document.fault(where, f"must be a mapping of keys to values, not {_show(error['input'])}")
         case "tuple_type" | "list_type":
             value = error["input"]
-            example = "" if value is None or isinstance(value, dict) else f", such as [{_show(value)}]"
+            shown = _show(value)
+            if isinstance(value, str) and where[-1:] != ("lengths",):  # "16, 64" is meant as a list
+                shown = ", ".join(each if each.isdecimal() else _show(each) for each in re.split(r"\s*,\s*", value))
+            example = "" if value is None or isinstance(value, dict) else f", such as [{shown}]"
             return document.fault(where, f"must be a list{example}")
         case "string_type":
-            quote = ", write it in quotes" if isinstance(error["input"], int | float) else ""
-            return document.fault(where, f"must be text, not {_show(error['input'])}{quote}")
+            value = error["input"]
+            advice = ", write it in quotes" if isinstance(value, int | float) else ""
+            if advice and where[:2] in _WRITTEN and not isinstance(value, bool):
+                advice = f", write {_WRITTEN[where[:2]].format(value)}"
+            return document.fault(where, f"must be text, not {_show(value)}{advice}")
         case "int_type" | "int_from_float":
             return document.fault(where, f"must be a whole number, not {_show(error['input'])}")
         case "string_pattern_mismatch":
@@ -223,6 +229,13 @@ def _fault(model: type[BaseModel], document: Document, at: KeyPath, data: Json, 
         case _:
             message = error["msg"].removeprefix("Input ")
             return document.fault(where, f"{message[:1].lower()}{message[1:]}, not {_show(error['input'])}")
+
+
+_WRITTEN: Final[Mapping[KeyPath, str]] = {
+    ("axes", "lengths"): 'each pair in quotes, such as "2048,512"',
+    ("axes", "parallel"): "tp{}",
+}
+"""How values that look like numbers are written."""
 
 
 def _show(value: object) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from trtllm_pipeline.base import UsageError, terminal
 from trtllm_pipeline.show.cli import options, stage_options
-from trtllm_pipeline.show.cli.output import emit_as, note
+from trtllm_pipeline.show.cli.output import emit_as, note, terminal_width
 from trtllm_pipeline.tensorrt import params
 
 OTHER_NAMES: Final = {
@@ -186,7 +186,13 @@ def _load(
             raise
         interrupted, result = True, analyze(path, counter, objectives)
     note(f"events: {path}")
-    emit_as(format, result, table=load_tables.to_text, csv=load_tables.to_csv, json=LoadResult.to_json)
+    emit_as(
+        format,
+        result,
+        table=lambda result: load_tables.to_text(result, terminal_width()),
+        csv=load_tables.to_csv,
+        json=LoadResult.to_json,
+    )
     raise typer.Exit(130 if interrupted else 0 if result.valid else 1)
 
 
@@ -228,7 +234,9 @@ def analyze(
     emit_as(
         format,
         result,
-        table=lambda result: "\n".join([load_tables.to_text(result), *load_tables.beside_engine(beside)]),
+        table=lambda result: "\n".join(
+            [load_tables.to_text(result, terminal_width()), *load_tables.beside_engine(beside)]
+        ),
         csv=load_tables.to_csv,
         json=lambda result: {**LoadResult.to_json(result), **({"trtllm_bench": beside.to_json()} if beside else {})},
     )

@@ -107,8 +107,8 @@ def show(
         }
         for cell in selected
     ]
-    lines = (f"{cell.id}  {f'can never work: {cell.reason}' if cell.reason else loads[cell.id]}" for cell in selected)
-    emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: "\n".join(lines))
+    lines = {str(cell.id): f"can never work: {cell.reason}" if cell.reason else loads[cell.id] for cell in selected}
+    emit_as(format, {"schema": 1, "cells": rows}, text=lambda _: text_tables.aligned(lines))
 
 
 def list_(format: options.TextOrJson = "text") -> None:

@@ -110,13 +110,17 @@ def write_output(path: str, text: str) -> None:
     note(f"written to {path}")
 
 
-def rendered(content: Any) -> str:
-    """Rich content as text without trailing spaces, colored if stdout is a terminal."""
+def terminal_width() -> int | None:
+    """Columns of the terminal on stdout, None if it is not one."""
     import shutil
 
-    tty = sys.stdout.isatty()
-    width = shutil.get_terminal_size((120, 0)).columns if tty else 160
-    console = terminal.console(sys.stdout, width=width, force_terminal=tty)
+    return shutil.get_terminal_size((120, 0)).columns if sys.stdout.isatty() else None
+
+
+def rendered(content: Any) -> str:
+    """Rich content as text without trailing spaces, colored if stdout is a terminal."""
+    width = terminal_width()
+    console = terminal.console(sys.stdout, width=width or 160, force_terminal=width is not None)
     with console.capture() as capture:
         console.print(content, crop=False)
     return "".join(f"{line.rstrip(' ')}\n" for line in capture.get().splitlines())

@@ -102,12 +102,13 @@ def run(
     write(report, format)
     if result.untried:
         note(f"--fail-fast: {count(result.untried, 'cell')} not retried despite settings.retry")
+    continued = _resume(workspace) + (f" --rerun {','.join(again)}" if again else "")
     if result.outcome.interrupted:
-        note(f"interrupted; to continue: {_resume(workspace)}")
+        note(f"interrupted; to continue: {continued}")
     elif result.outcome.exit_code:
         settings = {row.setting for row in result.rows if row.failed_stage is not None}
         change = settings.pop() if len(settings) == 1 else None
-        words = f"{_resume(workspace)} --set {shlex.quote(change)}" if change else _resume(workspace)
+        words = f"{continued} --set {shlex.quote(change)}" if change else continued
         note(f"some cells failed; fix the cause, then: {words}")
     return result.outcome.exit_code
 

@@ -428,9 +428,19 @@ def level_delta(metric: str, cell: Measured, new: LevelResult, other: Measured, 
         return delta(metric, after, before)
     interval, method = _resampled(metric, after / before, cell.samples(new.key), other.samples(base.key))
     ends = new.interval(metric), base.interval(metric)
-    if interval is None and ends[0] is not None and ends[1] is not None:
-        interval, method = stats.change_of_intervals((before, ends[1]), (after, ends[0])), "intervals"
+    of_ends = None
+    if ends[0] is not None and ends[1] is not None:
+        of_ends = stats.change_of_intervals((before, ends[1]), (after, ends[0]))
+    # Requests in flight together share what disturbs the server: parts of the window show it, drawing requests does not.
+    if interval is None or (
+        of_ends is not None and metric in metric_names.RATES and _width(of_ends) > _width(interval)
+    ):
+        interval, method = of_ends, None if of_ends is None else "intervals"
     return delta(metric, after, before, interval, method)
+
+
+def _width(interval: stats.Interval) -> float:
+    return interval[1] - interval[0]
 
 
 def _of_repeats(level: LevelResult, of: Callable[[result.RepeatResult], float | None]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -20,6 +21,12 @@ _STATISTICS: Final = ("n", *stats.STATISTICS)
 _ORDER: Final = ("ttft_ms", "ttfa_ms", "tpot_ms", "itl_ms", "icl_ms", "stall_ms", "e2e_ms", "connect_ms")
 """Summaries to list first, in this order."""
 _Summary = Mapping[str, Any]
+_SPARE: Final = (
+    *("p75", "min", "in tokens/s", "ITL p99 ms", "requests/s", "p99", "requests", "e2e p50 ms"),
+    *("itl_ms mean", "itl_ms p99", "requests_per_s", "ttft_ms p99", "tpot_ms p99", "e2e_ms p99"),
+)
+"""Columns that a narrow terminal drops, the least important first."""
+_Table = list[dict[str, Any]]
 _OPTIONAL: Final = ("goodput", "tok/J", "accepted drafts", "SLOs")
 """Columns of the overview that are shown only if a level has a value."""
 
@@ -39,9 +46,32 @@ def to_csv(measured: LoadResult) -> str:
     return text_tables.csv_table(rows)
 
 
-def to_text(measured: LoadResult) -> str:
-    """Text output: conditions, an overview, all levels in full, findings."""
-    return "\n".join(_lines(measured))
+def to_text(measured: LoadResult, width: int | None = None) -> str:
+    """Text output: conditions, an overview, all levels in full, findings. `width` is that of a terminal, None without one."""
+    return "\n".join(
+        _sentence(each, width) if isinstance(each, str) else _fitted(each, width) for each in _lines(measured)
+    )
+
+
+def _sentence(text: str, width: int | None) -> str:
+    if width is None:
+        return text
+    wrap = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrap.fill(line) for line in text.splitlines())
+
+
+def _fitted(rows: _Table, width: int | None) -> str:
+    """A table, on a terminal without the spare columns for which there is no room."""
+    dropped: list[str] = []
+    spare = [name for name in _SPARE if rows and name in rows[0]]
+    while True:
+        kept = [{name: value for name, value in row.items() if name not in dropped} for row in rows]
+        text = text_tables.plain_table(kept)
+        if width is None or len(dropped) == len(spare) or max(map(len, text.splitlines()), default=0) <= width:
+            break
+        dropped.append(spare[len(dropped)])
+    more = f"A wider terminal also shows {', '.join(dropped)}"
+    return f"{text}\n{_sentence(more, width)}" if dropped else text
 
 
 def beside_engine(bench: engine_report.BenchComparison | None) -> Iterator[str]:
@@ -53,19 +83,24 @@ def beside_engine(bench: engine_report.BenchComparison | None) -> Iterator[str]:
 
 def overview(levels: Iterable[LevelResult]) -> str:
     """One line per level."""
+    return text_tables.plain_table(_overviews(levels))
+
+
+def _overviews(levels: Iterable[LevelResult]) -> _Table:
     rows = [_overview(level) for level in levels]
     shown = [name for name in rows[0] if name not in _OPTIONAL or any(row[name] is not None for row in rows)]
-    return text_tables.plain_table([{name: row[name] for name in shown} for row in rows])
+    return [{name: row[name] for name in shown} for row in rows]
 
 
-def _lines(measured: LoadResult) -> Iterator[str]:
+def _lines(measured: LoadResult) -> Iterator[str | _Table]:
+    """Sentences and tables."""
     details = measured.details
     assert details is not None
     yield f"{details.model} over {details.protocol}; output tokens counted by {measured.tokens_counted_by}"
     yield f"system: {conditions.system_words(measured.conditions)}"
     yield f"load: {conditions.workload_words(measured.conditions)}"
     if measured.levels:
-        yield overview(measured.levels)
+        yield _overviews(measured.levels)
     if measured.highest_rate is not None:
         yield f"highest rate: {measured.highest_rate}"
     if measured.highest_concurrency is not None:
@@ -77,16 +112,16 @@ def _lines(measured: LoadResult) -> Iterator[str]:
     yield "formulas: --format json, `definitions`"
 
 
-def _level(level: LevelResult) -> Iterator[str]:
+def _level(level: LevelResult) -> Iterator[str | _Table]:
     details = _details(level)
     yield f"\n{result.load_words(level.key)}"
-    yield text_tables.plain_table([_statistics(name, summary) for name, summary in _summaries(level)])
+    yield [_statistics(name, summary) for name, summary in _summaries(level)]
     yield "; ".join(f"{name} {text_tables.cell(value)}" for name, value in _values(level))
     for objective in details.objectives:
         yield f"objective missed: {objective.missed}" if objective.missed else f"objective met: {objective.metric}"
     if details.other_tools:
         yield "the same events by the definitions of other tools:"
-        yield text_tables.plain_table([_by_tool(tool, metrics) for tool, metrics in details.other_tools.items()])
+        yield [_by_tool(tool, metrics) for tool, metrics in details.other_tools.items()]
     for repeat in level.repeats:
         windows = ", ".join(
             f"{name} {window.duration_s:.2f} s {window.output_tokens_per_s:.1f} tokens/s"
@@ -135,7 +170,9 @@ def _values(level: LevelResult) -> list[tuple[str, Any]]:
     if level.saturated_rps is not None:
         rows += [("saturated_rps", level.saturated_rps)]
     if level.goodput is not None:
-        rows += [("goodput_share", level.goodput.share), ("goodput_requests_per_s", level.goodput.requests_per_s)]
+        goodput = level.goodput
+        rows += [("goodput_share", goodput.share), ("goodput_requests_per_s", goodput.requests_per_s)]
+        rows += [("goodput_output_tokens_per_s", goodput.output_tokens_per_s)]
     if level.tokens_per_joule is not None:
         rows += [("tokens_per_joule", level.tokens_per_joule)]
     if level.acceptance is not None:

@@ -111,7 +111,11 @@ def _machine(plan: Plan) -> str:
         parts = parts or [f"no GPU, {count(machine.cpus, 'CPU')}"]
         installed = machine.tensorrt_llm
         named.append(", ".join([*parts, *([] if installed is None else [f"TensorRT-LLM {installed.release}"])]))
-    return f"{'assumed machine' if plan.machine.assumed else 'machine'}: {'; '.join(dict.fromkeys(named))}"
+    on_cpu = (
+        plan.machine.assumed and plan.machine.gpus and {cell.toolchain for cell in plan.cells} == {toolchains.EMBEDDED}
+    )
+    unused = "; its GPUs are not used: add tensorrt_llm==1.2 to --assume, or choose a toolchain" if on_cpu else ""
+    return f"{'assumed machine' if plan.machine.assumed else 'machine'}: {'; '.join(dict.fromkeys(named))}{unused}"
 
 
 def _misfits(plan: Plan, outlook: Forecast) -> dict[str, list[str]]:

@@ -82,6 +82,8 @@ class Candidate:
     """Price of a million output tokens."""
     tied: bool = False
     """Not beyond noise from the best of its workload, or the best if there is such a candidate."""
+    unsure: bool = False
+    """The best of its workload, and the difference to another candidate that meets all objectives has no interval."""
     same_work_as: CellId | None = None
     """The candidate that does the same work at that level, and has its place."""
     accurate: bool = True
@@ -288,9 +290,11 @@ def _ranked(
     if not good:
         return list(group)
     best = good[0]
-    tied = [each for each in good if each is not best and within_noise(best, each, cell_of, goal)]
+    noise = {each.cell: within_noise(best, each, cell_of, goal) for each in good[1:]}
+    tied = [each for each in good[1:] if noise[each.cell]]
+    best = replace(best, unsure=None in noise.values())
     first = [replace(each, tied=bool(tied)) for each in sorted([best, *tied], key=lambda each: _cheap(each, cell_of))]
-    rest = [each for each in good if each is not best and each not in tied]
+    rest = [each for each in good[1:] if each not in tied]
     placed: list[Candidate] = []
     for each in (*first, *rest):
         alike = same.get((each.cell, str(each.level)), ())
@@ -306,8 +310,8 @@ def _cheap(each: Candidate, cell_of: Mapping[CellId, Measured]) -> tuple[float, 
     return (*(of(each) for of in _CHEAPER.values()), batch if isinstance(batch, int) else 0)
 
 
-def within_noise(best: Candidate, other: Candidate, cell_of: Mapping[CellId, Measured], goal: Goal) -> bool:
-    """True if the difference between two candidates has an interval that contains zero."""
+def within_noise(best: Candidate, other: Candidate, cell_of: Mapping[CellId, Measured], goal: Goal) -> bool | None:
+    """True if the difference between two candidates has an interval that contains zero. None if it has no interval."""
     if goal == "size":
         return best.engine_bytes == other.engine_bytes
     cells = [(cell_of[each.cell], cell_of[each.cell].level(str(each.level))) for each in (best, other)]
@@ -316,7 +320,7 @@ def within_noise(best: Candidate, other: Candidate, cell_of: Mapping[CellId, Mea
     assert its_at is not None
     change = level_delta(_METRIC[goal], its, its_at, mine, at)
     if change.interval is None:
-        return False
+        return None
     scale = mine.gpus / its.gpus if goal == "throughput" else 1.0
     low, high = ((1 + end) * scale - 1 for end in change.interval)
     return low <= 0 <= high
@@ -460,6 +464,11 @@ def _of_workload(
         yield text_blocks.TextLine(
             f"tie: the difference to {others} is within noise; the cheapest is recommended{why}. More repeats narrow the intervals",
             "yellow",
+        )
+    elif choice.best is not None and choice.best.unsure:
+        few = "" if choice.best.requests is None else f" of {count(choice.best.requests, 'request')}"
+        yield text_blocks.TextLine(
+            f"measurements{few} have no interval, so this may be noise; measure more requests or repeats", "yellow"
         )
     if choice.nearest is not None:
         yield text_blocks.TextLine(f"nearest: {choice.nearest.cell} misses {choice.nearest.reason}", "yellow")

@@ -17,7 +17,7 @@ LINE = "tensorrt_llm==0.12.0,sm=90,gpus=8,gpu_memory_gib=80"
 def faults(line: str) -> list[str]:
     with pytest.raises(UsageError) as raised:
         parse(line)
-    assert raised.value.hint == "--assume 8xH100,tensorrt_llm==0.12.0"
+    assert raised.value.hint == "--assume 8xH100,tensorrt_llm==1.2"
     return [fault.strip() for fault in raised.value.message.splitlines()[1:]]
 
 

@@ -188,6 +188,14 @@ def test_where_a_gate_turns(tmp_path: Path, gate: str, run: Callable[[], Run], s
     assert [each["severity"] for each in run().findings(tmp_path, gate)] == [severity]
 
 
+def test_chunks_of_a_response_wait_at_the_same_time(tmp_path: Path) -> None:
+    """So the sum of their waits may exceed the latency, and is not the wait of a request."""
+    (streamed,) = queued("postprocessing").findings(tmp_path, "server_queue")
+    assert streamed["message"].startswith("the chunks of a response waited 9.0 ms in total for postprocessing")
+    (once,) = queued("preprocessing").findings(tmp_path, "server_queue")
+    assert once["message"].startswith("requests waited 9.0 ms for preprocessing, with a median latency of ")
+
+
 @pytest.mark.parametrize(("echoes", "severity"), [(0, None), (1, "warning"), (2, "invalid"), (3, "invalid")])
 def test_a_server_repeats_most_prompts_and_a_model_one(tmp_path: Path, echoes: int, severity: str | None) -> None:
     texts = ["say it", "a story", "the time"]

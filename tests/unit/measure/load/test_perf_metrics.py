@@ -283,6 +283,13 @@ def test_the_client_must_not_be_in_the_way(tmp_path: Path, record: dict[str, Any
     assert found(result) == expected
 
 
+def test_how_much_lower_a_late_client_makes_the_load(tmp_path: Path) -> None:
+    late = client(lag_ms=(300,) * 100)
+    result = analyze(write(tmp_path / "e", request(0, [(50, " a"), (100, " b")]), late), Words())
+    (finding,) = [each for each in result["findings"] if each["check"] == "client_lag"]
+    assert "300.0 ms on average, so the load was about 75% lower: requests took 100.0 ms" in finding["message"]
+
+
 LATE = (4,) * 98 + (200,) * 2
 """8 ms on average."""
 
@@ -377,6 +384,19 @@ def test_a_rate_that_was_not_kept_is_refused(tmp_path: Path, lag_ms: float, seve
     assert found(analyze(events, Words())).get("schedule") == severity
 
 
+def test_only_the_prompts_that_were_sent_are_counted(tmp_path: Path) -> None:
+    encoded = []
+
+    class Counting(Words):
+        def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any:
+            encoded.append(sequence)
+            return super().encode(sequence, add_special_tokens=add_special_tokens)
+
+    analyze(write(tmp_path / "e", request(0, [(1, " a")]), request(2, [(3, " a")])), Counting())
+    assert encoded.count("three word prompt") == 1
+    assert "warm" not in encoded
+
+
 def test_one_late_request_does_not_make_another_load(tmp_path: Path) -> None:
     sent = [(number * 100, number * 100 + 80 * (number == 7)) for number in range(20)]
     result = analyze(write(tmp_path / "e", *(due(at, late, [(late + 9, " a")]) for at, late in sent)), Words())
@@ -394,12 +414,35 @@ def test_goodput_counts_failures_against(tmp_path: Path) -> None:
     )
     (level,) = analyze(events, Words(), {"ttft": 300, "tpot": 15})["levels"]
     # Slow tokens miss, one without a TPOT cannot.
-    assert level["goodput"] == {
-        "objectives_ms": {"ttft": 300, "tpot": 15},
-        "share": 0.5,
-        "requests_per_s": round(2 / 0.17, 3),
-        "output_tokens_per_s": round(4 / 0.17, 3),
-    }
+    assert level["goodput"]["objectives_ms"] == {"ttft": 300, "tpot": 15}
+    assert level["goodput"]["share"] == 0.5
+
+
+@pytest.mark.parametrize(("waves", "known"), [(3, False), (8, True)])
+def test_waves_of_a_server_are_not_noise(tmp_path: Path, waves: int, known: bool) -> None:
+    """Four requests in step, all of whose tokens come at their end: a rate without noise has a narrow interval, or none."""
+    records = [
+        request(100 * wave, [(100 * wave + 99, " a b c d")], slot=slot, concurrency=4)
+        for wave in range(waves + 2)
+        for slot in range(4)
+    ]
+    (level,) = analyze(write(tmp_path / "e", *records), Words())["levels"]
+    interval = level["intervals"].get("output_tps")
+    assert (interval is not None) is known
+    if interval:
+        assert interval == pytest.approx([level["output_tokens_per_s"]] * 2, rel=0.1)
+
+
+def test_goodput_has_rates_if_the_measurement_is_valid(tmp_path: Path) -> None:
+    fast = request(0, [(10, " a"), (20, " b"), (30, " c")])
+    slow = request(40, [(50, " a"), (90, " b"), (130, " c")])
+    for requests, rates in (((fast, slow), (7.692, 23.077)), ((fast, {**slow, "error": "gone"}), (None, None))):
+        result = metrics.analyze(write(tmp_path / "e", *requests), Words(), of_load("tpot=15ms"))
+        goodput = result.levels[0].goodput
+        assert goodput is not None
+        assert goodput.share == 0.5
+        assert (goodput.requests_per_s, goodput.output_tokens_per_s) == rates
+        assert "goodput_output_tokens_per_s" in to_text(result)
 
 
 def test_a_level_meets_its_objectives_or_says_by_how_much_not(tmp_path: Path) -> None:
@@ -437,6 +480,19 @@ def test_the_log_of_a_load_run_is_followed_by_what_it_measured(tmp_path: Path) -
     assert head.split()[:3] == ["load", "requests", "failed"]
     assert row.split()[:6] == ["concurrency", "1", "1", "0", "10.00", "-"], "no p99 of one request"
     assert row.split()[-1] == "0.00", "goodput"
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_tables_fit_the_terminal(tmp_path: Path, width: int) -> None:
+    records = [request(1000 * at, [(1000 * at + 500, " a"), (1000 * at + 900, " b")]) for at in range(9)]
+    result = metrics.analyze(write(tmp_path / "e", *records), Words(), of_load("ttft=300ms,tpot=40ms"))
+    lines = to_text(result, width).splitlines()
+    assert max(map(len, lines)) <= width
+    head = next(line for line in lines if line.startswith("load "))
+    assert all(name in head for name in ("failed", "TTFT p50 ms", "TPOT p50 ms", "out tokens/s", "goodput"))
+    assert ("in tokens/s" in head) is (width == 140)
+    assert any(line.startswith("A wider terminal also shows in tokens/s") for line in lines) is (width < 140)
+    assert "A wider terminal" not in to_text(result), "a file has room"
 
 
 def test_the_same_events_in_the_words_of_other_tools(tmp_path: Path) -> None:

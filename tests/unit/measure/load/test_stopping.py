@@ -179,6 +179,12 @@ def test_bisection_finds_the_known_rate_of_a_queue() -> None:
         (7.2, 7.0, 7.6, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (95% interval 7 to 7.6)"),
         (7.2, 7.2, None, "7.2 requests/s meet ttft 300 ms for 99.5% of requests (no higher rate was tried)"),
         (None, None, 5.0, "no rate tried meets ttft 300 ms for 99.5% of requests; the lowest was 5/s"),
+        (
+            None,
+            None,
+            None,
+            "unknown rate at which 99.5% of requests meet ttft 300 ms: the search was cut short at 5/s",
+        ),
     ],
 )
 def test_the_highest_rate_in_words(rate: float | None, low: float | None, high: float | None, words: str) -> None:
@@ -305,10 +311,16 @@ def test_requested_levels_count_and_more_rounds_of_them_stay_levels() -> None:
             "64 requests in flight meet ttft 300 ms for 95% of requests (no higher concurrency was tried)",
         ),
         (None, 1, None, "no concurrency tried meets ttft 300 ms for 95% of requests; the lowest was 1"),
+        (
+            None,
+            None,
+            None,
+            "unknown concurrency at which 95% of requests meet ttft 300 ms: the search was cut short at 1",
+        ),
     ],
 )
 def test_the_most_in_flight_in_words(low: int | None, high: int | None, saturated: int | None, words: str) -> None:
-    assert str(HighestConcurrency(0.95, {"ttft": 300.0}, low, high, saturated, {})) == words
+    assert str(HighestConcurrency(0.95, {"ttft": 300.0}, low, high, saturated, {"1": {}})) == words
 
 
 # Intervals of shares

@@ -18,7 +18,7 @@ from trtllm_pipeline.measure.load.load import Load
 from trtllm_pipeline.measure.load.load_run import LoadPlan, _prompts
 from trtllm_pipeline.measure.load.prompts import LeftOut, Prompt, check_first_prompt, opened, read_prompts, read_rows
 from trtllm_pipeline.measure.load.target import Target
-from trtllm_pipeline.measure.load.workloads import Openings, Workload, of_trace
+from trtllm_pipeline.measure.load.workloads import MOST_MADE, Openings, Workload, of_trace
 
 TRACE = (
     {"timestamp": 27_000, "input_length": 1100, "output_length": 52, "hash_ids": [46, 47, 48]},
@@ -150,6 +150,31 @@ def test_only_requests_within_the_limits_are_made_and_the_rest_is_counted(folder
     assert left_out.unsent == 4 - sent
     assert len(load.levels(prompts)[-1].measured) >= sent
     assert ("unsent_of_trace" in left_out.settings) == (sent < 4)
+
+
+@pytest.mark.parametrize(
+    ("load", "searches", "sent"),
+    [
+        (Load(), True, MOST_MADE),
+        (Load(requests=1500), True, 1500),
+        (Load(concurrency=(4,), interval_s=1.0), False, MOST_MADE),
+    ],
+)
+def test_a_long_trace_gets_few_texts_if_the_server_decides_how_many_are_sent(
+    load: Load, searches: bool, sent: int
+) -> None:
+    lengths = [Prompt(str(number), "", input_tokens=9, blocks=(number,)) for number in range(2000)]
+    assert len(load.needed(lengths, searches=searches)) == sent
+    texts = [Prompt(str(number), "Where?") for number in range(2000)]
+    assert len(load.needed(texts, searches=searches)) == 2000
+
+
+def test_a_search_sends_the_first_requests_of_a_long_trace(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtllm_pipeline.measure.load.load.MOST_MADE", 3)
+    left_out = LeftOut()
+    load = Load(requests=2)
+    assert len(prompts_of(plan(folder, load, find_concurrency=0.95), left_out)) == 3
+    assert left_out.unsent == 1
 
 
 def test_a_trace_in_which_all_starts_at_once(folder: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_models_around_the_engine_are_no_bottleneck(
     [
         ("preprocessing", answer(0), "; raise settings.repository.preprocessing_instances"),
         ("postprocessing", at_once(), "; raise settings.repository.postprocessing_instances"),
-        ("postprocessing", answer(0), "; several instances of it would reorder the chunks of streamed responses"),
+        ("postprocessing", answer(0), "; several instances of it would reorder them"),
     ],
 )
 def test_what_would_mix_up_answers_is_not_advised(
@@ -395,7 +395,7 @@ def test_each_look_reads_what_is_new_and_tells_what_one_look_at_the_end_would(tm
             file.write(json.dumps(record) + "\n")
         if record["type"] == "request":
             progress = looking.look()
-    assert tokenizer.texts - encoded == 3 * (1 + 3), "each time the new answer, two prompts and an empty text"
+    assert tokenizer.texts - encoded == 3 * (1 + 2), "each time the new answer, its prompt and an empty text"
     assert progress == SoFar(path, Words(), objectives).look()  # type: ignore[arg-type]
     assert [len(repeats) for repeats in progress.repeats] == [6]
     assert [probe.rounds for probe in progress.probes] == [((True,), (True,))]

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,6 +205,22 @@ def test_commands_that_take_other_words_take_the_matrix_as_an_option_alone() -> 
 )
 def test_a_wrong_key_gets_a_suggestion(change: str, near: str, refused: Refused) -> None:
     assert f"did you mean {near}?" in refused("matrix", "show", MATRIX, "--set", change)
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_the_command_that_continues_measures_again_too(
+    interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A plain `pipeline resume` would show the old results as up to date."""
+    outcome = SimpleNamespace(interrupted=interrupted, exit_code=1)
+    result = SimpleNamespace(rows=(), run_id="r", forecast=None, untried=0, outcome=outcome)
+    monkeypatch.setattr("trtllm_pipeline.show.cli.run.flow.run", lambda *_args, **_more: result)
+    matrix, workspace = str(matrices_folder() / "tiny.yaml"), str(tmp_path / "ws")
+    words = ("run", matrix, "--workspace", workspace, "--format", "json")
+    for again, end in (((), ""), (("--rerun", "perf, accuracy"), " --rerun perf,accuracy")):
+        assert main([*words, *again]) == 1
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.endswith(f"pipeline resume -w {workspace}{end}")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -1007,6 +1008,43 @@ def test_requests_of_one_repeat_give_intervals(tmp_path: Path, monkeypatch: pyte
     )
     assert found(result, "tpot_mean").verdict is ChangeVerdict.NOISE
     assert found(result, "e2e_mean").verdict is ChangeVerdict.WORSE
+
+
+def test_a_rate_is_not_surer_than_the_intervals_of_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests in flight together are slow together, so drawing them one by one finds differences that are noise."""
+    from tests.unit.measure.load.test_perf_metrics import Words, analyze
+    from trtllm_pipeline.show.report import measured
+
+    monkeypatch.setattr(measured, "tokenizer_at", lambda _path: Words())
+
+    def run(name: str, token_ms: float) -> Side:
+        folder = tmp_path / name
+        folder.mkdir()
+        took = [50 + token_ms + i % 7 for i in range(30)]
+        starts = accumulate((time + 1 for time in took), initial=0.0)
+        records = [
+            counted(at, [(at + 50, " a", 1), (at + time, " b", 2)]) for at, time in zip(starts, took, strict=False)
+        ]
+        events = write(folder / "events.jsonl", *records)
+        (folder / "perf.json").write_text(json.dumps(analyze(events, Words())))
+        return load_measured(str(folder), None, tokenizer=tmp_path / "tokenizer.json")
+
+    def within(side: Side, factor: float) -> Side:
+        (cell_,) = side.cells
+        (figures,) = cell_.levels
+        rate = figures.output_tokens_per_s
+        assert rate
+        known = dataclasses.replace(figures, intervals={"output_tps": (rate / factor, rate * factor)})
+        return dataclasses.replace(side, cells=(dataclasses.replace(cell_, levels=(known,)),))
+
+    after, before = run("after", 60), run("before", 80)
+    for factor, expected in (
+        (1.000001, ("paired_requests", ChangeVerdict.BETTER)),
+        (1.5, ("intervals", ChangeVerdict.NOISE)),
+    ):
+        result = compare(within(after, factor), within(before, factor), ["output_tps"], allow={"system", "workload"})
+        rate = found(result, "output_tps")
+        assert (rate.method, rate.verdict) == expected
 
 
 def test_what_was_measured_again_under_the_same_key_is_not_what_an_earlier_run_reported(tmp_path: Path) -> None:

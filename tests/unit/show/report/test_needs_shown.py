@@ -48,6 +48,17 @@ def test_a_machine_without_a_gpu_is_named_as_such() -> None:
     assert re.fullmatch(r"machine: no GPU, \d+ CPUs?(, .*)?", machine)
 
 
+def test_an_assumed_machine_without_an_engine_for_its_gpus_is_named_as_such() -> None:
+    def line(text: str) -> str:
+        plan = replace(fabricated.plan(cell()), machine=parse(text))
+        shown = plan_text(plan, forecast(plan, None), verbose=False).splitlines()
+        return next(each for each in shown if each.startswith("assumed machine: "))
+
+    advice = "; its GPUs are not used: add tensorrt_llm==1.2 to --assume, or choose a toolchain"
+    assert line("2xH100").endswith(advice)
+    assert "not used" not in line("gpus=0")
+
+
 def test_a_cell_that_does_not_fit_by_more_than_the_error_is_in_the_headline() -> None:
     plan = fabricated.plan(cell())
     (run,) = (each for each in plan.stage_runs.values() if each.stage.name == "launch")

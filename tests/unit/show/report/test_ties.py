@@ -105,7 +105,8 @@ def test_without_an_interval_the_number_of_requests_is_given() -> None:
     found = choice(*once)
     assert (found.best and found.best.interval, found.tied) == (None, ())
     text = shown(*once)
-    assert "of 100 requests" in text
+    assert "measurements of 100 requests have no interval, so this may be noise" in text
+    assert "may be noise" not in shown(once[0]), "nothing to choose from"
     by_requests = [
         replace(each, levels=(replace(each.levels[0], intervals={"output_tps": (80.0, 110.0)}),)) for each in once
     ]
@@ -119,6 +120,20 @@ def shown(*cells: Measured, slo: str = "", least: str | None = None, width: int 
     stream = io.StringIO()
     console(stream, width=width).print(to_table(advice))
     return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_drops_the_last_columns_and_never_the_cells(width: int) -> None:
+    draw = random.Random(3)
+    cells = [
+        cell(f"{name}/tp1pp1", level(draw, tps), size=10**9, accuracy={"exact": 0.9}, gpu_hour=2.5)
+        for name, tps in (("int8_wo", 100), ("bf16", 130))
+    ]
+    lines = shown(*cells, width=width).splitlines()
+    head = next(place for place, line in enumerate(lines) if "tok/s" in line and "level" in line)
+    assert [line.split()[0] for line in lines[head : head + 3]] == ["cell", "bf16", "int8_wo"]
+    assert max(map(len, lines)) <= width
+    assert ("accuracy" in lines[head]) is not any(line.startswith("A wider terminal also shows") for line in lines)
 
 
 def test_reasons_are_next_to_the_figures_or_below_them_if_the_terminal_is_narrow() -> None:

@@ -14,7 +14,6 @@ import base64
 import gzip
 import hashlib
 import json
-import math
 import shlex
 import time
 from collections import Counter
@@ -26,7 +25,7 @@ from typing import Any, Final
 
 from trtllm_pipeline import __version__
 from trtllm_pipeline.base import CellId, Json, Scope, count, duration, fingerprint, shared_parts, terminal, text_blocks
-from trtllm_pipeline.measure import Drift, LevelResult, conditions, result
+from trtllm_pipeline.measure import Drift, LevelResult, conditions, result, stats
 from trtllm_pipeline.orchestrate import CellResult, CellStatus, ForecastCheck, report_file
 from trtllm_pipeline.show.phrases import without
 from trtllm_pipeline.show.report import time_series
@@ -240,6 +239,7 @@ def _data(
         "under": list(under.values()),
         "apart": list(dict.fromkeys(label_of(name) for workload in workload_of_row for name, _ in workload)),
         "runs": of_cell,
+        "t": stats.T_QUANTILES,
         "one_machine": record.request.get("executor") is None,
         "stages": [_stage(stage, record, logs=brief or stage.ending is Ending.FAILED) for stage in record.stages],
     }
@@ -256,10 +256,10 @@ def _of(rows: Sequence[CellResult], workload_of_row: Sequence[Workload], wanted:
 
 
 def _certain(level: LevelResult) -> dict[str, Any]:
-    """Half the width of the 95% intervals of what ranks a level, as logarithms, as far as they are known."""
+    """The 95% intervals of what ranks a level, as far as they are known."""
     ends = {name: level.interval(metric) for name, metric in (("out", "output_tps"), ("ttft_ms", "ttft_p50"))}
-    known = {name: _short(math.log(each[1] / each[0]) / 2, 2) for name, each in ends.items() if each and each[0] > 0}
-    return {"half": known} if known else {}
+    known = {name: [_short(end, 4) for end in each] for name, each in ends.items() if each and each[0] > 0}
+    return {"ends": known} if known else {}
 
 
 def _launch(row: CellResult, record: Record, workspace: Path | None) -> str | None:

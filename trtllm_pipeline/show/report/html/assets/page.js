@@ -37,9 +37,9 @@
     if (path === "per_gpu") return level.out === null ? "" : number(level.out / spans);
     if (path === "cost") return level.out ? number(cost(cell, spans, level)) : "";
     if (path === "certainty") {
-      const half = level.half?.out;
-      if (half === undefined) return level.out === null || level.requests === null ? "" : `of ${level.requests} requests`;
-      return `${number(level.out * Math.exp(-half))} to ${number(level.out * Math.exp(half))}`;
+      const ends = level.ends?.out;
+      if (ends) return ends.map(number).join(" to ");
+      return level.out === null || level.requests === null ? "" : `of ${level.requests} requests`;
     }
     const [name, part] = path.split(".");
     return number(part ? level[name]?.[part] : level[name]);
@@ -180,14 +180,31 @@
     }));
   }
 
-  // Half the width of a point's 95% interval, as a logarithm. null if it is unknown.
-  const half = (point, metric) => (metric === "out" || statistic() === "p50" ? point.level.half?.[metric] ?? null : null);
+  // A point's 95% interval. undefined if it is unknown.
+  const ends = (point, metric) => (metric === "out" || statistic() === "p50" ? point.level.ends?.[metric] : undefined);
 
-  // Whether the difference between two points is within noise: their intervals added in quadrature.
+  // Half the width of an interval, as a logarithm.
+  const half = ([low, high]) => Math.log(high / low) / 2;
+
+  // Whether the difference between two points is within noise, computed as `pipeline recommend` does: from their repeats, or
+  // with one of them from their intervals, added in quadrature.
   function tied(a, b, metric) {
+    const logs = [a, b].map((point) => (metric === "out" ? point.level.repeats : []).map((rate) => Math.log((rate / point.out) * point.perGpu)));
+    if (logs.every((each) => each.length > 1 && each.every(Number.isFinite))) return Math.abs(mean(logs[0]) - mean(logs[1])) <= welch(logs);
     const value = (point) => (metric === "out" ? point.perGpu : point.latency[metric]);
-    const halves = [a, b].map((point) => half(point, metric));
-    return !halves.includes(null) && Math.abs(Math.log(value(a) / value(b))) <= Math.hypot(...halves);
+    const known = [a, b].map((point) => ends(point, metric));
+    return known.every(Boolean) && Math.abs(Math.log(value(a) / value(b))) <= Math.hypot(...known.map(half));
+  }
+
+  const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+  // Half the width of Welch's 95% interval of the difference of the means of two samples.
+  function welch(samples) {
+    const parts = samples.map((of) => of.reduce((sum, value) => sum + (value - mean(of)) ** 2, 0) / (of.length - 1) / of.length);
+    const spread = parts[0] + parts[1];
+    if (!spread) return 0;
+    const free = Math.floor(spread ** 2 / parts.reduce((sum, part, n) => sum + part ** 2 / (samples[n].length - 1), 0));
+    return data.t[Math.min(Math.max(free, 1), data.t.length) - 1] * Math.sqrt(spread);
   }
 
   // Less to pay for: fewer GPUs, a smaller engine, less to build, a smaller batch.
@@ -218,17 +235,19 @@
       if (twins.length === 1) return twins[0];
       const [first] = twins.sort(lessExpensive);
       const ttft = twins.map((point) => point.latency.ttft_ms).filter((value) => value !== null);
-      const widths = { out: pooled(twins.map((point) => [point.out, point.level.half?.out])), ttft_ms: pooled(twins.map((point) => [point.latency.ttft_ms, point.level.half?.ttft_ms])) };
-      return { ...first, alike: twins.length, out: median(twins.map((point) => point.out)), perGpu: median(twins.map((point) => point.perGpu)),
-        latency: { ...first.latency, ttft_ms: ttft.length ? median(ttft) : null }, level: { ...first.level, half: widths } };
+      const out = median(twins.map((point) => point.out));
+      const latency = { ...first.latency, ttft_ms: ttft.length ? median(ttft) : null };
+      const both = { out: pooled(out, twins.map((point) => [point.out, point.level.ends?.out])), ttft_ms: pooled(latency.ttft_ms, twins.map((point) => [point.latency.ttft_ms, point.level.ends?.ttft_ms])) };
+      return { ...first, alike: twins.length, out, perGpu: median(twins.map((point) => point.perGpu)), latency, level: { ...first.level, repeats: [], ends: both } };
     });
   }
 
-  // Half the width of the interval of a mean of [value, half] pairs, not less than half their range. undefined if one is unknown.
-  function pooled(pairs) {
-    if (pairs.some(([value, width]) => !value || width === undefined)) return undefined;
+  // The interval around a median of [value, interval] pairs, at least as wide as their range. undefined if one is unknown.
+  function pooled(middle, pairs) {
+    if (pairs.some(([value, known]) => !value || !known)) return undefined;
     const logs = pairs.map(([value]) => Math.log(value));
-    return Math.max(Math.hypot(...pairs.map(([, width]) => width)) / pairs.length, (Math.max(...logs) - Math.min(...logs)) / 2);
+    const width = Math.max(Math.hypot(...pairs.map(([, known]) => half(known))) / pairs.length, (Math.max(...logs) - Math.min(...logs)) / 2);
+    return [middle * Math.exp(-width), middle * Math.exp(width)];
   }
 
   // The points that are within noise of the best, one of each cell, the least expensive first.
@@ -255,7 +274,7 @@
       ["Highest accuracy, then throughput", (a, b) => b.score - a.score || cheaper(a, b), (point) => point.score !== null && point.lossless],
     ].slice(0, groups.length > 3 ? 1 : 4);
     const cards = [];
-    let verdict = null; // the first card
+    let verdict = null; // the first card's point, and how many are tied with it
     for (const one of groups) {
       let kept = null; // the best point with preserved accuracy
       goals.forEach(([goal, compare, possible], place) => {
@@ -266,7 +285,7 @@
         const words = `${groups.length > 1 ? `${one}: ` : ""}${goal}${others.length ? ` (tie of ${others.length + 1}, the cheapest)` : ""}`;
         if (place === 0) kept = first;
         else if (compare === cheaper && first === kept) return; // identical for any accuracy
-        verdict ??= first;
+        verdict ??= { ...first, ties: others.length };
         const next = ranked.find((point) => point.cell !== first.cell);
         const behind = next && compare === cheaper ? ` (${((next.perGpu / first.perGpu - 1) * 100).toFixed(0)}%)` : "";
         cards.push(card(words, first, metric, gpus, next && make("span", {}, "next: ", link(next.cell), ` @${next.level.key}${behind}`)));
@@ -294,16 +313,18 @@
     else if (at === "p95" && fewest < FEW) text += ` The ${at} of ${counted(fewest, "request")} is little more than their maximum.`;
     $("take-why").textContent = text;
     const name = verdict && make("b", {}, ...breakable(verdict.cell.name));
-    $("verdict").replaceChildren(...(verdict ? ["Best: ", name, ` at ${verdict.at}, ${number(gpus ? verdict.perGpu : verdict.out)} tok/s${gpus ? " per GPU" : ""}${limited() ? " within the SLOs" : ""}.`] : [text]));
+    const opening = verdict?.ties ? `Tie of ${verdict.ties + 1}, the cheapest: ` : "Best: ";
+    $("verdict").replaceChildren(...(verdict ? [opening, name, ` at ${verdict.at}, ${number(gpus ? verdict.perGpu : verdict.out)} tok/s${gpus ? " per GPU" : ""}${limited() ? " within the SLOs" : ""}.`] : [text]));
     return good;
   }
 
   // The 95% interval of a point's main metric, or the number of requests that it is from.
   function certainty(point, metric) {
     if (metric === "score") return "";
-    const width = half(point, metric);
-    const value = metric === "out" ? point.perGpu : point.latency[metric];
-    return width !== null ? `95%: ${number(value * Math.exp(-width))} to ${number(value * Math.exp(width))}` : point.level.requests === null ? "" : `of ${counted(point.level.requests, "request")}`;
+    const known = ends(point, metric);
+    const gpus = metric === "out" ? point.out / point.perGpu : 1;
+    if (known) return `95%: ${known.map((end) => number(end / gpus)).join(" to ")}`;
+    return point.level.requests === null ? "" : `of ${counted(point.level.requests, "request")}`;
   }
 
   // A card for the best point of a goal, with its main metric in large type.
