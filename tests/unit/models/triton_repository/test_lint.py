@@ -278,6 +278,7 @@ def test_python_models_may_read_parameters_of_their_own(case: Case) -> None:
             "free_gpu_memory_fraction: 0.5\nbackend:",
             "free_gpu_memory_fraction is unknown; did you mean kv_cache_config.free_gpu_memory_fraction?",
         ),
+        ("backend:", "max-seq-len: 2\nbackend:", "max-seq-len is unknown; did you mean max_seq_len?"),
         ("backend:", "Max_num_tokens: 2\nbackend:", "Max_num_tokens is unknown; did you mean max_num_tokens?"),
         (
             "backend:",
