@@ -1,9 +1,9 @@
 """Overhead of the gateway over direct Triton gRPC: TTFT, throughput, CPU time.
 
-    python benchmarks/gateway.py [--rounds 5] [--service service.json --model-folder DIR] [--format json]
+    python benchmarks/gateway.py [--rounds 5] [--triton | --service service.json --model-folder DIR] [--format json]
 
-Three ways to the same server take turns within each round, so that other work on the machine affects all of them. Figures
-are medians of rounds:
+Three ways to the same server take turns within each round, and in the other order in the next one, so that other work on
+the machine affects all of them. Figures are medians of rounds. JSON has the rounds too:
 
     gateway         `pipeline bench load` over OpenAI's protocol at a gateway in front of the server
     direct          `pipeline bench load` over gRPC at the server. Both use arrival times of bytes
@@ -14,6 +14,7 @@ The loads:
     one             one stream, one request at a time
     steady          Poisson arrivals at a rate that keeps 64 requests in flight
     burst           64 simultaneous requests, repeated when all of them have ended
+    closed          with --triton instead of it: 64 in flight, each answer at its own pace
 
 The figures:
 
@@ -24,16 +25,19 @@ The figures:
                     short outputs at the same rate), and as a share of the CPU time of the server's processes
 
 Without --service the server is `tests/helpers/scripted_server.py`, which sends each stream 20 events per second without any
-computation: the worst case for shares of CPU time. With --service it is a real Triton, and `steady` needs --rate.
+computation: the worst case for shares of CPU time. With --triton it is a real Triton with the model `paced_model.py`, which
+sends a token every 25 to 40 ms. With --service it is a running one, and `steady` needs --rate.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -46,13 +50,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.helpers import scripted_server
+from trtllm_pipeline.base.machine import triton_installation
 from trtllm_pipeline.measure.load.windows import WAVES
+from trtllm_pipeline.tensorrt.servers import triton_server
 
 STREAMS: Final = 64
 EVENTS: Final = 40
 FEW_EVENTS: Final = 2
 """Where only the first one is of interest, or the cost of the request."""
 GAP_S: Final = 0.05
+PACE_S: Final = 0.0325
+"""Of `paced_model.py`, on average."""
+MODEL: Final = "ensemble"
 SECONDS: Final = 8
 """Duration of the load with Poisson arrivals."""
 WARM: Final = 16
@@ -69,6 +78,7 @@ class Load:
     requests: int
     concurrency: int | None = None
     rate: float | None = None
+    warmup: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +108,17 @@ class Row:
     """Per request with its events."""
     cpu_share_of_server: float
     max_tokens: int
+    load_average: float
+    """Of the machine, over a minute, with the load's own processes."""
+    rounds: tuple[tuple[Turn, Turn, Turn], ...]
+    """Direct, over the gateway, by tritonclient."""
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--triton", action="store_true", help="start a real Triton with a model of a fixed pace")
     parser.add_argument("--service", type=Path, help="service.json of a running Triton")
     parser.add_argument("--model-folder", type=Path, help="its tokenizer")
     parser.add_argument("--max-tokens", type=int, default=EVENTS)
@@ -112,12 +127,13 @@ def main() -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text")
     args = parser.parse_args()
     rows = []
-    for load in loads(args.max_tokens, args.rate, scripted=args.service is None):
+    scripted = args.service is None and not args.triton
+    for load in loads(args.max_tokens, args.rate, scripted=scripted, paced=args.triton):
         if args.load and load.name not in args.load:
             continue
         with (
             tempfile.TemporaryDirectory() as scratch,
-            server(args.service, Path(scratch), load.max_tokens) as service,
+            triton(Path(scratch)) if args.triton else server(args.service, Path(scratch), load.max_tokens) as service,
             gateway(service.absolute(), args.model_folder, Path(scratch)) as (url, pid),
         ):
             description = json.loads(service.read_text(encoding="utf-8"))
@@ -125,7 +141,9 @@ def main() -> None:
     if args.format == "json":
         print(json.dumps([asdict(each) for each in rows], indent=2))
         return
-    print(f"{args.rounds} rounds, {'scripted server' if args.service is None else 'real Triton'}; TTFT in ms")
+    print(
+        f"{args.rounds} rounds, {'scripted server' if scripted else 'real Triton'}; TTFT in ms; load average {statistics.median(each.load_average for each in rows):.1f}"
+    )
     print(
         f"{'':>8}{'gateway':>18}{'+ to direct':>18}{'+ to tritonclient':>20}{'throughput':>12}{'CPU of the gateway':>24}"
     )
@@ -147,15 +165,18 @@ def main() -> None:
         print(f"of that {event_us:.0f} µs an event and {request_us:.0f} µs a request")
 
 
-def loads(max_tokens: int, rate: float | None, *, scripted: bool) -> Iterator[Load]:
+def loads(max_tokens: int, rate: float | None, *, scripted: bool, paced: bool) -> Iterator[Load]:
     """The measured loads."""
-    yield Load("one", FEW_EVENTS if scripted else max_tokens, 20, concurrency=1)
-    if scripted and rate is None:
-        rate = STREAMS / (max_tokens * GAP_S)
+    yield Load("one", FEW_EVENTS if scripted or paced else max_tokens, 100, concurrency=1)
+    if rate is None and (scripted or paced):
+        rate = STREAMS / (max_tokens * (PACE_S if paced else GAP_S))
     if rate is not None:
-        yield Load("steady", max_tokens, round(rate * SECONDS), rate=rate)
-        yield Load("short", FEW_EVENTS, round(rate * SECONDS), rate=rate)
-    yield Load("burst", max_tokens, (WAVES + 1) * STREAMS, concurrency=STREAMS)
+        yield Load("steady", max_tokens, round(rate * SECONDS), rate=rate, warmup=WARM)
+        yield Load("short", FEW_EVENTS, round(rate * SECONDS), rate=rate, warmup=WARM)
+    if paced:
+        yield Load("closed", max_tokens, (WAVES + 1) * STREAMS, concurrency=STREAMS, warmup=STREAMS)
+    else:
+        yield Load("burst", max_tokens, (WAVES + 1) * STREAMS, concurrency=STREAMS)
 
 
 def parts(long: Row, short: Row) -> tuple[float, float]:
@@ -167,12 +188,20 @@ def parts(long: Row, short: Row) -> tuple[float, float]:
 def row(service: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int) -> Row:
     """Rounds of all ways, after a warmup round."""
     rounds_of: list[tuple[Turn, Turn, Turn]] = []
+    load_averages: list[float] = []
     grpc = ["-u", service["grpc"], "--protocol", "grpc", "--model", service["model"]]
     openai = ["-u", f"{url}/v1", "--protocol", "openai", "--endpoint-type", "completions", "--model", NAME]
+    ways = (
+        lambda: turn(service, pid, load, grpc),
+        lambda: turn(service, pid, load, openai),
+        lambda: by_tritonclient(service, load),
+    )
     for number in range(rounds + 1):
-        turns = turn(service, pid, load, grpc), turn(service, pid, load, openai), by_tritonclient(service, load)
+        order = range(3) if number % 2 else (2, 1, 0)
+        done = {way: ways[way]() for way in order}
         if number:
-            rounds_of.append(turns)
+            rounds_of.append((done[0], done[1], done[2]))
+            load_averages.append(os.getloadavg()[0])
 
     def middle(values: Sequence[float]) -> float:
         return statistics.median(values)
@@ -189,6 +218,8 @@ def row(service: Mapping[str, Any], url: str, pid: int, load: Load, rounds: int)
         middle([over.gateway_cpu_s / load.requests * 1e6 for _, over, _ in rounds_of]),
         middle([over.gateway_cpu_s / over.server_cpu_s for _, over, _ in rounds_of]),
         load.max_tokens,
+        middle(load_averages),
+        tuple(rounds_of),
     )
 
 
@@ -197,9 +228,10 @@ def turn(service: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -
     command = [sys.executable, "-m", "trtllm_pipeline", "bench", "load", *way]
     command += ["--requests", str(load.requests), "--max-tokens", str(load.max_tokens), "--format", "json"]
     if load.rate is None:
-        command += ["--concurrency", str(load.concurrency), "--warmup-requests", "0"]
+        command += ["--concurrency", str(load.concurrency)]
     else:
-        command += ["--request-rate", str(load.rate), "--warmup-requests", str(WARM)]
+        command += ["--request-rate", str(load.rate)]
+    command += ["--warmup-requests", str(load.warmup)]
     before = cpu_s(pid), cpu_s(service["pid"])
     with tempfile.TemporaryDirectory() as folder:  # of the event file
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
@@ -210,7 +242,7 @@ def turn(service: Mapping[str, Any], pid: int, load: Load, way: Sequence[str]) -
         if each["severity"] == "invalid":  # a round spoiled by a busy machine, which the medians leave out
             print(f"{load.name}, {way[3]}: {each['message']}", file=sys.stderr)
     (level,) = measured["levels"]
-    sent = load.requests if load.rate is None else load.requests + WARM
+    sent = load.requests + load.warmup
     used = [(cpu_s(pid) - before[0]), cpu_s(service["pid"]) - before[1]]
     ttft = level["ttft_ms"]
     return Turn(
@@ -232,19 +264,24 @@ async def _by_tritonclient(address: str, model: str, load: Load) -> tuple[list[f
     import numpy as np
     from tritonclient.grpc import InferInput, aio
 
-    inputs = []
-    for name, kind, value in (
-        ("text_input", "BYTES", np.array([[PROMPT.encode()]], dtype=np.object_)),
-        ("max_tokens", "INT32", np.array([[load.max_tokens]], dtype=np.int32)),
-        ("stream", "BOOL", np.array([[True]])),
-    ):
-        inputs.append(InferInput(name, [1, 1], kind))
-        inputs[-1].set_data_from_numpy(value)
+    numbers = itertools.count()
+
+    def inputs() -> list[Any]:
+        made = []
+        for name, kind, value in (
+            ("text_input", "BYTES", np.array([[f"{PROMPT} {next(numbers)}".encode()]], dtype=np.object_)),
+            ("max_tokens", "INT32", np.array([[load.max_tokens]], dtype=np.int32)),
+            ("stream", "BOOL", np.array([[True]])),
+        ):
+            made.append(InferInput(name, [1, 1], kind))
+            made[-1].set_data_from_numpy(value)
+        return made
+
     ttft_ms = []
     async with aio.InferenceServerClient(address) as client:
 
         async def requests() -> Any:
-            yield {"model_name": model, "inputs": inputs, "enable_empty_final_response": True}
+            yield {"model_name": model, "inputs": inputs(), "enable_empty_final_response": True}
 
         async def ask() -> float:
             began = time.perf_counter()
@@ -314,6 +351,30 @@ def server(service: Path | None, scratch: Path, events: int) -> Iterator[Path]:
         yield path
         assert process.stdin is not None
         process.stdin.close()
+
+
+@contextmanager
+def triton(scratch: Path) -> Iterator[Path]:
+    """The service.json of a real Triton with `paced_model.py`."""
+    folder = scratch / "repository" / MODEL
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(str(scripted_server.config(MODEL, counts=True)), encoding="utf-8")
+    shutil.copy(Path(__file__).with_name("paced_model.py"), folder / "1" / "model.py")
+    process = triton_server.start(
+        triton_installation.find(),
+        scratch / "repository",
+        (MODEL,),
+        folder=scratch / "links",
+        log=scratch / "triton.log",
+        ports=triton_server.free_ports(),
+    )
+    try:
+        process.wait_ready(120)
+        path = scratch / "service.json"
+        path.write_text(json.dumps({"schema": 1, **process.service()}), encoding="utf-8")
+        yield path
+    finally:
+        process.stop(3)
 
 
 @contextmanager

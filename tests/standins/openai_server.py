@@ -67,13 +67,19 @@ def main(name: str, words: Sequence[str]) -> None:
     folder = given.get("model_tag") or given.get("model_path") or given.get("force_model")
     if folder is not None and not (Path(folder) / "config.json").is_file():
         sys.exit(f"OSError: {folder} does not appear to have a file named config.json")
+    option, after_answer, after_prompt, refusal = LIMITS.get(name, ("", 0, 0, ""))
+    context = given.get(option)
+    if folder is not None and context is not None:
+        positions = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))["max_position_embeddings"]
+        if context > positions:
+            sys.exit(
+                f"ValueError: User-specified {option} ({context}) is greater than the derived {option} ({positions})"
+            )
     if os.environ.get("STANDIN_DIES") == "loading":
         sys.exit(OUT_OF_MEMORY)
     names = given.get("served_model_name") or given.get("alias") or folder
     model = names[0] if isinstance(names, list) else names
     tokenizer = Tokens(Path(folder or ""))
-    option, after_answer, after_prompt, refusal = LIMITS.get(name, ("", 0, 0, ""))
-    context = given.get(option)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

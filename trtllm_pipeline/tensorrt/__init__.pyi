@@ -36,6 +36,7 @@ from .toolchains.load_words import levels_words as levels_words
 from .toolchains.load_words import load_words as load_words
 from .toolchains.standard_tasks import lacks_for_tasks as lacks_for_tasks
 from .trtllm import installed as installed
+from .trtllm import llm_args as llm_args
 from .trtllm import releases as releases
 from .trtllm.backends import BACKEND as BACKEND
 from .trtllm.launching import serve_command as serve_command

@@ -345,6 +345,14 @@ def _stop_reasons(run: LoadRun, level: LevelRun) -> Found:
     # Encoding again may give one token for two of the server's.
     short = [request for request in good if _missing(request) > (0 if run.counted_by_server else 1)]
     cut = [request for request in short if request.record.get("finish_reason") == "length"]
+    if not run.counted_by_server and run.special_tokens is None and (wrong := short if _fixed_length(run) else cut):
+        message = (
+            f"{len(wrong)} of {len(good)} responses have fewer content events than requested tokens, such as for prompt "
+            f"{wrong[0].record['prompt']!r} {wrong[0].output_tokens} of {wrong[0].record['max_tokens']}: an event may hold "
+            "several tokens. Name the model's directory, which has the tokenizer that counts them"
+        )
+        yield _severity_of_missing(run, wrong, good), message
+        return
     if cut:
         message = (
             f"{len(cut)} of {len(good)} responses were cut off before the requested length, such as for prompt "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -43,11 +44,19 @@ def lint(
       pipeline models lint triton_model_repo --engine engines/tp4 --release 0.16.0 --ignore TRT504
     """
     from trtllm_pipeline.models import lint as library
+    from trtllm_pipeline.tensorrt import llm_args
+
+    schema = None if release is None else llm_args.around(release)
+
+    def unlike(settings: Mapping[str, Any]) -> list[str]:
+        assert schema is not None
+        return [f"{problem}, by the schema of {schema.release}" for problem in schema.problems(settings)]
 
     findings = library.lint(
         repository,
         engine=None if engine is None else _engine(engine),
         release=release,
+        unlike_release=None if schema is None else unlike,
         rules=library.select(_words(select), _words(ignore)),
     )
     errors = sum(finding.severity == "error" for finding in findings)

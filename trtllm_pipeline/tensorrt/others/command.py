@@ -168,7 +168,7 @@ def options(given: Mapping[str, Any]) -> list[str]:
 
 def values(cell: Cell) -> dict[str, str]:
     """The values of the placeholders that a cell fills."""
-    longest, known = cell.isl + cell.osl, known_of(cell)
+    longest = cell.isl + cell.osl
     filled: dict[str, Json] = {
         "name": cell.model,
         "precision": cell.precision,
@@ -184,10 +184,16 @@ def values(cell: Cell) -> dict[str, str]:
         "isl": cell.isl,
         "osl": cell.osl,
         "max_seq_len": longest,
-        "context_length": longest + (0 if known is None else known.spare_tokens),
+        "context_length": context_length(cell),
         "total_tokens": longest * cell.max_batch_size,
     }
     return {name: str(value) for name, value in filled.items()}
+
+
+def context_length(cell: Cell) -> int:
+    """The context that a cell's server needs, in tokens."""
+    known = known_of(cell)
+    return cell.isl + cell.osl + (0 if known is None else known.spare_tokens)
 
 
 def placeholders(words: Sequence[str]) -> set[str]:

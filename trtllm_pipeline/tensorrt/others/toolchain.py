@@ -112,6 +112,12 @@ def _of_known(cell: Cell, placeholders: set[str]) -> str | None:
         return f"ep{cell.ep}: {cell.toolchain} distributes experts over all GPUs, which is ep{cell.tp} for tp{cell.tp}"
     if cell.dp > 1 and not known.attention_groups:
         return f"dp{cell.dp}: {cell.toolchain} has no option for data parallel attention"
+    context, positions = command.context_length(cell), Shape.of(cell.recipe).max_position_embeddings
+    if context > positions:  # it does not start with a context longer than the model's
+        return (
+            f"{cell.isl} input and {cell.osl} output tokens: {cell.toolchain} needs a context of {context} tokens for them, "
+            f"the model has {positions} positions"
+        )
     return _cut(cell) if cell.toolchain in _SPLITTING else None
 
 

@@ -1106,7 +1106,7 @@ def check_lengths(case: Case) -> str | None:
     return f"settings.check.max_tokens {setting}: engines for {cell.isl},{cell.osl} take {longest} tokens, prompt and answer together"
 
 
-@rule("TLM608", "tp8dp8 runs on the toolchain tensorrt_llm_pytorch", toolchains=_BOTH)
+@rule("TLM608", "the toolchain tensorrt_llm_pytorch has as many groups as GPUs, such as tp8dp8", toolchains=_BOTH)
 def attention_groups(case: Case) -> str | None:
     """Data parallelism of attention in engines, or over other groups than single GPUs. Source: `enable_attention_dp` of
     TorchLlmArgs, which engines do not have, and `Mapping`, whose groups are the ranks of tp.

@@ -181,6 +181,21 @@ def test_answers_end_as_planned(tmp_path: Path, record: dict[str, Any], expected
     assert judged(tmp_path, record) == expected
 
 
+def test_events_that_may_hold_several_tokens_are_not_called_a_shorter_answer(tmp_path: Path) -> None:
+    records = [
+        moved(
+            request(0, [(10 * n, " a a") for n in range(1, 9)], max_tokens=16, repeat=at, finish_reason="length"),
+            at * 500,
+        )
+        for at in range(4)
+    ]
+    path = write(tmp_path / "e", *records)
+    (finding,) = [each for each in analyze(path, None)["findings"] if each["check"] == "stop_reasons"]
+    assert "4 of 4 responses have fewer content events than requested tokens" in finding["message"]
+    assert "8 of 16" in finding["message"]
+    assert finding["severity"] == "invalid"
+
+
 @pytest.mark.parametrize("asked", [{"finish_reason": "length"}, {}])
 @pytest.mark.parametrize(
     ("lengths", "expected"),

@@ -29,10 +29,11 @@ from tests.standins import templates as standin
 from trtllm_pipeline import PACKAGE
 from trtllm_pipeline.base.errors import UsageError
 from trtllm_pipeline.models.triton_repository import lint, model_config
+from trtllm_pipeline.show.cli.app import main
 from trtllm_pipeline.tensorrt.embedded import repository as embedded
 from trtllm_pipeline.tensorrt.embedded.params import RepositoryEmbedded
 
-BY_RELEASE = {"TRT407", "TRT606"}
+BY_RELEASE = {"TRT407", "TRT606", "TRT611"}
 OF_VLLM = {"TRT608", "TRT609"}
 
 
@@ -277,6 +278,7 @@ def test_python_models_may_read_parameters_of_their_own(case: Case) -> None:
             "free_gpu_memory_fraction: 0.5\nbackend:",
             "free_gpu_memory_fraction is unknown; did you mean kv_cache_config.free_gpu_memory_fraction?",
         ),
+        ("backend:", "max-seq-len: 2\nbackend:", "max-seq-len is unknown; did you mean max_seq_len?"),
         ("backend:", "Max_num_tokens: 2\nbackend:", "Max_num_tokens is unknown; did you mean max_num_tokens?"),
         (
             "backend:",
@@ -308,6 +310,48 @@ def _words(kind: Any) -> list[str]:
     return [each for each in (kind if isinstance(kind, list) else [kind]) if isinstance(each, str)]
 
 
+def test_triton_completes_the_configuration_of_some_models(tmp_path: Path) -> None:
+    model = tmp_path / "resnet" / "1" / "model.onnx"
+    model.parent.mkdir(parents=True)
+    assert found(tmp_path) == [("TRT101", "no directory in it has a config.pbtxt")]
+    model.touch()
+    assert found(tmp_path) == []
+    write_small(tmp_path, "vllm_model", VLLM, files={"model.json": '{"model": "a/b"}'})
+    assert found(tmp_path) == []
+    (tmp_path / "notes" / "1").mkdir(parents=True)
+    assert found(tmp_path) == [("TRT102", "has no config.pbtxt")]
+
+
+@pytest.mark.parametrize(
+    ("release", "settings", "rules"),
+    [
+        ("1.2.1", "kv_cache_config: {onboard_blocks: true}", {}),
+        (
+            "1.4.0rc1",
+            "kv_cache_config: {onboard_blocks: true}",
+            {"TRT611": "kv_cache_config.onboard_blocks: no such name"},
+        ),
+        ("1.2.1", "pytorch_backend_config: {use_cuda_graph: true}", {"TRT611": "pytorch_backend_config: no such name"}),
+        ("1.2.1", "max_batch_sizes: 8", {"TRT607": "max_batch_sizes is unknown; did you mean max_batch_size?"}),
+        ("1.4.0rc1", "something_of_next_year: 1", {"TRT611": "something_of_next_year: no such name"}),
+        ("1.4.0rc1", "disable_overlap_scheduler: 7", {"TRT611": "disable_overlap_scheduler: 7 is not"}),
+        ("1.4.0rc1", "moe_expert_parallel_size: many", {"TRT604": "moe_expert_parallel_size is 'many'"}),
+        ("0.21.0", "pytorch_backend_config: {use_cuda_graph: true}", {}),
+    ],
+)
+def test_settings_that_a_release_does_not_have(
+    case: Case, release: str, settings: str, rules: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = case.llmapi / "tensorrt_llm" / "1" / "model.yaml"
+    path.write_text(f"{path.read_text()}{settings}\n")
+    main(["models", "lint", str(case.llmapi), "--release", release, "--format", "json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert {each["rule"] for each in findings} == {*rules}
+    for each in findings:
+        assert each["message"].startswith(rules[each["rule"]])
+        assert each["line"] == len(path.read_text().splitlines())
+
+
 VLLM = 'backend: "vllm" instance_group [ { count: 1 kind: KIND_MODEL } ]'
 
 
@@ -327,6 +371,27 @@ def test_model_json_of_vllm(tmp_path: Path, text: str, rule: str | None, line: i
     findings = lint.lint(write_small(tmp_path, "vllm_model", VLLM, files={"model.json": text}))
     assert [(finding.rule, finding.line) for finding in findings] == ([(rule, line)] if rule else [])
     assert all(words in finding.message for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "said"),
+    [
+        ("max_num_tokens", "max_num_tokens is not read here, but in model.yaml"),
+        (
+            "kv_cache_free_gpu_mem_fraction",
+            "kv_cache_free_gpu_mem_fraction is not read here; in model.yaml it is kv_cache_config.free_gpu_memory_fraction",
+        ),
+        ("gpt_model_type", "gpt_model_type is not read here; it is a parameter of engines"),
+        ("gpu_device_ids", None),
+        ("our_own", None),
+    ],
+)
+def test_parameters_of_an_llm_api_model(case: Case, parameter: str, said: str | None) -> None:
+    path = case.llmapi / "tensorrt_llm" / "config.pbtxt"
+    path.write_text(f'{path.read_text()}parameters {{ key: "{parameter}" value {{ string_value: "0" }} }}\n')
+    findings = found(case.llmapi, rules=lint.select(["TRT610"]))
+    assert [rule for rule, _ in findings] == ([] if said is None else ["TRT610"])
+    assert all(text.startswith(said or "") for _, text in findings)
 
 
 def test_settings_of_vllm_that_stand_in_config_pbtxt(tmp_path: Path) -> None:

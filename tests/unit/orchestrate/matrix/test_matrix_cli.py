@@ -95,7 +95,7 @@ def test_recipes(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert serving["llava-onevision-qwen2-7b"] == every[:1]
     assert [name for name, toolchains in serving.items() if not toolchains] == ["internvl3-8b", "llava-1.5-7b"]
     shown = run(capsys, "models", "list")[1]
-    assert shown.count("(no toolchain serves it here; a plan says why)") == 2
+    assert shown.count("(not by TensorRT-LLM or the embedded toolchain; a plan says why)") == 2
     assert re.search(r"^small-2 +a small model$", shown, re.MULTILINE)
     assert run_json(capsys, "models", "show", "small")["num_hidden_layers"] == 6
     assert "note: >-" in run(capsys, "models", "show", "smollm2-135m-instruct")[1]

@@ -107,10 +107,19 @@ def test_a_command_of_ones_own_is_filled() -> None:
         (cell("vllm", build__max_num_tokens=4096), "settings.build.max_num_tokens: only the TensorRT-LLM"),
         (cell("vllm", serve__frontend="trtllm_serve"), "settings.serve.frontend trtllm_serve"),
         (cell("vllm", lora__adapter="./a"), "settings.lora.adapter"),
+        (
+            cell("sglang", recipe={**RECIPE, "max_position_embeddings": 165}),
+            "128 input and 32 output tokens: sglang needs a context of 166 tokens for them, the model has 165 positions",
+        ),
     ],
 )
 def test_what_cannot_work_says_why(one: Cell, said: str) -> None:
     assert said in str(reason(one))
+
+
+@pytest.mark.parametrize(("name", "positions"), [("sglang", 166), ("vllm", 160)])
+def test_lengths_may_fill_the_context_but_for_what_the_server_leaves_free(name: str, positions: int) -> None:
+    assert reason(cell(name, recipe={**RECIPE, "max_position_embeddings": positions})) is None
 
 
 def test_a_program_that_is_not_there_makes_a_cell_infeasible_on_this_machine_alone() -> None:

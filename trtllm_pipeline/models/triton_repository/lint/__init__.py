@@ -7,8 +7,9 @@ parameters, `model.yaml`. Every rule has a stable id (`TRT304`), a name, a sever
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trtllm_pipeline.base import UsageError
 from trtllm_pipeline.models.triton_repository.engine_config import Engine
@@ -43,17 +44,22 @@ def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple
 
 
 def lint(
-    folder: Path, *, engine: Engine | None = None, release: str | None = None, rules: Sequence[LintRule] = RULES
+    folder: Path,
+    *,
+    engine: Engine | None = None,
+    release: str | None = None,
+    unlike_release: Callable[[Mapping[str, Any]], Sequence[str]] | None = None,
+    rules: Sequence[LintRule] = RULES,
 ) -> list[Finding]:
     """Findings of `rules` in the repository `directory`, by file and line.
 
     `engine` is the engine that its tensorrt_llm model will run; by default the one that the model's own path refers to.
-    `release` is the TensorRT-LLM that will serve it. Raises UsageError if the directory does not exist or cannot be read.
+    `release` is the TensorRT-LLM that will serve it, `unlike_release` says what it does not have. Raises UsageError if the directory does not exist or cannot be read.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such directory", hint="name a Triton model repository")
     try:
-        subject = model_repository.read(folder, engine=engine, release=release)
+        subject = model_repository.read(folder, engine=engine, release=release, unlike_release=unlike_release)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
     findings = [

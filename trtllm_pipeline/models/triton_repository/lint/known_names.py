@@ -42,11 +42,12 @@ def known_names() -> KnownNames:
 
 
 def nearest(name: str, known: Collection[str], instead: Mapping[str, str], cutoff: float = STRICT) -> str | None:
-    """The known name that `name` was meant to be, by its meaning elsewhere, its letter case or its spelling. None without any."""
+    """The known name that `name` was meant to be, by its meaning elsewhere, its spelling or that of an option. None without any."""
     lowered = {each.lower(): each for each in known}
-    if name in instead or name.lower() in lowered:
-        return instead.get(name) or lowered[name.lower()]
-    close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=cutoff)
+    plain = name.lower().replace("-", "_")
+    if name in instead or plain in lowered:
+        return instead.get(name) or lowered[plain]
+    close = difflib.get_close_matches(plain, lowered, n=1, cutoff=cutoff)
     return lowered[close[0]] if close else None
 
 

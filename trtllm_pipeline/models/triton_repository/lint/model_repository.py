@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from trtllm_pipeline.models.triton_repository import model_config
 from trtllm_pipeline.models.triton_repository.engine_config import Engine, EngineError
@@ -149,6 +149,8 @@ class ModelRepository:
     engine: Engine | None
     """The engine that is served, if it could be read."""
     release: str | None
+    unlike_release: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
+    """What settings of the LLM API have that the release does not, as `PLACE: words`. None if it is unknown."""
 
     def with_config(self) -> list[Model]:
         """The models that have a config.pbtxt, whether or not it can be read."""
@@ -167,11 +169,17 @@ class ModelRepository:
         yield from ((model, config) for model, config in self.parsed() if model.is_embedded)
 
 
-def read(folder: Path, *, engine: Engine | None = None, release: str | None = None) -> ModelRepository:
+def read(
+    folder: Path,
+    *,
+    engine: Engine | None = None,
+    release: str | None = None,
+    unlike_release: Callable[[Mapping[str, Any]], Sequence[str]] | None = None,
+) -> ModelRepository:
     """The repository in `directory`."""
     folders = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
     models = {path.name: _model(path) for path in folders}
-    return ModelRepository(folder, models, engine or _engine_of(models), release)
+    return ModelRepository(folder, models, engine or _engine_of(models), release, unlike_release)
 
 
 def _model(folder: Path) -> Model:

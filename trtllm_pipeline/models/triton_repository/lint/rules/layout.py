@@ -12,22 +12,29 @@ _FILES: Final = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": 
 """File that each backend loads unless `default_model_filename` names another."""
 _FIXED_FILES: Final = {"vllm": "model.json"}
 """File that a backend loads whatever `default_model_filename` is."""
+_COMPLETED: Final = ("model.onnx", "model.plan", "model.graphdef", "model.savedmodel", "model.xml")
+"""Files of models whose configuration Triton can complete, so that they need none."""
 
 
 @rule("TRT101", "name the directory that holds the model directories")
 def no_models(repository: ModelRepository) -> Iterator[Violation]:
     """A repository without a model."""
-    if not repository.with_config():
+    if all(_without_config(model) for model in repository.models.values()):
         yield Violation(repository.folder, "no directory in it has a config.pbtxt")
 
 
 @rule("TRT102", "write one, or move the directory out of the repository: Triton tries to load every directory in it")
 def config_missing(repository: ModelRepository) -> Iterator[Violation]:
-    """A model directory without config.pbtxt."""
-    if repository.with_config():
-        for model in repository.models.values():
-            if model.text is None:
-                yield Violation(model.folder, "has no config.pbtxt")
+    """A model directory without the config.pbtxt that it needs."""
+    lacking = [model for model in repository.models.values() if _without_config(model)]
+    if len(lacking) < len(repository.models):
+        yield from (Violation(model.folder, "has no config.pbtxt") for model in lacking)
+
+
+def _without_config(model: Model) -> bool:
+    """True for a model that lacks a config.pbtxt which it needs."""
+    completed = (path for name in _COMPLETED for path in model.folder.glob(f"*/{name}"))
+    return model.text is None and next(completed, None) is None
 
 
 @rule("TRT103", "give the directory and `name` the same name, or leave `name` out", each=ModelRepository.parsed)

@@ -16,6 +16,10 @@ from trtllm_pipeline.models.triton_repository.lint.rule import rule
 
 FILE_NAME: Final = "model.yaml"
 VLLM_FILE_NAME: Final = "model.json"
+_OF_TRITON: Final = "triton_config"
+"""The section that the model takes out before the LLM API gets the file."""
+_GPUS: Final = "gpu_device_ids"
+"""The parameter of engines that the LLM API's model reads too."""
 _SIZES: Final = (
     *("tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
     *("max_batch_size", "max_num_tokens", "max_seq_len"),
@@ -30,11 +34,16 @@ class SettingsFile:
     settings: Any
     """Its content, or the error if it cannot be read."""
 
-    def at(self, key: str, message: str) -> Violation:
-        """A violation at the line of `key`."""
+    def at(self, place: str, message: str) -> Violation:
+        """A violation at the line of the key `place`, whose sections are before it: kv_cache_config.dtype."""
         text = self.path.read_text(encoding="utf-8")
-        match = re.search(rf"""(?m)(?:^|[{{,])[ \t]*["']?{re.escape(key)}["']?\s*:""", text)
-        return Violation(self.path, message, None if match is None else text.count("\n", 0, match.start()) + 1)
+        begin: int | None = None
+        for number, key in enumerate(place.split(".")):
+            names = rf"""["']?{re.escape(key)}["']?\s*:"""
+            match = None if number else re.search(rf"(?m)^{names}", text)
+            match = match or re.compile(rf"(?m)(?:^|[{{,])[ \t]*{names}").search(text, begin or 0)
+            begin = begin if match is None else match.start()
+        return Violation(self.path, message, None if begin is None else text.count("\n", 0, begin) + 1)
 
 
 def _files(repository: ModelRepository) -> Iterator[SettingsFile]:
@@ -88,11 +97,11 @@ def yaml_model(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Violati
 @rule("TRT603", "triton_config: {max_batch_size: 0, decoupled: true}", each=_settings)
 def triton_config(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Violation]:
     """A model.yaml without triton_config.max_batch_size and triton_config.decoupled."""
-    triton = settings.get("triton_config")
+    triton = settings.get(_OF_TRITON)
     values = triton if isinstance(triton, dict) else {}
     if type(values.get("max_batch_size")) is not int or type(values.get("decoupled")) is not bool:
         message = "triton_config needs max_batch_size, a whole number, and decoupled, true or false"
-        yield file.at("triton_config", message)
+        yield file.at(_OF_TRITON, message)
 
 
 @rule("TRT604", "write a whole number, or remove the key", each=_settings)
@@ -109,7 +118,7 @@ def yaml_fraction(file: SettingsFile, settings: dict[str, Any]) -> Iterator[Viol
     cache = settings.get("kv_cache_config")
     value = cache.get("free_gpu_memory_fraction") if isinstance(cache, dict) else None
     if value is not None and (isinstance(value, bool | str) or not 0 < value <= 1):
-        yield file.at("free_gpu_memory_fraction", f"free_gpu_memory_fraction is {value!r}")
+        yield file.at("kv_cache_config.free_gpu_memory_fraction", f"free_gpu_memory_fraction is {value!r}")
 
 
 @rule("TRT606", "use backend: pytorch; release 1.0 removed the TensorRT engine mode of the LLM API model")
@@ -151,24 +160,61 @@ def vllm_key(repository: ModelRepository) -> Iterator[Violation]:
             yield from _unknown(file, file.settings, known_names().vllm, known_names().instead["vllm"])
 
 
-@rule("TRT610", "move it into that file: the backend uses the default otherwise", severity="warning")
+@rule(
+    "TRT610", "write it into the model's settings file, or remove it: the backend uses the default", severity="warning"
+)
 def setting_in_config(repository: ModelRepository) -> Iterator[Violation]:
-    """A setting of model.json or model.yaml among the parameters of config.pbtxt, where it is not read."""
+    """A setting of model.json, model.yaml or an engine among the parameters of config.pbtxt, where it is not read."""
     names = known_names()
     for model, config in repository.parsed():
         if not model.is_llmapi and config.backend != "vllm":
             continue
         file, known = (FILE_NAME, names.llmapi) if model.is_llmapi else (VLLM_FILE_NAME, names.vllm)
-        for key in sorted({*config.parameters} & {*known[""]}):
+        engines = {*names.tensorrtllm} - {_GPUS} if model.is_llmapi else set()
+        for key in sorted({*config.parameters} & {*known[""], *engines}):
             # People extend these models. The LLM API's own code mentions the keys of its file.
-            if not ("parameters" in model.code and re.search(rf"\b{re.escape(key)}\b", model.code)):
-                yield model.at_parameter(key, f"{key} is not read here, but in {file}")
+            if "parameters" in model.code and re.search(rf"\b{re.escape(key)}\b", model.code):
+                continue
+            if key in known[""]:
+                words = f", but in {file}"
+            elif key in names.instead["llmapi"]:
+                words = f"; in {file} it is {names.instead['llmapi'][key]}"
+            else:
+                words = "; it is a parameter of engines"
+            yield model.at_parameter(key, f"{key} is not read here{words}")
+
+
+@rule(
+    "TRT611",
+    "use a name and a value that the release has: the LLM API refuses others when the model is loaded",
+    severity="warning",
+)
+def yaml_release(repository: ModelRepository) -> Iterator[Violation]:
+    """A key or value in model.yaml that the given release does not have, by the recorded schema nearest to it. `--release` names it."""
+    if repository.unlike_release is None:
+        return
+    names = known_names()
+    for file, settings in _settings(repository):
+        misspelled = {key for key, _ in _near(settings, names.llmapi, names.instead["llmapi"])}
+        own = {name: value for name, value in settings.items() if name != _OF_TRITON}
+        for problem in repository.unlike_release(own):
+            place = problem.partition(":")[0]
+            if place not in misspelled and place not in _SIZES:
+                yield file.at(place, problem)
 
 
 def _unknown(
     file: SettingsFile, settings: dict[str, Any], sections: Mapping[str, Sequence[str]], instead: Mapping[str, str]
 ) -> Iterator[Violation]:
-    """Keys that are close to a known one. The lists lack keys of other releases, which must not be reported."""
+    """Misspelled keys."""
+    for place, near in _near(settings, sections, instead):
+        yield file.at(place, f"{place} is unknown{advice(near)}")
+
+
+def _near(
+    settings: dict[str, Any], sections: Mapping[str, Sequence[str]], instead: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Keys that are close to a known one, with that. The lists lack keys of other releases, which must not be reported."""
     elsewhere = {
         key: f"{name}.{key}" for name, keys in sections.items() if name for key in keys if key not in sections[""]
     }
@@ -177,4 +223,4 @@ def _unknown(
         for key in values if isinstance(values, dict) else ():
             near = None if key in known else nearest(str(key), known, {} if name else {**elsewhere, **instead})
             if near is not None:
-                yield file.at(str(key), f"{name}{'.' * bool(name)}{key} is unknown{advice(near)}")
+                yield f"{name}{'.' * bool(name)}{key}", near
