@@ -14,7 +14,7 @@ from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.machine import gpus
 from trtllm_pipeline.measure.load import counters
 from trtllm_pipeline.measure.load.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, GpuSample, TritonRecord
-from trtllm_pipeline.measure.load.result import GpuUse, LevelResult, levels_of
+from trtllm_pipeline.measure.load.result import GpuUse, LevelResult, levels_of, read_record
 
 BEFORE = """\
 # HELP nv_inference_request_success Number of successful inference requests, all batch sizes
@@ -38,7 +38,7 @@ AFTER = (
 def test_growth_of_tritons_counters_is_time_per_request() -> None:
     grown = counters.growth(counters.parse(BEFORE), counters.parse(AFTER))
     assert set(grown) == {"ensemble", "tensorrt_llm"}, "idle models are left out"
-    summary = counters.triton_summary({"models": grown})
+    summary = counters.per_request(grown)
     assert isinstance(summary["tensorrt_llm"]["requests"], int), "told without a point"
     assert summary["tensorrt_llm"] == {"requests": 4, "queue_ms": 1.0, "compute_infer_ms": 20.0}
 
@@ -217,8 +217,8 @@ def test_gpus_of_a_level_together() -> None:
     assert used is not None
     assert (used.devices, used.power_w, used.energy_j, used.memory_bytes) == (2, 170.0, 1200.0, 4 * 10**9)
     assert (used.sm_clock_mhz, used.temperature_c) == (1500.0, 60.0)
-    assert GpuUse.read(asdict(used)) == used
-    assert GpuUse.read({"power_w": 3}) is None
+    assert read_record(GpuUse, asdict(used)) == used
+    assert read_record(GpuUse, {"power_w": 3}) is None
     assert counters.gpu_use([], []) is None
     partly = counters.gpu_use([record(device(100, seconds=range(11)))], [None])
     assert partly is not None
