@@ -77,7 +77,6 @@ class AccuracyResult:
     """Other keys of the file, not read back."""
 
     def to_json(self) -> dict[str, Json]:
-        """The content of accuracy.json."""
         own = {name: getattr(self, name) for name in AccuracyResult.__dataclass_fields__ if name != "more"}
         return {"schema": 1, **{name: value for name, value in own.items() if value is not None}, **self.more}
 

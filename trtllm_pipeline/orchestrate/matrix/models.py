@@ -835,7 +835,6 @@ class _Described(GenerateJsonSchema):
     """Adds the docstrings below fields as descriptions. Pydantic would parse them on every import of this module."""
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
-        """The schema of one model with descriptions."""
         result = super().model_schema(schema)
         for name, text in _docstrings(schema["cls"]).items():
             result["properties"][name].setdefault("description", text)

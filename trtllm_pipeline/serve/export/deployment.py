@@ -79,7 +79,6 @@ class Deployment:
 
     @property
     def gpus_of_pod(self) -> int:
-        """GPUs of each pod."""
         return self.world_size // self.nodes
 
     @property
@@ -136,7 +135,6 @@ class Deployment:
 
     @property
     def cpus_of_pod(self) -> int:
-        """CPUs that each pod asks for."""
         return max(1, self.cpus // self.nodes)
 
     @property

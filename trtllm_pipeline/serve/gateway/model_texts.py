@@ -164,7 +164,6 @@ class ModelTexts:
         await asyncio.gather(*renders, return_exceptions=True)  # the requester gets the error
 
     def answer_tokens(self, text: str) -> int:
-        """Tokens of an answer."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def token_text(self, token: int) -> str:

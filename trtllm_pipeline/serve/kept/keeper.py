@@ -113,7 +113,6 @@ class _Program:
     """Length of its log at its start. Earlier content is from earlier starts."""
 
     def not_ready(self) -> None:
-        """It is not, or no longer."""
         self.ready_s = None
         if self.health is not None:
             self.health.close()

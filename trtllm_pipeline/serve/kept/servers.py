@@ -88,12 +88,10 @@ class Keeper:
 
     @classmethod
     def here(cls) -> Keeper:
-        """This process."""
         return cls.of(os.getpid())
 
     @classmethod
     def of(cls, pid: int) -> Keeper:
-        """Process `pid`."""
         return cls(pid, running_since(pid) or 0, boot_id())
 
     def lives(self) -> bool:
@@ -218,7 +216,6 @@ class KeptServer:
 
     @property
     def name(self) -> str:
-        """Its name in the workspace."""
         return self.folder.name
 
     @property

@@ -133,7 +133,6 @@ class LiveObserver(QuietObserver):
         self._above(retries(cells))
 
     def waiting(self, run: StageRun, why: str) -> None:
-        """Show why a stage run waits."""
         self._tracker.waits(run, " ".join(terminal.clean(why).split()))
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:

@@ -62,12 +62,10 @@ class Measured(CellResult):
 
     @staticmethod
     def of(row: CellResult, **files: Any) -> Measured:
-        """`row` with its files."""
         return Measured(**{name: getattr(row, name) for name in CellResult.__dataclass_fields__}, **files)
 
     @property
     def feasible(self) -> bool:
-        """True if it could be measured."""
         return self.status is not CellStatus.INFEASIBLE
 
     def level(self, key: str) -> LevelResult | None:

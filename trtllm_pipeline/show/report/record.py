@@ -77,7 +77,6 @@ class StageAttempt:
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds."""
         return max(0.0, self.ended_s - self.started_s)
 
 

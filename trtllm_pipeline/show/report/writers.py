@@ -68,7 +68,6 @@ _SIMILAR: Final = ", or similar"
 
 
 def to_csv(rows: Sequence[CellResult]) -> str:
-    """The rows of `flat` as CSV."""
     return f"{text_tables.csv_table(flat(rows)) or 'cell'}\n"
 
 

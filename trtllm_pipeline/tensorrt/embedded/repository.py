@@ -76,7 +76,6 @@ def config_text(name: str, engine: Path, model: Path, settings: RepositoryEmbedd
 
 
 def model_config(name: str, engine: Path, model: Path, settings: RepositoryEmbedded) -> Any:
-    """The ModelConfig of model `name`."""
     from trtllm_pipeline.models import model_config_pb2
 
     config = model_config_pb2.ModelConfig(name=name, max_batch_size=settings.max_batch_size)

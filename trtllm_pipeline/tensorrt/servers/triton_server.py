@@ -160,7 +160,6 @@ def pasted(
     variables: Mapping[str, str],
     before: Mapping[str, str],
 ) -> PastedCommand:
-    """`words` in the environment of `triton`."""
     return PastedCommand(words, {**_VARIABLES, **variables}, _search_paths(triton), before)
 
 
@@ -285,7 +284,6 @@ def _not_given_away() -> list[int]:
 
 
 def busy_ports(ports: Iterable[int], host: str = LOOPBACK) -> list[int]:
-    """The `ports` that are in use."""
     busy = []
     for port in ports:
         with socket.socket() as probe:

@@ -398,7 +398,6 @@ _STAGE: Final = (
 
 
 def _title(rows: Sequence[CellResult]) -> str:
-    """The models of the cells."""
     return _some([str(row.axes.get("model")) for row in rows])
 
 

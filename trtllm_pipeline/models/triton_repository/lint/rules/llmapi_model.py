@@ -31,7 +31,6 @@ class SettingsFile:
     """Its content, or the error if it cannot be read."""
 
     def at(self, key: str, message: str) -> Violation:
-        """A violation at the line of `key`."""
         text = self.path.read_text(encoding="utf-8")
         match = re.search(rf"""(?m)(?:^|[{{,])[ \t]*["']?{re.escape(key)}["']?\s*:""", text)
         return Violation(self.path, message, None if match is None else text.count("\n", 0, match.start()) + 1)
