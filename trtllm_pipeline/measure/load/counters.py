@@ -252,7 +252,7 @@ def gpu_summary(device: GpuDevice) -> dict[str, Any]:
     """Mean power, energy, most memory, mean clock and load, highest temperature of a device."""
 
     def column(index: int) -> list[float]:
-        return [value for row in readings if len(row) > index and (value := row[index]) is not None]
+        return [value for row in readings if (value := row[index]) is not None]
 
     readings = device["samples"]
     watts, memory, clock, load, heat = map(column, (1, 2, 3, 4, 5))

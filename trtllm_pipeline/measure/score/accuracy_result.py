@@ -214,6 +214,6 @@ def write_answers(folder: Path, answers: Iterable[AnsweredQuestion]) -> None:
 
 
 def write(folder: Path, scored: Iterable[AnsweredQuestion], result: AccuracyResult) -> None:
-    """Write both files into `directory`."""
+    """Write both files into `folder`."""
     write_answers(folder, scored)
     write_json(folder / ACCURACY_FILE, result.to_json())

@@ -302,7 +302,7 @@ def _runs(served: served_cell.ServedCell) -> list[StageRun]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Bytes of all regular files below `directory`, each inode counted once; symbolic links count nothing."""
+    """Bytes of all regular files below `folder`, each inode counted once; symbolic links count nothing."""
     sizes: dict[tuple[int, int], int] = {}
     for base, _, files in os.walk(folder):
         for name in files:

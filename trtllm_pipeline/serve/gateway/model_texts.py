@@ -58,7 +58,7 @@ class ModelTexts:
     """Counts tokens and renders conversations, off the event loop if that takes long."""
 
     def __init__(self, folder: Path, renderers: int) -> None:
-        """Read `directory`. Raises DownloadError for files that cannot be read."""
+        """Read `folder`. Raises DownloadError for files that cannot be read."""
         self.tokenizer = read_tokenizer(folder)
         self.template = chat.read(folder)
         self.config = Fields.read_optional(folder, "config.json").values

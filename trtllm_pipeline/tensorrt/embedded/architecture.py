@@ -119,7 +119,7 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The geometry of the model in `directory`.
+    """The geometry of the model in `folder`.
 
     Raises StageError (infeasible) if the converter, and llama.cpp, would not compute the model exactly.
     """

@@ -221,7 +221,7 @@ FAMILIES: Final = (*ARCHITECTURES.values(), *_OTHERS)
 
 
 def write_model(folder: Path, family: str) -> None:
-    """Write the tiny model of a family into `directory`, see `random_model.write_model`."""
+    """Write the tiny model of a family into `folder`, see `random_model.write_model`."""
     if family in ARCHITECTURES.values():
         random_model.write_model(folder, family, comparable=True)
         return

@@ -207,7 +207,7 @@ def _command(
 
 
 def link(triton: triton_installation.TritonInstallation, repository: Path, folder: Path) -> tuple[Path, Path]:
-    """The model repository and the backend directory for a server, made of links in `directory`; see `links`."""
+    """The model repository and the backend directory for a server, made of links in `folder`; see `links`."""
     folder.mkdir(parents=True, exist_ok=True)
     named = links.plain(folder)
     links.link_repository(repository, folder / "models")
@@ -215,7 +215,7 @@ def link(triton: triton_installation.TritonInstallation, repository: Path, folde
 
 
 def _link_backends(triton: triton_installation.TritonInstallation, folder: Path) -> Path:
-    """The backend directory. For the wheel, links in `directory` with the right stub."""
+    """The backend directory. For the wheel, links in `folder` with the right stub."""
     if triton.stubs is None:
         return triton.backends
     python = folder / "python"
@@ -447,7 +447,7 @@ def start(
 ) -> TritonProcess:
     """Start `triton` on `repository` in this process's session and group. `models` are those in the repository.
 
-    The server works on links in `directory`. `variables` are added to its environment. Its output is appended to `log`.
+    The server works on links in `folder`. `variables` are added to its environment. Its output is appended to `log`.
     """
     remove_stale_leftovers()
     prefix = new_prefix()

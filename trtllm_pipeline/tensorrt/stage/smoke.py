@@ -338,7 +338,7 @@ def stop_word(answer: str, tokenizer: Tokenizer) -> str | None:
 
 
 def _described(config: Any, folder: str) -> dict[str, Any]:
-    """The values that must match between a config.pbtxt in `directory` and the configuration of its model in a server."""
+    """The values that must match between a config.pbtxt in `folder` and the configuration of its model in a server."""
     return {
         "name": config.name or folder,
         "backend": config.platform or config.backend,

@@ -52,11 +52,11 @@ def test_an_endpoint_that_is_none_or_hangs_has_no_counters(monkeypatch: pytest.M
 
 def test_gpu_samples_are_summed_up_and_what_is_missing_stays_missing() -> None:
     second = 1_000_000_000
-    samples = [[0, 100.0, 5.0, 1500.0, None], [second, 300.0, 9.0, 1300.0, None]]
-    (told,) = counters.gpu_summary({"devices": [{"name": "G", "uuid": "u", "samples": samples}]})
+    samples = [[0, 100.0, 5.0, 1500.0, None, None], [second, 300.0, 9.0, 1300.0, None, None]]
+    told = counters.gpu_summary({"name": "G", "uuid": "u", "samples": samples})
     assert (told["power_w"], told["energy_j"], told["memory_bytes"]) == (200.0, 200.0, 9)
     assert (told["sm_clock_mhz"], told["sm_clock_mhz_min"], told["busy_percent"]) == (1400, 1300, None)
-    assert told["temperature_c"] is None, "files of earlier versions have no such column"
+    assert told["temperature_c"] is None
 
 
 def test_without_a_gpu_there_are_no_samples() -> None:
@@ -122,7 +122,7 @@ def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) 
         assert eventually(lambda: nvml.samples >= 4)
         assert devices == []
     assert nvml.shut_down
-    (told,) = counters.gpu_summary({"devices": devices})
+    told = counters.gpu_summary(devices[0])
     assert (told["name"], told["power_w"], told["memory_bytes"]) == ("NVIDIA Something", 70.5, 1 << 30)
     assert (told["sm_clock_mhz"], told["busy_percent"], told["temperature_c"]) == (1410, None, 61)
     assert len(devices[0]["samples"]) > 2

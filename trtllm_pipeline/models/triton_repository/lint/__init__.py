@@ -45,7 +45,7 @@ def select(chosen: Collection[str] = (), ignored: Collection[str] = ()) -> tuple
 def lint(
     folder: Path, *, engine: Engine | None = None, release: str | None = None, rules: Sequence[LintRule] = RULES
 ) -> list[Finding]:
-    """Findings of `rules` in the repository `directory`, by file and line.
+    """Findings of `rules` in the repository `folder`, by file and line.
 
     `engine` is the engine that its tensorrt_llm model will run; by default the one that the model's own path refers to.
     `release` is the TensorRT-LLM that will serve it. Raises UsageError if the directory does not exist or cannot be read.
