@@ -187,7 +187,7 @@ class HubSource(Source):
 
     @model_serializer(mode="wrap")
     def _without_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `files` and `listing` out if they are unset. Pins are stored under this form, which older releases wrote too."""
+        """Leave `files` and `listing` out if they are unset: pins are stored under this form."""
         written: dict[str, Any] = handler(self)
         return {name: value for name, value in written.items() if name not in {"files", "listing"} or value is not None}
 

@@ -293,7 +293,7 @@ def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId
     drifts = {}
     for cell, reference in references(axes).items():
         if cell in answers and reference in answers:
-            # Answers of earlier releases, or of cells with other questions, do not count.
+            # Answers to other questions do not count.
             with suppress(UsageError):
                 drifts[cell] = replace(
                     drift.compare(read(answers[reference]), drift.read(answers[cell])), reference=reference

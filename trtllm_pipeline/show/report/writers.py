@@ -671,9 +671,7 @@ def _print(shown: Group, stream: TextIO, width: int) -> None:
 
 
 def _width_of(stream: TextIO) -> int:
-    return shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
-
-
-def _piped_width() -> int:
+    if stream.isatty():
+        return shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns
     columns_set = os.environ.get("COLUMNS", "")
     return int(columns_set) if columns_set.isdigit() and int(columns_set) > 0 else _PIPED_WIDTH
