@@ -61,7 +61,7 @@ _S = StageStatus
 _REDRAW_S: Final = 0.15
 _MAX_ACTIVE: Final = 8
 _LEAST_NAME: Final = 8
-"""Maximum length of a cell name on the same line as its activity. Otherwise the activity gets up to `_MAX_WHY` lines."""
+"""Minimum width of a cell name beside its activity. Without that space the activity gets up to `_MAX_WHY` lines of its own."""
 _MAX_WHY: Final = 2
 _WIDE: Final = 70
 """Minimum terminal width for full progress."""

@@ -59,7 +59,7 @@ _MAX_FAILURES: Final = 20
 _MAX_ROWS: Final = 200
 """Maximum number of cells in a table. JSON and CSV have all cells."""
 _NOTHING: Final = frozenset({CellStatus.INTERRUPTED, CellStatus.NOT_RUN, CellStatus.RUNNING})
-"""From this many cells on, cells without results are not listed."""
+"""Statuses without results. A table with too many cells leaves these out first."""
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
 

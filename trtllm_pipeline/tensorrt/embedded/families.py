@@ -217,7 +217,7 @@ _OTHERS: Final[Mapping[str, TinyFamily]] = {
 }
 
 FAMILIES: Final = (*ARCHITECTURES.values(), *_OTHERS)
-"""`model_type` of config.json -> family."""
+"""As `model_type` of config.json names them."""
 
 
 def write_model(folder: Path, family: str) -> None:

@@ -40,7 +40,7 @@ HEALTH: Final = "health"
 _REQUEST_FAILED: Final = "the request failed"
 _ABOUT_IMAGES: Final = "Name one color of the image."
 IMAGES_PROTOCOL: Final = "openai_chat"
-"""The model that takes images."""
+"""Protocol of requests with an image."""
 
 
 @dataclass(frozen=True, slots=True)
