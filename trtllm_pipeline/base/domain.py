@@ -226,7 +226,7 @@ class Cell:
     gpu: str | None = None
     """Type of GPU that it is for; None: of what there is."""
     companions: Mapping[str, Mapping[str, Json]] = field(default_factory=dict, repr=False)
-    """Models beside its own, once they are pinned: name -> `source`, `files` and `directory`, as a pinned recipe has them.
+    """Models beside its own, once they are pinned: name -> `source`, `files` and `folder`, as a pinned recipe has them.
 
     A draft model with a recipe also has its `numbers`, or its `recipe` if it becomes an engine.
     """

@@ -66,7 +66,6 @@ Block = Heading | TextLine | Grid | Items | ToPaste
 
 
 def on_terminal(blocks: Iterable[Block]) -> Group:
-    """The blocks as a terminal shows them."""
     from rich.console import Group
 
     return Group(*(part for block in blocks for part in _shown(block)))
@@ -123,7 +122,6 @@ class _OnTerminal:
             yield Padding(note, (0, 0, 0, 2), expand=False)
 
     def _table(self, columns: int) -> Table:
-        """The first columns."""
         from rich.table import Table
         from rich.text import Text
 

@@ -19,7 +19,7 @@ from .files.tokenizer import has_tokenizer as has_tokenizer
 from .files.tokenizer import read_tokenizer as read_tokenizer
 from .files.tokenizer import tokenizer_at as tokenizer_at
 from .hub import dataset_file as dataset_file
-from .hub import other_weights as other_weights
+from .hub import gguf_header as gguf_header
 from .hub import peek as peek
 from .hub import sources as sources
 from .hub import tensor_values as tensor_values

@@ -90,7 +90,6 @@ class ServedCell:
         return host, sum(need.estimate.most for need in needs if need.resource == SHARED)
 
     def result(self, store: Store) -> CellResult:
-        """Its measurements."""
         from trtllm_pipeline.orchestrate.results.report_file import rows
 
         return rows(self.plan, store)[0]

@@ -120,7 +120,6 @@ def examine(survey: probe.Survey, workspace: Path) -> tuple[MachineCheck, ...]:
 
 
 def examine_assumed(machine: Machine) -> tuple[MachineCheck, ...]:
-    """The checks that apply to an assumed machine."""
     devices = tuple(gpus.Device(gpu, gpu.uuid) for gpu in machine.gpus)
     return (
         *_gpu(gpus.Graphics(devices, devices, source="--assume")),

@@ -15,7 +15,7 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 
 
 def folder_bytes(folder: str | Path) -> int:
-    """Total size of the files below `directory`, which may change meanwhile."""
+    """Total size of the files below `folder`, which may change meanwhile."""
     total = 0
     with suppress(OSError), os.scandir(folder) as usage:
         for each in usage:

@@ -78,7 +78,6 @@ def write_once(path: str | Path, text: str) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`."""
     while data:
         data = data[os.write(fd, data) :]
 

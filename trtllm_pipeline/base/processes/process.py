@@ -327,7 +327,6 @@ class Group:
         return self.returncode
 
     def interrupt(self) -> None:
-        """Interrupt the program."""
         self._guardian.signal(_SERVER, signal.SIGINT)
 
     def stop(self, timeout_s: float) -> int | None:

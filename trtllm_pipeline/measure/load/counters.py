@@ -248,16 +248,11 @@ def sample(ask: gpu_devices.Nvml, handle: Any) -> list[float | None]:
     return [time.monotonic_ns(), *(None if value is None else float(value) for value in values)]
 
 
-def gpu_summary(record: GpuRecord) -> list[dict[str, Any]]:
-    """Mean power, energy, most memory, mean clock and load, highest temperature of each device of a gpu record."""
-    return [gpu_summary_of(device) for device in record["devices"]]
-
-
-def gpu_summary_of(device: GpuDevice) -> dict[str, Any]:
-    """The same of one device."""
+def gpu_summary(device: GpuDevice) -> dict[str, Any]:
+    """Mean power, energy, most memory, mean clock and load, highest temperature of a device."""
 
     def column(index: int) -> list[float]:
-        return [value for row in readings if len(row) > index and (value := row[index]) is not None]
+        return [value for row in readings if (value := row[index]) is not None]
 
     readings = device["samples"]
     watts, memory, clock, load, heat = map(column, (1, 2, 3, 4, 5))
@@ -326,7 +321,7 @@ def gpu_use(records: Sequence[GpuRecord], joules: Sequence[float | None]) -> Gpu
     """Use of all GPUs of a level. `joules` has one value per repeat. None without records."""
     from trtllm_pipeline.measure.load.result import GpuUse
 
-    summaries = [[gpu_summary_of(device) for device in working(record["devices"])] for record in records]
+    summaries = [[gpu_summary(device) for device in working(record["devices"])] for record in records]
     if not any(summaries):
         return None
 
@@ -366,18 +361,14 @@ def triton_use(
                 of_model[name] = of_model.get(name, 0.0) + value
     known = [each for each in ours if each is not None]
     return TritonUse(
-        models=_for_each_request(models),
+        models=per_request(models),
         **gauges_summary([sample for record in gauges for sample in record["samples"]]),
         in_flight_by_client=round(fmean(known), 3) if known else None,
     )
 
 
-def triton_summary(record: TritonRecord) -> dict[str, dict[str, float]]:
-    """Requests of each model in a triton record, and milliseconds a request spent in each part of it."""
-    return _for_each_request(record["models"])
-
-
-def _for_each_request(models: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def per_request(models: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Requests of each model, and milliseconds a request spent in each part of it."""
     return {
         model: {
             "requests": round(values["requests"]),

@@ -173,7 +173,6 @@ class Load:
         return self.repeats * max(requests_of(self.requests, each, self.warmup_requests, turns) for each in levels)
 
     def turn(self, prompts: Sequence[Prompt], repeat: int) -> list[Level]:
-        """One repeat of every level."""
         return [
             *(self.level(prompts, repeat, concurrency, None) for concurrency in self.concurrency),
             *(self.level(prompts, repeat, None, rate) for rate in self.request_rate),
@@ -230,7 +229,6 @@ class Load:
     def level(
         self, prompts: Sequence[Prompt], repeat: int, concurrency: int | None, request_rate: float | None
     ) -> Level:
-        """One repeat of one level."""
         requests = requests_of(self.requests, concurrency, self.warmup_requests)
         if self.interval_s is not None and request_rate is not None:
             requests = min(max(1, round(self.interval_s * request_rate)), MOST_PLANNED)

@@ -178,7 +178,6 @@ class _ClosedLoop(NamedTuple):
 
     @property
     def probe(self) -> Probe:
-        """Its result."""
         return Probe(self.concurrency, self.rounds, median(self.completed_rps) if self.completed_rps else None)
 
 
@@ -316,8 +315,8 @@ def _level(run: LoadRun, level: LevelRun, objectives: Objectives, refused: Seque
             ObjectiveResult(each.metric, each.limit, result.bound(each.metric), not_judged or result.missed(each))
             for each in objectives.of_level
         ),
-        triton=[{"repeat": each["repeat"], "of": counters.triton_summary(each)} for each in level.triton],
-        gpu=[{"repeat": each["repeat"], "of": counters.gpu_summary(each)} for each in level.gpus],
+        triton=[{"repeat": each["repeat"], "of": counters.per_request(each["models"])} for each in level.triton],
+        gpu=[{"repeat": each["repeat"], "of": [*map(counters.gpu_summary, each["devices"])]} for each in level.gpus],
         gauges=[
             {
                 "repeat": each["repeat"],

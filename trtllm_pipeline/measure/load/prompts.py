@@ -263,7 +263,7 @@ def _read(
     first: bool = False,
     timed: bool = False,
 ) -> list[Sequence[T]]:
-    """Results of `make` for the prompts, row and number of each row until there are `enough`, or of the `first` rows. Images come from `directory`."""
+    """Results of `make` for the prompts, row and number of each row until there are `enough`, or of the `first` rows. Images come from `folder`."""
     known: set[str] = set()
 
     def parse(row: object, number: int) -> Sequence[T]:

@@ -47,7 +47,6 @@ class TimedRequest:
 
     @property
     def sent_ns(self) -> int:
-        """When it was sent."""
         return int(self.record["sent_ns"])
 
     @property
@@ -62,7 +61,6 @@ class TimedRequest:
 
     @property
     def ok(self) -> bool:
-        """The request succeeded."""
         return self.record["error"] is None
 
     @property

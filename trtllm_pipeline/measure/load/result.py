@@ -7,9 +7,9 @@ as missing (None or empty), so that a damaged file does not break a report. `det
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, Final, TypeVar
 
 from trtllm_pipeline.base import Json
 from trtllm_pipeline.measure.load.conditions import Conditions
@@ -120,6 +120,7 @@ LOAD_METRICS: Final = (
 )
 """Metrics of a level, and the terms that their formulas use."""
 
+R = TypeVar("R")
 _Summaries = Mapping[str, Mapping[str, float | None]]
 """Name -> statistic ("mean", "p50", ..., "n") -> value."""
 
@@ -228,18 +229,6 @@ class GpuUse:
     busy_percent: float | None = None
     temperature_c: float | None = None
 
-    @staticmethod
-    def read(data: object) -> GpuUse | None:
-        """Read from perf.json, or a report. None for invalid data."""
-        devices = count_of(_object(data).get("devices"))
-        if devices is None:
-            return None
-        values = {name: _number(value) for name, value in _object(data).items() if name in _GPU_FIELDS}
-        return GpuUse(devices=devices, **values, memory_bytes=count_of(_object(data).get("memory_bytes")))
-
-
-_GPU_FIELDS: Final = ("power_w", "energy_j", "sm_clock_mhz", "sm_clock_mhz_min", "busy_percent", "temperature_c")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TritonUse:
@@ -257,14 +246,6 @@ class TritonUse:
     kv_cache_use_max: float | None = None
     in_flight_by_client: float | None = None
     """The mean by the client's own times."""
-
-    @staticmethod
-    def read(data: object) -> TritonUse | None:
-        """Read from perf.json, or a report. None for invalid data."""
-        if not isinstance(data, dict):
-            return None
-        values = {name: _number(value) for name, value in data.items() if name in TRITON_GAUGES}
-        return TritonUse(models={name: numbers_of(of) for name, of in _object(data.get("models")).items()}, **values)
 
 
 TRITON_GAUGES: Final = tuple(name for name in TritonUse.__dataclass_fields__ if name != "models")
@@ -465,15 +446,6 @@ class HighestRate:
             interval = f"95% interval {self.low:.4g} to {self.high:.4g}"
         return f"{self.rate:g} requests/s meet {of} for {share} ({interval})"
 
-    @staticmethod
-    def read(data: object) -> HighestRate | None:
-        """Read from perf.json, or a cell of a report. None for invalid data."""
-        if not isinstance(data, dict) or (wanted := _number(data.get("wanted_share"))) is None:
-            return None
-        rate, low, high = (_number(data.get(name)) for name in ("rate", "low", "high"))
-        reason = text if isinstance(text := data.get("reason"), str) else None
-        return HighestRate(wanted, numbers_of(data.get("objectives_ms")), rate, low, high, _tried(data), reason)
-
 
 @dataclass(frozen=True, slots=True)
 class HighestConcurrency:
@@ -501,24 +473,11 @@ class HighestConcurrency:
         saturated = "" if self.saturated_at is None else f"; the server is saturated at {self.saturated_at}"
         return f"{self.concurrency} requests in flight meet {of} for {share} ({more}){saturated}"
 
-    @staticmethod
-    def read(data: object) -> HighestConcurrency | None:
-        """Read from perf.json, or a cell of a report. None for invalid data."""
-        if not isinstance(data, dict) or (wanted := _number(data.get("wanted_share"))) is None:
-            return None
-        low, high, saturated = (count_of(data.get(name)) for name in ("concurrency", "missed_at", "saturated_at"))
-        return HighestConcurrency(wanted, numbers_of(data.get("objectives_ms")), low, high, saturated, _tried(data))
-
 
 def _wanted(objectives_ms: Mapping[str, float], share: float) -> tuple[str, str]:
     """The objectives of a search and the share of requests that have to meet them, in words."""
     of = ", ".join(f"{name} {limit:g} ms" for name, limit in objectives_ms.items())
     return of, f"{share * 100:g}% of requests"
-
-
-def _tried(data: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The loads that a search tried, without invalid ones."""
-    return {name: each for name, each in _object(data.get("tried")).items() if isinstance(each, dict)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,7 +544,6 @@ class LoadResult:
 
     @property
     def invalid(self) -> list[MeasurementFinding]:
-        """The findings that reject the measurement."""
         return [each for each in self.findings if each.severity == "invalid"]
 
     def to_json(self) -> dict[str, Json]:
@@ -618,11 +576,13 @@ class LoadResult:
         return LoadResult(
             valid=data.get("valid") is not False,
             levels=levels_of(data.get("levels")),
-            findings=tuple(_finding(each) for each in _objects(data.get("findings")) if "message" in each),
+            findings=tuple(
+                filter(None, (read_record(MeasurementFinding, each) for each in _objects(data.get("findings"))))
+            ),
             conditions=Conditions.read(data),
             tokens_counted_by=source if isinstance(source, str) else None,
-            highest_rate=HighestRate.read(data.get("highest_rate")),
-            highest_concurrency=HighestConcurrency.read(data.get("highest_concurrency")),
+            highest_rate=read_record(HighestRate, data.get("highest_rate")),
+            highest_concurrency=read_record(HighestConcurrency, data.get("highest_concurrency")),
         )
 
 
@@ -642,7 +602,6 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         return None
     window = _object(entry.get("headline")).get("window")
     window = window if isinstance(window, str) else None
-    goodput = entry.get("goodput")
     return LevelResult(
         concurrency=concurrency,
         request_rate=rate,
@@ -650,11 +609,11 @@ def _level(entry: Mapping[str, Any]) -> LevelResult | None:
         failures=count_of(entry.get("failures")),
         window=window,
         repeats=tuple(_repeat(each, window) for each in _objects(entry.get("repeats"))),
-        goodput=_goodput(goodput) if isinstance(goodput, dict) else None,
+        goodput=read_record(Goodput, entry.get("goodput")),
         saturated_rps=_number(entry.get("saturated_rps")),
         acceptance=_number(entry.get("acceptance")),
-        gpu_use=GpuUse.read(entry.get("gpu_use")),
-        triton_use=TritonUse.read(entry.get("triton_use")),
+        gpu_use=read_record(GpuUse, entry.get("gpu_use")),
+        triton_use=read_record(TritonUse, entry.get("triton_use")),
         lengths=_summaries(entry, LENGTHS),
         latencies=_summaries(entry, LATENCIES),
         intervals={name: ends for name in RANKING if (ends := _interval(_object(entry.get("intervals")).get(name)))},
@@ -676,23 +635,12 @@ def _rates(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _number(entry.get(name)) for name in (*_RATES, "tokens_per_joule")}
 
 
-def _goodput(entry: Mapping[str, Any]) -> Goodput:
-    names = ("share", "requests_per_s", "output_tokens_per_s")
-    return Goodput(numbers_of(entry.get("objectives_ms")), *(_number(entry.get(name)) for name in names))
-
-
 def _interval(value: object) -> Interval | None:
     ends = [_number(each) for each in value] if isinstance(value, (list, tuple)) else []
     match ends:
         case [float() | int() as low, float() | int() as high]:
             return low, high
     return None
-
-
-def _finding(entry: Mapping[str, Any]) -> MeasurementFinding:
-    place = count_of(entry.get("concurrency")), _number(entry.get("request_rate"))
-    severity, check = str(entry.get("severity", "warning")), str(entry.get("check", ""))
-    return MeasurementFinding(severity, str(entry["message"]), *place, check)
 
 
 def _object(value: object) -> Mapping[str, Any]:
@@ -704,14 +652,8 @@ def _objects(value: object) -> list[Mapping[str, Any]]:
 
 
 def _summaries(entry: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
-    """A p99 of too few requests, which earlier releases wrote, is None."""
-    summaries: dict[str, dict[str, float | None]] = {}
-    requests = numbers_of(entry.get("e2e_ms")).get("n", math.inf)
-    for name in names:
-        if known := numbers_of(entry.get(name)):
-            few = "p99" in entry[name] and min(known.get("n", math.inf), requests) < LEAST_P99
-            summaries[name] = {**known, **({"p99": None} if few else {})}
-    return summaries
+    known = {name: _object(entry.get(name)) for name in names}
+    return {name: {str(each): _number(of[each]) for each in of} for name, of in known.items() if of}
 
 
 def _plain(summaries: _Summaries) -> dict[str, Json]:
@@ -733,3 +675,34 @@ def numbers_of(data: object) -> dict[str, float]:
     """The entries of an object that are finite numbers."""
     entries = data.items() if isinstance(data, dict) else ()
     return {str(name): number for name, value in entries if (number := _number(value)) is not None}
+
+
+def read_record(cls: Callable[..., R], data: object) -> R | None:
+    """The record of a class of this module that `asdict` wrote. A value of another type counts as missing, and without a
+    required one the whole record does.
+    """
+    if not isinstance(data, dict):
+        return None
+    values: dict[str, Any] = {}
+    shape: Any = cls
+    for each in fields(shape):
+        kind = each.type.removesuffix(" | None")
+        value = _READERS[kind](data.get(each.name))
+        if value is not None or kind != each.type:
+            values[each.name] = value
+        elif each.default is MISSING:
+            return None
+    return cls(**values)
+
+
+_READERS: Final[Mapping[str, Callable[[object], Any]]] = {
+    "float": _number,
+    "int": count_of,
+    "str": lambda value: value if isinstance(value, str) else None,
+    "Mapping[str, float]": numbers_of,
+    "Mapping[str, Mapping[str, float]]": lambda value: {name: numbers_of(of) for name, of in _object(value).items()},
+    "Mapping[str, Mapping[str, Any]]": lambda value: {
+        name: of for name, of in _object(value).items() if isinstance(of, dict)
+    },
+}
+"""Annotation of a field, but for `| None` -> how its value is read."""

@@ -23,8 +23,8 @@ from trtllm_pipeline.models import (
     SINGLE,
     Fields,
     ModelFileError,
+    gguf_header,
     model_files,
-    other_weights,
     read_index,
     speculation_of,
     verify,
@@ -39,6 +39,7 @@ _LEAST_READ_BYTES: Final = 16 << 20
 """Minimum bytes per thread and reading, so that thread start-up is negligible."""
 _READINGS: Final = 5
 _MIXTURE: Final = "a mixture of experts reads a part of its weights for a token"
+_MOSTLY_TABLE: Final = "the size of the weights is not known, or most of it is the embedding table"
 _HEADS: Final = ("lm_head.weight", "embed_out.weight", "output.weight")
 _EMBEDDINGS: Final = (
     "embed_tokens.weight",
@@ -51,6 +52,9 @@ _EMBEDDINGS: Final = (
 _VISION: Final = re.compile(r"(^|\.)(visual|vision)")
 _SERVED_BITS: Final = 16
 """Maximum bits of a loaded value of a Hugging Face model: 32-bit weights are loaded as 16-bit."""
+_TORCH: Final = "pytorch_model*.bin"
+_TORCH_SINGLE: Final = "pytorch_model.bin"
+_TORCH_BITS: Final = {"float16": 16, "bfloat16": 16}
 _Form = Literal["engine", "safetensors", "torch", "gguf"]
 _CLOCK_MEM: Final = 2
 """As in nvml.h."""
@@ -111,7 +115,7 @@ def _form(engine: Path, config: Fields) -> _Form:
         return "gguf"
     if any(engine.glob("*.safetensors")):
         return "safetensors"
-    if other_weights.torch_files(engine):
+    if any(engine.glob(_TORCH)):
         return "torch"
     built = any(config.has(name) for name in ("weights_bytes", "geometry", "pretrained_config", "build_config"))
     return "gguf" if not built and any(engine.glob("*.gguf")) else "engine"
@@ -124,7 +128,7 @@ def _bytes_per_token(engine: Path, weight_bits: int) -> tuple[int | None, str]:
         return _of_gguf(engine)
     config = Fields.read(engine, "config.json")
     if form != "engine":
-        return _of_model(_stored(engine, form), config, weight_bits)
+        return (_of_torch if form == "torch" else _of_model)(engine, config, weight_bits)
     model = config.fields("pretrained_config" if config.has("pretrained_config") else "geometry")
     experts = [model.optional_integer(name) for name in ("num_experts", "num_local_experts")]
     if any((*experts, model.fields("moe").optional_integer("num_experts"))):
@@ -136,7 +140,7 @@ def _bytes_per_token(engine: Path, weight_bits: int) -> tuple[int | None, str]:
     sizes = [model.optional_integer(name) or 0 for name in ("vocab_size", "hidden_size")]
     table = 0 if model.flag("tie_word_embeddings") else 4 * math.prod(sizes)
     if weights <= table:
-        return None, "the size of the weights is not known, or most of it is the embedding table"
+        return None, _MOSTLY_TABLE
     return weights - table, ""
 
 
@@ -148,36 +152,46 @@ def _shards(folder: Path) -> list[str]:
     return [SINGLE] if SINGLE in names else names
 
 
-def _stored(folder: Path, form: _Form) -> dict[str, other_weights.StoredTensor]:
-    """The tensors in the files that a server reads of a Hugging Face directory."""
-    sizes: dict[str, other_weights.StoredTensor] = {}
-    if form == "torch":
-        for name in other_weights.torch_files(folder):
-            sizes |= other_weights.torch_tensors(folder, name)
-        return sizes
-    for shard in _shards(folder):
-        for name, tensor in verify.tensors(folder, shard).tensors.items():
-            sizes[name] = other_weights.StoredTensor(math.prod(tensor.shape), tensor.end - tensor.begin)
-    return sizes
+def _of_model(folder: Path, config: Fields, weight_bits: int) -> tuple[int | None, str]:
+    """The same of a Hugging Face model, by the headers of the files that a server reads."""
+    if reason := _unknown(config, weight_bits):
+        return None, reason
+    stored = [tensor for shard in _shards(folder) for tensor in verify.tensors(folder, shard).tensors.items()]
+    sizes = {name: min(each.end - each.begin, math.prod(each.shape) * weight_bits // 8) for name, each in stored}
+    return _read(sizes), ""
 
 
-def _of_model(
-    stored: Mapping[str, other_weights.StoredTensor], config: Fields, weight_bits: int
-) -> tuple[int | None, str]:
-    """The same of a Hugging Face model, by the headers of its files."""
+def _of_torch(folder: Path, config: Fields, weight_bits: int) -> tuple[int | None, str]:
+    """The same of a model in files of torch, by their size: at least, if its config.json says less than all."""
+    if reason := _unknown(config, weight_bits):
+        return None, reason
+    if config.has("vision_config"):
+        return None, "which part of a file of torch is a vision encoder is not known"
+    files = [folder / _TORCH_SINGLE] if (folder / _TORCH_SINGLE).is_file() else folder.glob(_TORCH)
+    stored_bits = _TORCH_BITS.get(config.text("torch_dtype") or "", 32)
+    sizes = [config.optional_integer(name) or 0 for name in ("vocab_size", "hidden_size")]
+    table = 0 if config.flag("tie_word_embeddings") else math.prod(sizes)
+    values = sum(file.stat().st_size for file in files) * 8 // stored_bits - table
+    if values <= 0:
+        return None, _MOSTLY_TABLE
+    return values * min(stored_bits, weight_bits) // 8, ""
+
+
+def _unknown(config: Fields, weight_bits: int) -> str | None:
+    """Why the bytes per token of a Hugging Face model are not known."""
     if model_files.num_experts(config.values) is not None:
-        return None, _MIXTURE
+        return _MIXTURE
     if weight_bits == 0:
-        return None, "how many bits its server keeps of a weight is not known: its command line is the matrix's own"
-    return _read({name: min(each.bytes, each.values * weight_bits // 8) for name, each in stored.items()}), ""
+        return "how many bits its server keeps of a weight is not known: its command line is the matrix's own"
+    return None
 
 
 def _of_gguf(place: Path) -> tuple[int | None, str]:
     """The same of a GGUF file, or of the one in a directory: its server keeps the bits that it has."""
-    headers = [other_weights.gguf_header(path) for path in other_weights.gguf_files(place)]
+    headers = [gguf_header.read(path) for path in gguf_header.files(place)]
     if any(each.experts for each in headers):
         return None, _MIXTURE
-    return _read({name: tensor.bytes for each in headers for name, tensor in each.tensors.items()}), ""
+    return _read({name: size for each in headers for name, size in each.tensors.items()}), ""
 
 
 def _read(sizes: Mapping[str, int]) -> int:

@@ -113,7 +113,6 @@ def _gate(what: str, limit: str, why: str, *, of_level: bool = True) -> Callable
 
 
 def findings(run: LoadRun) -> Iterator[MeasurementFinding]:
-    """Findings of all gates."""
     for gate in GATES:
         for level in run.levels if gate.of_level else (None,):
             for severity, message, *place in gate.look(run) if level is None else gate.look(run, level):

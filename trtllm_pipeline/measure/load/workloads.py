@@ -246,7 +246,6 @@ class _Blocks:
         self._known: dict[int | str, list[str]] = {}
 
     def text(self, prompt: Prompt) -> str:
-        """The text of a prompt with `blocks`."""
         assert prompt.blocks is not None
         assert prompt.input_tokens is not None
         left = prompt.input_tokens - self._special

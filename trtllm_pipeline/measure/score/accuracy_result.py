@@ -77,7 +77,6 @@ class AccuracyResult:
     """Other keys of the file, not read back."""
 
     def to_json(self) -> dict[str, Json]:
-        """The content of accuracy.json."""
         own = {name: getattr(self, name) for name in AccuracyResult.__dataclass_fields__ if name != "more"}
         return {"schema": 1, **{name: value for name, value in own.items() if value is not None}, **self.more}
 
@@ -215,6 +214,6 @@ def write_answers(folder: Path, answers: Iterable[AnsweredQuestion]) -> None:
 
 
 def write(folder: Path, scored: Iterable[AnsweredQuestion], result: AccuracyResult) -> None:
-    """Write both files into `directory`."""
+    """Write both files into `folder`."""
     write_answers(folder, scored)
     write_json(folder / ACCURACY_FILE, result.to_json())

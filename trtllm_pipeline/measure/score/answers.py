@@ -83,7 +83,7 @@ def score_server(
     settings: Mapping[str, Any],
     progress: Callable[[int, int, str], None] | None = None,
 ) -> AccuracyResult:
-    """Send the questions, score the answers, and write answers.jsonl and accuracy.json to `directory`.
+    """Send the questions, score the answers, and write answers.jsonl and accuracy.json to `folder`.
 
     Answers are written before they are scored, and stay there if scoring fails. Raises StageError if requests
     failed: a missing answer is not a wrong answer.

@@ -192,11 +192,9 @@ class Fields:
         return float(value)
 
     def text(self, key: str) -> str | None:
-        """A text."""
         return self._maybe(key, str, "a text")
 
     def required_text(self, key: str) -> str:
-        """A required text."""
         text = self.text(key)
         if text is None:
             raise self.wrong(key, "a text")
@@ -222,7 +220,6 @@ class Fields:
         return self._maybe(key, list, "a list") or []
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts."""
         values = self.array(key)
         if not all(isinstance(value, str) for value in values):
             raise self.wrong(key, "a list of texts")

@@ -86,7 +86,7 @@ def is_licence(name: str) -> bool:
 
 
 def weight_files(folder: Path, names: Collection[str], model: str, form: str = MODEL) -> list[str]:
-    """The safetensors files that hold the weights, sorted, of a form that has any; `directory` holds the index if the model has one.
+    """The safetensors files that hold the weights, sorted, of a form that has any; `folder` holds the index if the model has one.
 
     Raises DownloadError when there are none, or the index names files that are not among `names`.
     """
@@ -220,7 +220,7 @@ def listed_code(pinned: Mapping[str, Json], named: Mapping[str, RemoteFile], mod
 
 
 def copy_code(pinned: Mapping[str, Json], folder: Path, out: Path, model: str) -> None:
-    """Copy the trusted code files of a pinned source from `directory`. Raises DownloadError for one that is not the trusted one."""
+    """Copy the trusted code files of a pinned source from `folder`. Raises DownloadError for one that is not the trusted one."""
     for name, digest in sorted(trusted_code(pinned).items()):
         source = model_files.find(folder, name)
         if source is None:

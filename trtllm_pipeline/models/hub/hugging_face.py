@@ -71,7 +71,6 @@ def listing(model: str, commit: str) -> list[RemoteFile]:
 
 
 def file_url(model: str, commit: str, name: str) -> str:
-    """Address of one file of the model."""
     from huggingface_hub import hf_hub_url
 
     return hf_hub_url(model, name, revision=commit, endpoint=endpoint())

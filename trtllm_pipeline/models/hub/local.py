@@ -24,7 +24,7 @@ _COPIED_BYTES: Final = 64 << 20
 
 
 def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Path]:
-    """The files in `directory` that belong to the model, by name, with their paths. Raises DownloadError."""
+    """The files in `folder` that belong to the model, by name, with their paths. Raises DownloadError."""
     if not folder.is_dir():
         raise UnavailableError(f"{model}: directory {folder} does not exist")
     names = model_files.names(folder)
@@ -35,14 +35,14 @@ def needed_files(folder: Path, model: str, *, form: str = MODEL) -> dict[str, Pa
 
 
 def contents(folder: Path, digest: Callable[[Path], str], *, form: str = MODEL) -> dict[str, str]:
-    """Check the model in `directory`, see `check_folder`; the digest of each of its files, by name."""
+    """Check the model in `folder`, see `check_folder`; the digest of each of its files, by name."""
     files = needed_files(folder, folder.name, form=form)
     check_folder(folder, folder.name, form=form)
     return {name: digest(path) for name, path in files.items()}
 
 
 def code(folder: Path) -> dict[str, str]:
-    """SHA-256 of the Python files in `directory`, by name. Raises DownloadError for a link that leads elsewhere."""
+    """SHA-256 of the Python files in `folder`, by name. Raises DownloadError for a link that leads elsewhere."""
     paths = {name: model_files.find(folder, name) for name in code_files(model_files.names(folder))}
     return {name: hex_digest(path) for name, path in paths.items() if path is not None}
 
@@ -74,7 +74,7 @@ def take(folder: Path, out: Path, *, progress: Progress, form: str = MODEL) -> N
 
 
 def shared_bytes(folder: Path, near: Path) -> int:
-    """Bytes of the files in `directory` that need no further space on the disk of `near` when the model is linked there."""
+    """Bytes of the files in `folder` that need no further space on the disk of `near` when the model is linked there."""
     stats = [path.stat() for path in folder.iterdir() if path.is_file()]
     device = near.stat().st_dev
     return sum(stat.st_size for stat in stats if stat.st_size > _COPIED_BYTES and stat.st_dev == device)

@@ -56,7 +56,7 @@ def fetch(source: Mapping[str, Json], out: Path, *, partial: Path, offline: bool
 
 
 def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progress: Progress) -> Path:
-    """The verified wheel, in `directory`."""
+    """The verified wheel, in `folder`."""
     known = next(iter(folder.glob("*.whl")), None)
     if known is not None and hex_digest(known) == sha256:
         return known
@@ -84,7 +84,7 @@ def _wheel(requirement: str, sha256: str, folder: Path, *, offline: bool, progre
 
 
 def _watched(command: list[str], folder: Path, requirement: str, progress: Progress) -> tuple[int, str]:
-    """Run pip with its temporary files below `directory` and report their size; its exit status and output.
+    """Run pip with its temporary files below `folder` and report their size; its exit status and output.
 
     Raises DownloadError if nothing has arrived for `_STALLED_S`.
     """

@@ -121,7 +121,7 @@ def content_of(pinned: Mapping[str, Json], *, offline: bool = False, form: str =
 def code_of(pinned: Mapping[str, Json], *, folder: Path | None, offline: bool = False) -> dict[str, str] | None:
     """SHA-256 by name of the Python files that come with a model's weights. transformers may load the model with them. Runs none.
 
-    `directory` is the directory of a local source. None if they are too large to be read. Raises DownloadError when the hub
+    `folder` is the directory of a local source. None if they are too large to be read. Raises DownloadError when the hub
     cannot be asked now.
     """
     from trtllm_pipeline.models.hub import local, snapshot
@@ -195,7 +195,7 @@ def fetch(
     """Fill the empty directory `out` with the model of a pinned source, verified.
 
     Received data stays below `partial` (default: next to `out`) under a name specific to the source if this fails,
-    and is not fetched again. `directory` is the directory of a local source. `content` has the SHA-256 of each file that a stage
+    and is not fetched again. `folder` is the directory of a local source. `content` has the SHA-256 of each file that a stage
     reads, if known: anything else is refused. Then `copies`, other hubs' sources as a recipe lists them, continue where
     the hub breaks off. `form` is one of `files.CONFIGURATION`. Raises DownloadError.
     """
@@ -242,7 +242,7 @@ def fetch(
 
 def kept_bytes(pinned: Mapping[str, Json], partial: Path, folder: Path | None = None) -> int:
     """Bytes of a pinned source's `fetch` that are on the disk already: left below `partial` by an earlier one, or in the
-    `directory` of a local one.
+    `folder` of a local one.
     """
     if folder is not None:
         from trtllm_pipeline.models.hub import local

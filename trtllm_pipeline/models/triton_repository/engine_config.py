@@ -73,7 +73,7 @@ class Engine:
 
     @classmethod
     def read(cls, folder: Path, *, max_seq_len: int | None = None) -> Engine:
-        """The engine in `directory`. Raises EngineError.
+        """The engine in `folder`. Raises EngineError.
 
         `max_seq_len` is used if the file has none: a directory of weights is served with its server's limit.
         """

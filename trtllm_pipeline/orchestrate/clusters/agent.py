@@ -175,7 +175,6 @@ def exit_code(run: Callable[[], None]) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of any error."""
     if isinstance(error, PipelineError):
         return error.message
     if isinstance(error, OSError) and error.filename is not None:

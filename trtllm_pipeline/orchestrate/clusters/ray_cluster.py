@@ -88,7 +88,6 @@ class RayCluster:
         return NodeAffinitySchedulingStrategy(self._known[node][0], soft=True)
 
     def start(self, job: Job, command: Sequence[str]) -> str:
-        """See `Cluster`."""
         node, need = self._known[job.node][1], job.resources
         task = _AGENT.options(
             name=job.stage,
@@ -102,7 +101,6 @@ class RayCluster:
         return self._tickets[task]
 
     def over(self, timeout_s: float) -> Mapping[str, StageError | None]:
-        """See `Cluster`."""
         if not self._tickets:
             time.sleep(timeout_s)
             return {}
@@ -122,7 +120,6 @@ class RayCluster:
             ray.cancel(task, force=True)
 
     def close(self) -> None:
-        """See `Cluster`."""
         ray.shutdown()
 
 

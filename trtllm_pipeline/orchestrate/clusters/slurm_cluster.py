@@ -86,7 +86,6 @@ class SlurmCluster:
             raise UsageError(f"a node of the cluster cannot be used: {error}", hint=_SAME_ENVIRONMENT) from error
 
     def start(self, job: Job, command: Sequence[str]) -> str:
-        """See `Cluster`."""
         need, folder = job.resources, agent.folder_of(Path(job.attempt))
         script = folder / "job.sh"
         script.write_text(_SCRIPT, encoding="utf-8")
@@ -128,7 +127,6 @@ class SlurmCluster:
         }
 
     def left(self, attempt: Path) -> str | None:
-        """See `Cluster`."""
         if time.monotonic() - self._left_s > _POLL_S:
             self._left, self._left_s = _queue(), time.monotonic()
         for entry in self._left:
@@ -138,7 +136,6 @@ class SlurmCluster:
         return None
 
     def cancel(self, tickets: Sequence[str]) -> None:
-        """See `Cluster`."""
         if tickets:
             with suppress(UsageError):  # they may have ended, which `over` reports
                 _run_slurm(["scancel", *tickets])

@@ -64,7 +64,6 @@ class Document:
         return Fault(self.name, None, key_text(at if key is None else key), message)
 
     def get(self, at: KeyPath) -> Json:
-        """The value at `at`, or None."""
         value = self.data
         try:
             for step in at:

@@ -418,11 +418,9 @@ class _Grid:
         return _Rule(tuple(allowed), here=_is_release(self.release, str(written["release"])), of_a_release=True)
 
     def position(self, axis: str) -> int:
-        """Position of an axis."""
         return [each.name for each in self.axes].index(axis)
 
     def matching(self, axis: _Axis, value: object) -> set[str]:
-        """Values of an axis that match one value of a rule."""
         if axis.name.startswith(SETTINGS_PREFIX):
             return {_text(value)} & axis.universe
         text = str(value)
@@ -438,7 +436,6 @@ class _Grid:
         return {known for known in axis.universe if fnmatch.fnmatchcase(known, text)}
 
     def _points(self) -> list[Point]:
-        """Points of all cells."""
         dropped: set[Point] = set()
         for index, rule in enumerate(self.excludes):
             hits = [point for point in self.product if rule.here and rule.matches(point)]

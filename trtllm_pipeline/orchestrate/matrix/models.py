@@ -187,7 +187,7 @@ class HubSource(Source):
 
     @model_serializer(mode="wrap")
     def _without_null(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave `files` and `listing` out if they are unset. Pins are stored under this form, which older releases wrote too."""
+        """Leave `files` and `listing` out if they are unset: pins are stored under this form."""
         written: dict[str, Any] = handler(self)
         return {name: value for name, value in written.items() if name not in {"files", "listing"} or value is not None}
 
@@ -835,7 +835,6 @@ class _Described(GenerateJsonSchema):
     """Adds the docstrings below fields as descriptions. Pydantic would parse them on every import of this module."""
 
     def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
-        """The schema of one model with descriptions."""
         result = super().model_schema(schema)
         for name, text in _docstrings(schema["cls"]).items():
             result["properties"][name].setdefault("description", text)

@@ -265,7 +265,6 @@ def without_limits(machine: Machine) -> Machine:
 
 
 def in_words(need: Need) -> str:
-    """An unmet need in words."""
     assert need.has is not None
     value = need.least if need.least is not None and need.impossible else need.estimate.value
     place = {GPU: "of memory on each GPU", HOST: "of host memory", SHARED: f"in {SHARED}"}[need.resource]

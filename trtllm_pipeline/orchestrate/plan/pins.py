@@ -132,7 +132,7 @@ class Pins:
         return dataclasses.replace(cell, companions=known, reason=companions.unlike(cell, numbers))
 
     def _companion(self, name: str, model: str, cell: Cell) -> Mapping[str, Json]:
-        """`source`, `files` and `directory` of a further model of the cell, by its name in the settings."""
+        """`source`, `files` and `folder` of a further model of the cell, by its name in the settings."""
         same = (name, model, cell.base_dir, id(cell.settings["download"]))
         if same not in self._companions:
             local = model.startswith((".", "/", "~"))

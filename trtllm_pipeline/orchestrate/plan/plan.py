@@ -90,7 +90,6 @@ class Plan:
 
     @property
     def feasible(self) -> tuple[Cell, ...]:
-        """Feasible cells."""
         return tuple(cell for cell in self.cells if cell.reason is None)
 
     def resources(self, run: StageRun) -> Resources:

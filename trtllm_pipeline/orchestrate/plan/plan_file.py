@@ -117,7 +117,6 @@ def about(cell: Cell) -> dict[str, Json]:
 
 
 def outline(plan: Plan) -> Outline:
-    """The outline of a plan."""
     return Outline(
         tuple(
             OutlineCell(cell.id, axes(cell), cell.reason, plan.by_cell[cell.id], cell.changes, about(cell))

@@ -106,7 +106,7 @@ def _fingerprints(outline: Outline) -> set[Fingerprint]:
 
 
 def _of_other_runs(store: Store, folder: Path) -> dict[Fingerprint, str]:
-    """Artifacts used by runs other than the one in `directory`, each with one of these runs."""
+    """Artifacts used by runs other than the one in `folder`, each with one of these runs."""
     return {
         each: f"run {other.name} used it"
         for other in run_folders(store)

@@ -38,10 +38,6 @@ def run_id(started_s: float, name: str) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(started_s))}-{name}"
 
 
-def _name_of(run: str) -> str:
-    return run.split("-", 2)[-1]
-
-
 def run_folders(store: Store) -> tuple[Path, ...]:
     """Directories of all runs, the latest first. Raises UsageError if there is none."""
     known = [path.parent.name for path in store.runs_dir.glob(f"*/{NAME}") if path.is_file()]
@@ -63,7 +59,7 @@ def find_run(store: Store, wanted: str | None) -> Path:
     folders = run_folders(store)
     known = [folder.name for folder in folders]
     back = _BACK.fullmatch(wanted)
-    called = [] if back is None else [each for each in folders if back[1] in {LATEST, _name_of(each.name)}]
+    called = [] if back is None else [each for each in folders if back[1] in {LATEST, each.name.split("-", 2)[-1]}]
     if back is not None and called:
         place = int(back[2] or 0)
         if place < len(called):

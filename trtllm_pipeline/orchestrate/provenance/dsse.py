@@ -165,7 +165,6 @@ class TrustedKey:
     key: PublicKey
 
     def verifies(self, signature: bytes, data: bytes) -> bool:
-        """Return whether this key made this signature of `data`."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
@@ -190,7 +189,6 @@ class SigningKey:
         return f"SigningKey({self.keyid})"
 
     def sign(self, data: bytes) -> EnvelopeSignature:
-        """Sign `data`."""
         from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
         ecdsa = isinstance(self.key, EllipticCurvePrivateKey)
@@ -198,7 +196,6 @@ class SigningKey:
 
     @property
     def public(self) -> TrustedKey:
-        """The public half."""
         return TrustedKey("", self.keyid, self.key.public_key())
 
     @staticmethod

@@ -93,7 +93,7 @@ def _time(unix_s: float) -> str:
 
 
 def _job(sealed: Manifest, folder: Path) -> dict[str, Any]:
-    """Return the job. Empty if the manifest lacks it: written by an older release, or set aside by `store repair`."""
+    """Return the job. Empty if `store repair` has set it aside."""
     entry = next((entry for entry in sealed.records if entry.path == JOB), None)
     if entry is None:
         return {}

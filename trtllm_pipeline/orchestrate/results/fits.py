@@ -63,7 +63,6 @@ class Fit:
 
     @property
     def changed_id(self) -> CellId:
-        """Id of the changed cell."""
         segments = dict(known for _, known, _ in self._differences())
         return CellId("/".join(segments.get(each, each) for each in self.cell.id.split("/")))
 

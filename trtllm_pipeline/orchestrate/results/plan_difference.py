@@ -82,7 +82,6 @@ class PlanDifference:
         }
 
     def blocks(self) -> Iterator[text_blocks.Block]:
-        """Text for people."""
         yield text_blocks.Heading(f"{self.new}, compared with {self.base}")
         new, base = self.feasible
         if not (self.cells or any(each.changed or each.only_new or each.only_base for each in self.stages)):

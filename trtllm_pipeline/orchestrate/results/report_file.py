@@ -218,8 +218,8 @@ class CellResult:
             changes=tuple(data.get("changes", ())),
             status=CellStatus(data["status"]),
             levels=result.levels_of(data["perf"]),
-            highest_rate=result.HighestRate.read(data.get("highest_rate")),
-            highest_concurrency=result.HighestConcurrency.read(data.get("highest_concurrency")),
+            highest_rate=result.read_record(result.HighestRate, data.get("highest_rate")),
+            highest_concurrency=result.read_record(result.HighestConcurrency, data.get("highest_concurrency")),
             accuracy_drift=drifted,
             findings=tuple(data["findings"]),
             conditions=Conditions.read(data.get("conditions")),
@@ -293,7 +293,7 @@ def drifts_of(axes: Mapping[CellId, Mapping[str, Json]], answers: Mapping[CellId
     drifts = {}
     for cell, reference in references(axes).items():
         if cell in answers and reference in answers:
-            # Answers of earlier releases, or of cells with other questions, do not count.
+            # Answers to other questions do not count.
             with suppress(UsageError):
                 drifts[cell] = replace(
                     drift.compare(read(answers[reference]), drift.read(answers[cell])), reference=reference
@@ -498,7 +498,7 @@ def read_report(path: Path) -> tuple[tuple[CellResult, ...], dict[str, Any]]:
         if data["schema"] != SCHEMA:
             raise StateError(f"{path}: report of schema {data['schema']}, this release reads {SCHEMA}")
         run = dict(data["run"])
-        if (forecast := run.get("forecast")) is not None:  # older reports have none
+        if (forecast := run.get("forecast")) is not None:
             run["forecast"] = ForecastCheck.from_json(forecast)
         return tuple(CellResult.from_json(cell) for cell in data["cells"]), run
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -81,7 +81,6 @@ class Job:
     schema: int = field(default=SCHEMA)
 
     def write(self, path: str | Path) -> None:
-        """Write the job file."""
         data = {each: getattr(self, each) for each in self.__slots__}
         data |= {"scope": self.scope.value, "resources": asdict(self.resources)}
         writing.write_once(path, writing.object_text(data))

@@ -44,7 +44,6 @@ class Offers:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes to pull."""
         return sum(each.transfer_bytes for each in self.pulls.values())
 
 
@@ -72,7 +71,6 @@ class Durations:
         self._estimates: dict[tuple[str, int], Estimate] = {}
 
     def learn(self, run: StageRun, seconds: float) -> None:
-        """Record the duration of a stage run."""
         self._estimates.clear()
         for label in (*_labels(run), _ALL):
             took_s, guessed_s = self._here.get(label, (0.0, 0.0))
@@ -122,7 +120,6 @@ class Durations:
         return Estimate(formula, _GUESS_ERROR) if known is None else Estimate(round(1000 * known), _KNOWN_ERROR, 1)
 
     def expected(self, run: StageRun) -> float:
-        """Return the expected seconds."""
         return self.estimate(run).value / 1000
 
 
@@ -312,7 +309,6 @@ class ForecastCheck:
     """Entries in the order of the plan, time first."""
 
     def to_json(self) -> dict[str, Json]:
-        """The JSON in a report."""
         return {
             "expected_s": None if self.expected_s is None else round(self.expected_s, 3),
             "took_s": round(self.took_s, 3),

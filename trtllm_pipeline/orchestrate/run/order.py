@@ -152,7 +152,6 @@ def simulate(
 
 
 def _service(plan: Plan, run: StageRun) -> StageRunId | None:
-    """Return the service that a stage run runs inside."""
     for up in run.inputs.values():
         if plan.stage_runs[up].stage.scope is Scope.SERVICE:
             return up

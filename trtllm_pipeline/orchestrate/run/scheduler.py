@@ -426,7 +426,6 @@ class Scheduler:
 
     @property
     def nodes(self) -> list[Capacity]:
-        """Available nodes."""
         return [place for place, size in zip(self._places, self._capacity, strict=True) if size != _NOTHING]
 
     @property
@@ -441,7 +440,6 @@ class Scheduler:
         return None if when == math.inf else when
 
     def status(self, task_id: StageRunId) -> StageStatus:
-        """Return the status of this task."""
         return self._nodes[task_id].status
 
     def failure(self, task_id: StageRunId) -> StageError | None:
@@ -807,7 +805,6 @@ class Scheduler:
 
     @property
     def _node_count(self) -> int:
-        """Return the number of nodes."""
         return max(1, sum(size != _NOTHING for size in self._capacity))
 
     def _change_nodes(self, event: NodeGone | NodeCame) -> None:

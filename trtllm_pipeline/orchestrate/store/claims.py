@@ -293,7 +293,6 @@ class _Part(Claim):
         self._leave = leave
 
     def release(self) -> None:
-        """Release this part."""
         if self.fd >= 0:
             self.fd = -1
             self._leave()

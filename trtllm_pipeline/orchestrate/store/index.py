@@ -305,7 +305,6 @@ class Index(Database):
         return known
 
     def _rows(self, query: str, values: Sequence[Value] = ()) -> list[Row]:
-        """Return the rows of a query."""
         return self._read(query, values, lambda row: row)
 
     def _read(self, query: str, values: Sequence[Value], make: Callable[[Row], T]) -> list[T]:
@@ -348,12 +347,10 @@ class Index(Database):
     # artifacts
 
     def artifacts(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, Artifact]:
-        """Return the published artifacts of `fingerprints`."""
         known = self._artifacts(f"WHERE {_AMONG}", (json.dumps([*fingerprints]),))
         return {artifact.fingerprint: artifact for artifact in known}
 
     def published(self) -> set[Fingerprint]:
-        """Return the fingerprints of all artifacts."""
         return {row[0] for row in self._rows("SELECT fingerprint FROM artifacts")}
 
     def keys(self, fingerprints: Iterable[Fingerprint]) -> dict[Fingerprint, str]:
@@ -492,7 +489,6 @@ class Index(Database):
         self._runs[run] = self._insert("runs", (run, matrix, json.dumps(command), time.time(), None, None))
 
     def end_run(self, run: str, exit_code: int) -> None:
-        """Record the end of a run."""
         self._change(("runs", (*self._runs[run][:-2], time.time(), exit_code)))
         del self._runs[run]
 

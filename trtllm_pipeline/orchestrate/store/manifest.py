@@ -52,7 +52,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     provenance: Mapping[str, Json]
     records: tuple[FileEntry, ...] = ()
-    """Files next to the result, such as the job and the log. Empty in manifests of older releases."""
+    """Files next to the result, such as the job and the log."""
 
     @property
     def size_bytes(self) -> int:
@@ -93,7 +93,6 @@ class Manifest:
         return float(value) if isinstance(value, (int, float)) else default
 
     def write(self, folder: Path) -> None:
-        """Write it into `folder`."""
         writing.write_once(folder / NAME, writing.object_text(self.to_json()))
 
 
@@ -114,7 +113,6 @@ def content_digest(entry: FileEntry) -> str:
 
 
 def listed(files: Iterable[FileEntry]) -> list[Json]:
-    """Return files as JSON."""
     return [
         {"path": entry.path, "link": entry.link}
         if entry.link is not None
@@ -157,17 +155,15 @@ def decode(content: bytes, stage: str, fingerprint_: str, name: str) -> Manifest
     """Return the manifest of this artifact from a file's content. Errors show `name` as its source. Raises like `read`."""
     try:
         data = json.loads(content.decode("utf-8"))
-        digest = data.pop("digest", None)
         # Before other checks: a flipped bit can change the schema too.
-        if digest is not None and digest != fingerprint(canonical(data)):
-            raise ValueError("its content changed")
+        digest = data.pop("digest", None)
+        if digest != fingerprint(canonical(data)):
+            raise ValueError("its digest is missing" if digest is None else "its content changed")
         if data["schema"] != SCHEMA:
             raise StateError(
                 f"{name}: the manifest has schema {data['schema']}, but this release reads schema {SCHEMA}",
                 hint="use the release that wrote it, another --workspace, or move the artifact's directory away",
             )
-        if digest is None and "records" in data:  # manifests of older releases have neither
-            raise ValueError("its digest is missing")
         key = canonical(data["key"])
         if not (data["fingerprint"] == fingerprint_ == fingerprint(key) and data["stage"] == stage):
             raise ValueError(f"its key belongs to {data['stage']} {fingerprint(key)}")
@@ -180,7 +176,7 @@ def decode(content: bytes, stage: str, fingerprint_: str, name: str) -> Manifest
             data["label"],
             entries(data["files"]),
             dict(data["provenance"]),
-            entries(data.get("records", ())),
+            entries(data["records"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NoManifestError(f"{name}: not the manifest of this artifact: {error}") from error

@@ -124,7 +124,6 @@ class Progress:
         self.stopped = False
 
     def add(self, size_bytes: int) -> None:
-        """Add transferred bytes."""
         if self.stopped:
             raise RemoteError("stopped")
         with self._lock:
@@ -446,7 +445,6 @@ class _Web:
         )
 
     def close(self) -> None:
-        """Close all connections."""
         self._client.close()
 
     def pieces(self, name: str) -> Iterator[bytes]:
@@ -580,7 +578,6 @@ def _size(sealed: Manifest) -> int:
 
 
 def _read_manifest(remote: Remote, place: ArtifactKey) -> ArtifactTransfer:
-    """Return an artifact of the remote, as its manifest describes it."""
     try:
         content = remote.manifest(place)
         if content is None:

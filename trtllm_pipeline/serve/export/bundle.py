@@ -50,7 +50,7 @@ _INDEX: Final = ".index.json"
 
 
 def write(deployment: Deployment, folder: Path) -> None:
-    """Write the bundle into the empty `directory`. Raises StateError for a repository with paths outside it, OSError."""
+    """Write the bundle into the empty `folder`. Raises StateError for a repository with paths outside it, OSError."""
     served = deployment.served
     weights = served.inputs.get("model")
     if served.engine is not None:
@@ -105,7 +105,7 @@ def write_tensors(deployment: Deployment, folder: Path) -> None:
 
 
 def write_sums(folder: Path) -> None:
-    """Write the SHA-256 of every file below `directory` into SHA256SUMS, as `sha256sum -c` takes it."""
+    """Write the SHA-256 of every file below `folder` into SHA256SUMS, as `sha256sum -c` takes it."""
     names = [name for name in files(folder) if name != SUMS]
     with ThreadPoolExecutor(os.cpu_count()) as threads:  # SHA-256 of one file takes one core
         sums = threads.map(digests.sha256_of_file, (folder / name for name in names))
@@ -114,7 +114,7 @@ def write_sums(folder: Path) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    """Every file below `directory`, by its path from there, in order."""
+    """Every file below `folder`, by its path from there, in order."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 

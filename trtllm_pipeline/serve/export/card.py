@@ -38,7 +38,6 @@ _NEEDS: Final = {
 
 
 def text(deployment: Deployment) -> str:
-    """The card."""
     return "\n".join(_lines(deployment)) + "\n"
 
 

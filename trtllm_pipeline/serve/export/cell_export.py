@@ -58,7 +58,7 @@ def check_targets(deployment: Deployment, targets: Sequence[str]) -> None:
 
 
 def export_targets(deployment: Deployment, targets: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Write each of `targets` into a directory of its name below the empty `directory`. Returns the directories.
+    """Write each of `targets` into a directory of its name below the empty `folder`. Returns the directories.
 
     An incomplete export is removed: a full disk leaves nothing that looks finished. Raises UsageError, StateError, OSError.
     """

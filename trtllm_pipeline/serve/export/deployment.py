@@ -79,7 +79,6 @@ class Deployment:
 
     @property
     def gpus_of_pod(self) -> int:
-        """GPUs of each pod."""
         return self.world_size // self.nodes
 
     @property
@@ -136,7 +135,6 @@ class Deployment:
 
     @property
     def cpus_of_pod(self) -> int:
-        """CPUs that each pod asks for."""
         return max(1, self.cpus // self.nodes)
 
     @property
@@ -304,7 +302,7 @@ def _runs(served: served_cell.ServedCell) -> list[StageRun]:
 
 
 def disk_bytes(folder: Path) -> int:
-    """Bytes of all regular files below `directory`, each inode counted once; symbolic links count nothing."""
+    """Bytes of all regular files below `folder`, each inode counted once; symbolic links count nothing."""
     sizes: dict[tuple[int, int], int] = {}
     for base, _, files in os.walk(folder):
         for name in files:

@@ -100,7 +100,7 @@ def sha256(path: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Fill `directory`. Raises FillError, KeyError for a variable that is not set."""
+    """Fill `folder`. Raises FillError, KeyError for a variable that is not set."""
     sums = folder / ".SHA256SUMS"  # put in place last: with it the bundle is whole
     fetch("SHA256SUMS", sums)
     for line in sums.read_text(encoding="utf-8").splitlines():

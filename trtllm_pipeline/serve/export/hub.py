@@ -28,7 +28,7 @@ def check_repository(name: str | None) -> None:
 
 
 def publish(folder: Path, repository: str, *, message: str, upload: bool, private: bool) -> dict[str, Any]:
-    """Upload the bundle in `directory`, or only say what would be uploaded.
+    """Upload the bundle in `folder`, or only say what would be uploaded.
 
     Returns `repository`, `url` of the commit (None when nothing was uploaded) and `files` with their sizes. The
     repository is created if it is missing. Raises DownloadError with our own message.

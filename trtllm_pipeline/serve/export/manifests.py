@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -145,15 +145,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["yaml"] = _yaml
+    environment.filters["yaml"] = partial(json.dumps, ensure_ascii=False)  # JSON is YAML
     environment.filters["comment"] = lambda text: " ".join(str(text).split())
     environment.globals["fill_program"] = TEMPLATES.with_name("fill.py").read_text(encoding="utf-8")
     return environment
-
-
-def _yaml(value: Any) -> str:
-    """A value as JSON, which YAML takes."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _gateway_json(deployment: Deployment, host: str) -> str:

@@ -20,7 +20,6 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
         return len(self._waiting)
 
     def try_enter(self, count: int) -> bool:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from trtllm_pipeline.serve.gateway.triton_backend import PreparedPrompt
 
 
-class Feed:
-    """An answer on its way to a client."""
+class _Waking:
+    """An answer on its way to a client: the tasks that fill it wake the sender."""
 
     def __init__(self, *, stream: bool) -> None:
         self.stream = stream
@@ -34,7 +34,6 @@ class Feed:
         self._new = False
 
     def changed(self) -> None:
-        """Wake the sender."""
         self._new = True
         wake = self._wake
         if wake is not None:
@@ -60,45 +59,13 @@ class Feed:
         for task in self.tasks:
             task.cancel()
 
-    @property
-    def failure(self) -> ApiError | None:
-        """Why it is not whole."""
-        raise NotImplementedError
 
-    @property
-    def over(self) -> bool:
-        """True if no more events come."""
-        raise NotImplementedError
-
-    def take(self) -> bytes:
-        """The events that can be sent now."""
-        raise NotImplementedError
-
-    def fail(self, failure: ApiError) -> None:
-        """Give it up."""
-        raise NotImplementedError
-
-    def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a stream that has failed."""
-        return failed_event(failure)
-
-    def usage(self) -> TokenUsage:
-        """Counts, as far as they are known."""
-        raise NotImplementedError
-
-    @property
-    def calls(self) -> int:
-        """Tools that it calls, as far as that is known."""
-        return 0
-
-    @property
-    def drafts(self) -> tuple[int, int]:
-        """Tokens drafted and accepted by speculative decoding, if the server reports them."""
-        return 0, 0
-
-
-class PassedFeed(Feed):
+class PassedFeed(_Waking):
     """The answer of an OpenAI-compatible server."""
+
+    calls = 0
+    drafts = (0, 0)
+    failed = staticmethod(failed_event)
 
     def __init__(self, metrics: RequestMetrics, *, stream: bool) -> None:
         super().__init__(stream=stream)
@@ -140,7 +107,7 @@ def _count(told: object) -> int | None:
     return told if isinstance(told, int) and 0 <= told <= params.MOST_TOKENS else None
 
 
-class ChoicesFeed(Feed):
+class ChoicesFeed(_Waking):
     """The choices of a request that Triton answers."""
 
     def __init__(
@@ -185,7 +152,6 @@ class ChoicesFeed(Feed):
 
     @property
     def calls(self) -> int:
-        """Tools that it calls."""
         return sum(choice.calls for choice in self.choices)
 
     @property
@@ -273,3 +239,6 @@ class ChoicesFeed(Feed):
 
 def _sum(counts: Sequence[int | None]) -> int | None:
     return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
+
+
+Feed = PassedFeed | ChoicesFeed

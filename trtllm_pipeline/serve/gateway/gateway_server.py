@@ -58,7 +58,7 @@ class _Server(uvicorn.Server):
 
 
 def run(config: GatewayConfig, folder: Path, announce: Announce) -> None:
-    """Serve until SIGTERM or SIGINT. `directory` has gateway.json while it listens, and `announce` gets its content.
+    """Serve until SIGTERM or SIGINT. `folder` has gateway.json while it listens, and `announce` gets its content.
 
     Raises PipelineError for what cannot be read or listened on.
     """

@@ -65,14 +65,12 @@ class GatewayProtocol(HttpToolsProtocol):
         self.scope[CONNECTION] = self  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
-        """The header is complete."""
         self._idle_bytes = 0
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0" and self.cycle is not None:
             _without_chunks(self.cycle)
 
     def on_body(self, body: bytes) -> None:
-        """One part of the body."""
         self._idle_bytes = 0
         super().on_body(body)
 

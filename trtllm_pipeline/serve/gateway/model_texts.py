@@ -58,7 +58,7 @@ class ModelTexts:
     """Counts tokens and renders conversations, off the event loop if that takes long."""
 
     def __init__(self, folder: Path, renderers: int) -> None:
-        """Read `directory`. Raises DownloadError for files that cannot be read."""
+        """Read `folder`. Raises DownloadError for files that cannot be read."""
         self.tokenizer = read_tokenizer(folder)
         self.template = chat.read(folder)
         self.config = Fields.read_optional(folder, "config.json").values
@@ -164,7 +164,6 @@ class ModelTexts:
         await asyncio.gather(*renders, return_exceptions=True)  # the requester gets the error
 
     def answer_tokens(self, text: str) -> int:
-        """Tokens of an answer."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def token_text(self, token: int) -> str:

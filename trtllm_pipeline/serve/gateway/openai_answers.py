@@ -36,7 +36,6 @@ class TokenUsage:
 
 
 def failed_event(failure: ApiError) -> bytes:
-    """An error as an event."""
     return b"data: " + failure.body + b"\n\n"
 
 

@@ -50,7 +50,6 @@ class Passed:
         self.changed = changed
 
     def take(self) -> bytes:
-        """All that waits."""
         data = bytes(self.waiting)
         self.waiting.clear()
         if self.paused is not None:

@@ -135,7 +135,6 @@ class ResponseCheck(AnswerCheck):
 
 
 def check_of(endpoint: Endpoint) -> AnswerCheck:
-    """The check of an answer."""
     return ResponseCheck() if endpoint == "responses" else AnswerCheck()
 
 

@@ -197,7 +197,6 @@ def _text(content: object, where: str) -> str:
 
 
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools as a chat has them."""
     tools = []
     for position, tool in enumerate(_list(body, "tools")):
         if not isinstance(tool, dict) or tool.get("type") != "function":

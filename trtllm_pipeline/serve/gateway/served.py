@@ -104,7 +104,6 @@ class ModelServer:
         self._logged_s, self._unlogged = now, 0
 
     async def ready(self) -> bool:
-        """True if the server is ready."""
         try:
             return await (await self.backend()).ready()
         except (ApiError, OSError):

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,7 +113,6 @@ class _Program:
     """Length of its log at its start. Earlier content is from earlier starts."""
 
     def not_ready(self) -> None:
-        """It is not, or no longer."""
         self.ready_s = None
         if self.health is not None:
             self.health.close()
@@ -287,10 +286,11 @@ class _Kept:
         else:
             self._write_gateway_config()
         assert self.guardian is not None
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(self.record.gpus)} if self.record.gpus else {}
         self.guardian.spawn(
             program.name,
             program.argv,
-            env={**os.environ, **self.job.environment, **_visible(self.record.gpus)},
+            env={**os.environ, **self.job.environment, **visible},
             cwd=self.folder,
             log=program.log,
             claim_fds=self.fds,
@@ -493,10 +493,6 @@ def _here(job: Job, folder: Path) -> Job:
     """The job with the paths and the interpreter of now: the workspace may have been moved."""
     command = (sys.executable, "-m", "trtllm_pipeline.tensorrt.worker", str(folder / JOB))
     return replace(job, commands=(command,), attempt=str(folder), out=str(folder / "out"))
-
-
-def _visible(gpus: Sequence[str]) -> Mapping[str, str]:
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
 def _ending_with_parent(argv: Sequence[str]) -> tuple[str, ...]:

@@ -199,7 +199,7 @@ def grafana_files(folder: Path, prometheus_url: str) -> dict[str, Mapping[str, A
 
 
 def write(folder: Path, workspace: Path, *, prometheus_url: str, ttft_p99_s: float) -> list[str]:
-    """Write everything into `directory`; what was written, as paths in it."""
+    """Write everything into `folder`; what was written, as paths in it."""
     import yaml
 
     write_targets(workspace)

@@ -88,12 +88,10 @@ class Keeper:
 
     @classmethod
     def here(cls) -> Keeper:
-        """This process."""
         return cls.of(os.getpid())
 
     @classmethod
     def of(cls, pid: int) -> Keeper:
-        """Process `pid`."""
         return cls(pid, running_since(pid) or 0, boot_id())
 
     def lives(self) -> bool:
@@ -218,7 +216,6 @@ class KeptServer:
 
     @property
     def name(self) -> str:
-        """Its name in the workspace."""
         return self.folder.name
 
     @property
@@ -299,7 +296,7 @@ def find(workspace: Path) -> list[KeptServer]:
 
 
 def look(folder: Path) -> KeptServer:
-    """How the managed server in `directory` stands now. Reads only."""
+    """How the managed server in `folder` stands now. Reads only."""
     data = read_object(folder / SERVER_FILE) or {}
     while True:
         server = _look_at(folder, data)
@@ -386,7 +383,7 @@ def _log_of(lock: Path) -> tuple[Keeper | None, tuple[State, str] | None]:
 
 
 def take(folder: Path) -> claims.Claim | None:
-    """The lock of the server in `directory`; None while it is kept, or started. Raises OSError.
+    """The lock of the server in `folder`; None while it is kept, or started. Raises OSError.
 
     Waits for a keeper that has said its last word, for what a killed one has left, and for a command that records an end.
     """
@@ -402,7 +399,7 @@ def take(folder: Path) -> claims.Claim | None:
 
 
 def is_held(folder: Path) -> bool:
-    """True if any process of the server in `directory` runs."""
+    """True if any process of the server in `folder` runs."""
     try:
         return claims.is_held(folder / LOCK)
     except OSError:
@@ -410,7 +407,7 @@ def is_held(folder: Path) -> bool:
 
 
 def holders(folder: Path) -> set[int]:
-    """The processes, as far as this user sees them, that have the lock of the server in `directory` open; not this one."""
+    """The processes, as far as this user sees them, that have the lock of the server in `folder` open; not this one."""
     lock = str(folder / LOCK)
     keepers = set()
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):

@@ -26,7 +26,6 @@ class SignedCheck(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Check."""
         try:
             check(self._record)
         except Exception as error:  # noqa: BLE001  raised by the waiting thread

@@ -37,7 +37,7 @@ def default_path(name: str, *, system: bool) -> Path:
 
 
 def unit(folder: Path, record: KeptRecord, *, system: bool, environment: Mapping[str, str]) -> str:
-    """The text of the unit for the managed server in `directory`.
+    """The text of the unit for the managed server in `folder`.
 
     `system`: for the machine's systemd, as the user whom the directory belongs to; else for that user's own.
     """

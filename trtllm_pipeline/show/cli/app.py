@@ -182,7 +182,6 @@ def _register(app: typer.Typer, name: str, row: Command, *, rich: bool, wanted: 
 
 
 def _load(row: Command) -> Callable[..., Any]:
-    """The function of a command."""
     from trtllm_pipeline.show.cli import command_signatures
 
     module, _, name = row.target.partition(":")

@@ -30,7 +30,6 @@ def matrices(incomplete: str) -> list[str]:
 
 
 def toolchains() -> list[str]:
-    """Names of toolchains."""
     from trtllm_pipeline.tensorrt import catalog
 
     return list(catalog.every_name())

@@ -66,7 +66,6 @@ TOKENIZER_NAMES: Final = {"tokenizer-path": "tokenizer"}
 
 
 def argument(metavar: str, text: str, *, complete: Any = None) -> Any:
-    """A positional argument."""
     return typer.Argument(metavar=metavar, help=text, autocompletion=complete)
 
 

@@ -143,7 +143,7 @@ def _start(
                 )
             if getattr(limits, each) is not None:
                 note(f"note: settings.gateway.{each} is not used: the server takes no such input")
-    if wrong := stage_options.wrong(target.launch, params):
+    if wrong := stage_options.faults(target.launch.params, params):
         raise UsageError("\n  ".join(wrong))
     _warn(target, host, openai=openai, keys=api_keys is not None)
     allow_open_files()

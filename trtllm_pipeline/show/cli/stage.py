@@ -57,7 +57,7 @@ def _run(name: str, typed: dict[str, Any]) -> int:
     settled: dict[str, Any] = {"source": {}} if name in FETCHING else {}
     _refuse(
         name,
-        _wrong_paths(stage, typed) + stage_options.wrong(stage, {**settled, **values}),
+        _wrong_paths(stage, typed) + stage_options.faults(stage.params, {**settled, **values}),
         ", or use a matrix: --matrix FILE --cells ID",
     )
     if name in FETCHING:
@@ -153,7 +153,7 @@ def _of_one_cell(stage: Stage, typed: Mapping[str, Any], request: Request) -> tu
     read = {upstream for place in stage.inputs for upstream in stage.upstream(place)}
     until = [each.name for each in toolchain.stages if each.name in read and each.applies(able[0], machine)][-1]
     values = stage_options.values(stage, typed)
-    _refuse(stage.name, stage_options.wrong(stage, values))
+    _refuse(stage.name, stage_options.faults(stage.params, values))
     return stage, values, until
 
 

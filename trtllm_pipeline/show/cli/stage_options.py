@@ -254,11 +254,6 @@ def _values(cls: Any, typed: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     return found, wrong
 
 
-def wrong(stage: Stage, given: Mapping[str, Any]) -> list[str]:
-    """What is missing of the parameters of a stage, and what no matrix could have."""
-    return faults(stage.params, given)
-
-
 def faults(cls: Any, given: Mapping[str, Any]) -> list[str]:
     """What is missing of the parameters of a class, and what no matrix could have."""
     from trtllm_pipeline.orchestrate import parameter_faults

@@ -14,7 +14,6 @@ SCHEMA: Final = 2
 
 
 def event(name: str, **fields: Json) -> str:
-    """One line."""
     return json.dumps({"event": name, "time_s": round(time.time(), 3), **fields}, ensure_ascii=False)
 
 
@@ -25,7 +24,6 @@ class StageRuns:
         self._named: set[StageRunId] = set()
 
     def named(self, run: StageRunId, stage: str, cells: Sequence[CellId]) -> dict[str, Json]:
-        """The fields of a stage run."""
         first = run not in self._named
         self._named.add(run)
         return {"stage_run": run, "stage": stage, **({"cells": list(cells)} if first else {})}

@@ -41,12 +41,12 @@ class TimeLeft:
 
 
 def goes_on(folder: Path) -> bool:
-    """True if the run in `directory` is active."""
+    """True if the run in `folder` is active."""
     return claims.is_held(folder / NAME)
 
 
 def read(folder: Path) -> tuple[float, bool] | None:
-    """Time left of the run in `directory` by its own estimate, in seconds, and whether it is reliable. None without an estimate."""
+    """Time left of the run in `folder` by its own estimate, in seconds, and whether it is reliable. None without an estimate."""
     if not goes_on(folder):
         return None
     data = read_object(folder / NAME) or {}

@@ -145,7 +145,6 @@ class PlainObserver(QuietObserver):
             self._say_of(run, f"{word} {duration(seconds or 0.0)}")
 
     def waiting(self, run: StageRun, why: str) -> None:
-        """Print why a stage run waits."""
         self._say_of(run, f"waiting: {why}")
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
@@ -200,7 +199,6 @@ class JsonObserver(QuietObserver):
         self._event("begin", schema=json_events.SCHEMA, run=self._run, cells=cells, infeasible=never, **amounts)
 
     def changed(self, run: StageRun, status: StageStatus, error: StageError | None, seconds: float | None) -> None:
-        """The event `changed`."""
         self._tracker.changed(run, status, seconds)
         self._last_progress_s.pop(run.id, None)
         fields: dict[str, Json] = {**self._named(run), "status": status.value, "seconds": seconds}
@@ -220,7 +218,6 @@ class JsonObserver(QuietObserver):
                 self._retries[run.id] = []
 
     def waiting(self, run: StageRun, why: str) -> None:
-        """The event `waiting`."""
         self._event("waiting", **self._named(run), why=why)
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:
@@ -237,25 +234,20 @@ class JsonObserver(QuietObserver):
             self._event("left", **json_events.left(*left))
 
     def pulling(self, message: str, *, wrong: bool = False) -> None:
-        """The events `pulling`."""
         self._event("pulling", message=message, wrong=wrong)
 
     def node(self, name: str, *, gone: bool) -> None:
-        """The events `node`."""
         self._event("node", node=name, gone=gone)
 
     def retrying(self, cells: Sequence[Cell]) -> None:
-        """The events `retrying`."""
         for cell in cells:
             self._event("retrying", cell=cell.id, changes=[asdict(change) for change in cell.changes])
 
     def end(self) -> None:
-        """The event `end`."""
         counts: dict[str, Json] = {status.value: number for status, number in self._tracker.counts.items() if number}
         self._event("end", seconds=round(self._tracker.elapsed_s, 3), counts=counts)
 
     def leave(self, forecast: Mapping[str, Json] | None) -> None:
-        """The event `forecast`."""
         super().leave(forecast)
         if forecast is not None:
             self._event("forecast", **forecast)

@@ -61,7 +61,7 @@ _S = StageStatus
 _REDRAW_S: Final = 0.15
 _MAX_ACTIVE: Final = 8
 _LEAST_NAME: Final = 8
-"""Maximum length of a cell name on the same line as its activity. Otherwise the activity gets up to `_MAX_WHY` lines."""
+"""Minimum width of a cell name beside its activity. Without that space the activity gets up to `_MAX_WHY` lines of its own."""
 _MAX_WHY: Final = 2
 _WIDE: Final = 70
 """Minimum terminal width for full progress."""
@@ -133,7 +133,6 @@ class LiveObserver(QuietObserver):
         self._above(retries(cells))
 
     def waiting(self, run: StageRun, why: str) -> None:
-        """Show why a stage run waits."""
         self._tracker.waits(run, " ".join(terminal.clean(why).split()))
 
     def tick(self, progress: Mapping[StageRunId, Mapping[str, Json]]) -> None:

@@ -62,7 +62,6 @@ class Tracker:
         """Stage runs that were neither up to date nor unneeded when the run started."""
 
     def changed(self, run: StageRun, status: StageStatus, seconds: float | None) -> None:
-        """Record a changed status of a stage run."""
         now = self._clock()
         for each, change in ((self.statuses[run.id], -1), (status, 1)):
             self.counts[each] += change
@@ -105,7 +104,6 @@ class Tracker:
 
     @property
     def waiting(self) -> dict[StageRunId, str]:
-        """Reasons of the waiting stage runs."""
         return {run: why for run, (status, why) in self._why.items() if self.statuses[run] is status}
 
     @property

@@ -60,7 +60,6 @@ _HEAD_WIDTHS: Final = (10, 8, 7, 6, 5, 4, 3, 2)
 
 
 def symbol(status: StageStatus, *, ascii_only: bool) -> str:
-    """The symbol of a status."""
     return LOOKS[status].ascii if ascii_only else LOOKS[status].symbol
 
 

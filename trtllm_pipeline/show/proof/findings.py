@@ -142,7 +142,6 @@ class DeepExamination:
         }
 
     def blocks(self) -> Iterator[text_blocks.Block]:
-        """All findings as text."""
         counts = ", ".join(f"{self.count(status)} {status.value}" for status in FindingStatus)
         yield text_blocks.Heading(f"{self.where()}: {counts}")
         yield text_blocks.Grid(

@@ -37,7 +37,7 @@ def write(
     precisions: Sequence[str],
     toolchain_names: Sequence[str],
 ) -> Path:
-    """Write all files into `directory`, and return the matrix file. Unchanged files are left alone.
+    """Write all files into `folder`, and return the matrix file. Unchanged files are left alone.
 
     Each model is a directory named after its family, next to FAMILY.jsonl: questions with the answers of the float
     reference.

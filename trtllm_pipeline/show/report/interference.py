@@ -9,7 +9,7 @@ from trtllm_pipeline.base import ALONE, count
 from trtllm_pipeline.measure import LevelResult, result
 from trtllm_pipeline.orchestrate import CellResult
 
-_MOST: Final = 0.5
+_LEAST_SHARE: Final = 0.5
 """Minimum share of a measurement's time that another must overlap for its effect to be visible."""
 
 
@@ -24,7 +24,7 @@ def interference(rows: Sequence[CellResult]) -> Iterator[str]:
         if beside is None or not alone.levels or not beside.levels:
             continue
         shares = [_overlap(row, beside) for row in rows if row is not beside and row is not alone]
-        others = sum(share >= _MOST for share in shares)
+        others = sum(share >= _LEAST_SHARE for share in shares)
         if not others:
             longest = max(shares, default=0.0)
             share = f"only {longest:.0%}" if longest else "none"

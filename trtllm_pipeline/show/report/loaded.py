@@ -33,7 +33,6 @@ class LoadedReport:
 
     @property
     def cells(self) -> Mapping[CellId, CellResult]:
-        """Rows by cell id."""
         return {row.id: row for row in self.rows}
 
     def frame(self) -> pd.DataFrame:

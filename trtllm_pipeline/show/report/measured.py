@@ -62,12 +62,10 @@ class Measured(CellResult):
 
     @staticmethod
     def of(row: CellResult, **files: Any) -> Measured:
-        """`row` with its files."""
         return Measured(**{name: getattr(row, name) for name in CellResult.__dataclass_fields__}, **files)
 
     @property
     def feasible(self) -> bool:
-        """True if it could be measured."""
         return self.status is not CellStatus.INFEASIBLE
 
     def level(self, key: str) -> LevelResult | None:
@@ -153,16 +151,12 @@ def _cells(rows: Iterable[CellResult], artifacts: Mapping[str, Mapping[str, Path
         made = artifacts.get(row.id, {})
         perf, model = made.get("perf"), made.get("download")
         answers = report_file.scored_by(made)
-        if perf is not None and row.levels and _measured_s(perf) != row.conditions.measured_s:
-            perf = None  # measured again since: the files no longer belong to this row
+        if perf is not None and row.levels:
+            measured_s = Conditions.read(read_object(perf / PERF_FILE)).measured_s
+            perf = perf if measured_s == row.conditions.measured_s else None  # else measured again since this row
         events = None if perf is None or model is None else (perf / EVENTS_FILE, model)
         cells.append(Measured.of(row, perf=perf, events=events, answers=answers))
     return tuple(cells)
-
-
-def _measured_s(perf: Path) -> float | None:
-    """Time of the measurement in a perf artifact."""
-    return Conditions.read(read_object(perf / PERF_FILE)).measured_s
 
 
 def _file(path: Path, tokenizer: Path | None) -> Side:

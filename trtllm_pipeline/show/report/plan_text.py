@@ -222,18 +222,12 @@ def _offers(outlook: Forecast) -> list[str]:
         return []
     if offers.fault is not None:
         return [f"no artifacts pulled: {offers.fault}"]
-    pulled = count(len(offers.pulls), "artifact")
-    lines = [
-        f"pull: {pulled} from {offers.url}, {size(offers.size_bytes)}, instead of creating {_them(len(offers.pulls))}"
-    ]
+    pulled, them = count(len(offers.pulls), "artifact"), "it" if len(offers.pulls) == 1 else "them"
+    lines = [f"pull: {pulled} from {offers.url}, {size(offers.size_bytes)}, instead of creating {them}"]
     if not offers.pulls:
         lines = [f"nothing to pull from {offers.url}"]
     refused = Counter(f"{each.stage}: {each.message}" for each in offers.refused.values())
     return [*lines, *(f"not pulled: {number} x {why}" for why, number in refused.most_common(3))]
-
-
-def _them(number: int) -> str:
-    return "it" if number == 1 else "them"
 
 
 def _takes(plan: Plan, outlook: Forecast) -> list[str]:

@@ -115,7 +115,6 @@ class Recommendation:
 
     @property
     def groups(self) -> list[list[Candidate]]:
-        """The candidates of each workload."""
         return [list(group) for _, group in groupby(self.candidates, key=lambda each: each.workload)]
 
     @property

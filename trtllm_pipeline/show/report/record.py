@@ -77,7 +77,6 @@ class StageAttempt:
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds."""
         return max(0.0, self.ended_s - self.started_s)
 
 
@@ -151,7 +150,7 @@ class Record:
 
 
 def read_record(store: Store, folder: Path) -> Record:
-    """The record of the run in `directory`. Raises StateError if its plan cannot be read."""
+    """The record of the run in `folder`. Raises StateError if its plan cannot be read."""
     outline = plan_file.read_plan(folder / plan_file.NAME)
     planned = {run["id"]: run for run in json.loads(reading.read_bytes(folder / plan_file.NAME))["stage_runs"]}
     present = store.present({run.fingerprint: run.stage for run in outline.stage_runs.values()})

@@ -76,7 +76,6 @@ COMPARED: Final = tuple(name for name, row in FORMATS.items() if row.comparison 
 
 
 def write(report: Report, form: str) -> None:
-    """Write a report in one of `FORMATS`."""
     _function(FORMATS[form].writer)(report)
 
 

@@ -25,7 +25,6 @@ def scores_text(result: AccuracyResult) -> str:
 
 
 def scores_csv(result: AccuracyResult) -> str:
-    """The same as CSV."""
     return text_tables.csv_table(_scores_rows(result))
 
 

@@ -59,7 +59,7 @@ _MAX_FAILURES: Final = 20
 _MAX_ROWS: Final = 200
 """Maximum number of cells in a table. JSON and CSV have all cells."""
 _NOTHING: Final = frozenset({CellStatus.INTERRUPTED, CellStatus.NOT_RUN, CellStatus.RUNNING})
-"""From this many cells on, cells without results are not listed."""
+"""Statuses without results. A table with too many cells leaves these out first."""
 _PIPED_WIDTH: Final = 120
 _SIMILAR: Final = ", or similar"
 
@@ -68,7 +68,6 @@ _SIMILAR: Final = ", or similar"
 
 
 def to_csv(rows: Sequence[CellResult]) -> str:
-    """The rows of `flat` as CSV."""
     return f"{text_tables.csv_table(flat(rows)) or 'cell'}\n"
 
 
@@ -672,9 +671,7 @@ def _print(shown: Group, stream: TextIO, width: int) -> None:
 
 
 def _width_of(stream: TextIO) -> int:
-    return shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns if stream.isatty() else _piped_width()
-
-
-def _piped_width() -> int:
+    if stream.isatty():
+        return shutil.get_terminal_size((_PIPED_WIDTH, 0)).columns
     columns_set = os.environ.get("COLUMNS", "")
     return int(columns_set) if columns_set.isdigit() and int(columns_set) > 0 else _PIPED_WIDTH

@@ -128,7 +128,6 @@ class Search:
         }
 
     def blocks(self) -> list[text_blocks.Block]:
-        """Text output."""
         state, failed = self.state, len(self.state.failed)
         numbers = [f"{len(state.tried) - failed} of {count(state.cells, 'cell')} measured"]
         numbers += [f"{failed} failed"] if failed else []

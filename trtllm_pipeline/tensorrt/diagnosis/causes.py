@@ -93,7 +93,6 @@ class Diagnosis:
 
     @property
     def hint(self) -> str | None:
-        """The hint."""
         return None if self.signature is None else _filled(self.signature.hint, self.groups)
 
     @property

@@ -44,7 +44,6 @@ class Counts:
 
 
 def counts() -> Counts:
-    """The counts now."""
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
     for path in _group_files(OWN_GROUPS):
         if (count := _count(path)) is not None:

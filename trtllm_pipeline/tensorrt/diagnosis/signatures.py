@@ -55,7 +55,6 @@ class Signature:
 
     @property
     def pattern(self) -> str:
-        """All patterns as one."""
         return "|".join(self.patterns)
 
 

@@ -1,6 +1,6 @@
 """The errors in a log, by its form alone: which lines are statements of a failure, and which of them came first.
 
-No words of a particular failure are known here, only the ways in which programs report failures: Python's tracebacks and
+No words of a particular failure are known here, only the forms in `data/statements.yaml`: Python's tracebacks and
 their chains, C++ exceptions and assertions, severities of loggers, errors of command lines, events of a cluster, the
 wrappers of Triton, executors, containers and clients around the words of others, and the consequences of another process's
 failure.
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
 from typing import Final
+
+from trtllm_pipeline import PACKAGE
 
 
 class Grade(IntEnum):
@@ -134,136 +136,21 @@ _PARAGRAPH: Final = 10
 """Maximum lines of a statement."""
 _LONGEST: Final = 4000
 """Characters of a line that are read."""
-_PATTERNS: Final = {
-    # prefixes of lines: launchers, containers, loggers
-    "prefix": r"""(?x)
-        (?P<task>[ ]*\d{1,4}:[ ](?=\S|[ ]{2}))|(?P<tag>\[\d+,\d+\]<std(?:err|out)>:[ ]?)
-        |(?P<rank>\[?[Rr](?:ank|ANK)[ _:]?\d+\]?:?[ ]?(?=\S|[ ])|\[(?:default)?\d+\]:?[ ](?=\S|[ ]))
-        |(?P<actor>\((?:[\w./-]+(?:[ ]\w+)*[ ])?pid=\d+[^)]*\)[ ]?)
-        |\[[\w.-]+:\d+[ ]*:\d+(?::\d+)?\][ ]+
-        |(?P<pod>[a-z][\w.-]*-\d+[ ]+\|[ ])
-        |(?:std(?:out|err)[ ][FP][ ])|\#\d+[ ]\d+\.\d+[ ]|[ ]{2,}[|+](?:-*[ ])?
-        |\[?(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,:]\d+)?)?)(?:Z|[ ]?[+-]\d\d:?\d\d)?(?:[ ](?P<ray>[EFIWDC])[ ]\d+[ ]\d+)?(?:[ ][A-Z]P\d+)*\]?(?:[ ]-|[ ][|](?=[ ][EFIW]\d{4}[ ]))?[ ]?
-        |\((?:raylet|gcs_server|autoscaler[^)]*)(?:,[ ]ip=[^)]*)?\)[ ]?|\w+\.(?:cc|h):\d+:[ ]
-        |\[(?:[A-Z][a-z]{2}[ ]+){2}\d+[ ][\d:]{8}[ ]\d{4}\][ ]|\[[ ]*\d+\.\d{6}\][ ]
-        |(?P<clock2>\[?(?:\d\d/\d\d/\d\d[ ])?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?[ ]+(?=[A-Z\[]))
-        |time=\S+[ ]level=(?P<level6>\w+)[ ](?:source=\S+[ ])?msg="?
-        |\[(?P<torch>[EFIW]\d{3,4}[ ][\d:.]+[ ][\w./-]+:\d+\])[ ]?|[A-Z][a-z]{2}[ ]+\d+[ ]\d\d:\d\d:\d\d[ ]\S+[ ][\w.@-]+\[\d+\]:[ ]?
-        |\[(?P<us>\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d)\][ ]?
-        |(?P<glog>[EFIW]\d+[ ](?:(?P<clocked>[\d:.]+)[ ]+\d+[ ]+)?[\w./-]+:\d+\][ ]*)
-        |(?P<syslog>(?P<level1>ERROR|WARNING|INFO|DEBUG)[ ](?P<day>\d\d-\d\d)[ ](?P<clock>\d\d:\d\d:\d\d)[ ](?:\[[^\]]*\][ ])?)
-        |\[(?:TensorRT-LLM|TRT-LLM|TRT|TensorRT-LLm[ ]Error|modelopt|tritonserver)\][ ]?
-        |\[(?P<level2>(?i:ERROR|WARNING|WARN|INFO|DEBUG|TRACE|FATAL|CRITICAL)|[EWIVFD])\][ ]?
-        |\{(?:"\w+":[ ]?"[^"]*",[ ]?)*"(?:level|severity|levelname)":[ ]?"(?P<level4>[A-Za-z]+)",[ ]?(?:"\w+":[ ]?(?:"[^"]*"|\d+),[ ]?)*(?:"fields":[ ]?\{)?"(?:message|msg)":[ ]?"
-        |(?P<level3>ERROR|WARNING|INFO|DEBUG|CRITICAL|FATAL)(?::[\w.]+:|[ ]+[-|][ ]|[ ]+\[|:[ ]+)
-        |(?:[\w.]+[ ]-[ ](?=ERROR|WARNING|INFO|DEBUG))
-        |:[ ](?P<tf>[EWIF])[ ](?=\w+/\S)|[\w./-]+\.(?:py|cc|cpp):\d+\][ ]?
-        |\|[ ](?P<loguru>ERROR|WARNING|INFO|DEBUG|CRITICAL)[ ]+\|[ ](?:[\w.]+:[\w<>]+:\d+[ ]-[ ]|std(?:out|err)[ ]\|[ ])?
-        """,
-    # the severity that a logger writes after the time
-    "level": r" *(ERROR|WARN(?:ING)?|INFO|DEBUG|TRACE|CRITICAL|FATAL)\b:? +(?![-|\[])(?:[a-z_][\w-]*(?:::\w+)*: )*",
-    "located": r":\d+\]\s*$",
-    "head": r"(?:Exception Group )?Traceback \(most recent call last\):?\s*$",
-    "exception": r"^(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*|[a-z_]\w*(?:[eE]rror|exception|timeout))"
-    r"(?:\([\w, .]+\))?(?::(?:\s|$)|\s*$)",
-    "named": r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:\(\w+\))?: ?\S"
-    r"|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$|^Exception: \S|^(?:\w+\.)+(?:exceptions|errors)\.[A-Z]\w*: \S",
-    "link": r"The above exception was the direct cause of the following exception|During handling of the above exception",
-    "frame": r"^\s*(?:\d+\s+0x|File \"|at |#\d|\d+# |\^+$|~+|\[?0x[0-9a-f]{6,}|\S+\.so(?:\.\d+)*\(|\[\S+\] \[ ?\d+\]|[-=*#]{5,}\s*$)",
-    # wrappers around the words of a cause, removed repeatedly
-    "wrapper": r"""(?x)^(?:["'\s]+
-        |(?:ERROR|Error|error|FATAL|Fatal|fatal|Exception|Failed|Failure|Internal|Unknown|Unavailable|Invalid[ ]argument|Not[ ]found)(?::|,|[ ]-)[ ]*(?=\S)
-        |\[(?:TensorRT-LLM|TRT-LLM|TRT|TensorRT-LLm[ ]Error)\]|\[(?:ERROR|E)\]
-        |(?:docker:[ ])?(?:Error[ ]response[ ]from[ ]daemon:[ ])?[^:]{0,60}\b(?:OCI|oci|runc|container_linux)\b.*(?=nvidia-container-cli:[ ])
-        |terminate[ ]called[ ]after[ ]throwing[ ]an[ ]instance[ ]of[ ]\S+
-        |what\(\):|[\w:]*::TllmException:|tensorrt_llm::\w+::\w+:
-        |[Ff]ailed[ ]to[ ]load[ ]'[^']*'[ ]version[ ]\d+:|[Ff]ailed[ ]to[ ]load[ ]'[^']*'[\s,"]*(?=$)
-        |Failed[ ]to[ ]create[ ]instance:|[Uu]nexpected[ ]error[ ]when[ ]creating[ ]\w+:?
-        |creating[ ]server:|in[ ]ensemble[ ]'[^']*',|\[StatusCode\.\w+\]
-        |[Ff]ailed[ ]to[ ]process[ ]the[ ]request\(s\)[ ]for[ ]model[ ](?:instance[ ])?'[^']*',[ ]message:
-        |Executor[ ]failed[ ]process[ ]requestId[ ]\d+[ ]due[ ]to[ ]the[ ]following[ ]error:
-        |Encountered[ ](?:an[ ])?error(?:[ ]for[ ]requestId[ ]\d+|[ ]in[ ][\w ]+|[ ]when[ ][\w ]+)?(?::|$)
-        |Cannot[ ]process[ ]new[ ]request:
-        |Failed[ ]to[ ]initialize[ ](?:Python[ ]stub(?:[ ]for[ ]auto-complete)?|executor[ ]on[ ]rank[ ]\d+|worker)(?:[^:]{0,40}):
-        |(?:Executor[ ])?[Ww]orker[ ](?:initialization[ ])?(?:returned[ ])?error:?
-        |Thread[ ]\[\d+\][ ]had[ ]error:|Uncaught[ ]exception[^:]{0,60}:|Unhandled[ ]exception[^:]{0,60}:
-        |(?:[\w.]+\.)?(?:RuntimeError|TritonModelException|InferenceServerException|RayTaskError\(\w+\)|RequestError|Exception)(?:\(\w+\))?:
-            (?=[ ]*(?:\[|Executor|Encountered|Failed[ ]to[ ]init|[\w.]+(?:Error|Exception):))
-        |ensemble[ ]'[^']*'[ ]depends[ ]on[ ]'[^']*'[ ]which[ ]has[ ]no[ ]loaded[ ]version\.[ ]Model[ ]'[^']*'[ ]loading[ ]failed[ ]with[ ]error:[ ]version[ ]\d+[ ]is[ ]at[ ]UNAVAILABLE[ ]state:?
-        |UNAVAILABLE:
-    )\s*""",
-    "place": r"\s*\(/?[\w./+-]+\.(?:cpp|cu|cuh|h|hpp|cc|py):\d+\)",
-    # reports that something else has failed
-    "follows": r"""(?xi)
-        ^(?:\S+[ ]){0,12}(?:check|see)[ ](?:the[ ])?(?:error[ ]|root[ ]|previous[ ]|stack[ ]|following[ ])?(?:log|cause|trace|above|below)s?\b.{0,20}$
-        |^(?:see[ ]above|see[ ].{0,30}(?:log|above|below)|unknown(?:[ ]error)?|failed|error|none|null|\W*)[.!]?$
-        |communicator[ ]was[ ]aborted[ ]on[ ]rank[ ]\d+[.]?$|:[ ]tasks?[ ][\d,-]+:[ ]Terminated$|^received[ ]sig\w+[ ]from[ ](?:a[ ])?child[ ]proc|(?:^|:[ ])Internal[ ]Triton[ ]PTX[ ]codegen[ ]error$
-        |failed[ ]to[ ]load[ ]all[ ]models|first[ ]observed[ ]failure|failed[ ]with[ ](?:(?:error|exit|return)[ ])?(?:code|status|rc)[ :=]+-?\d+[.]?$|has[ ]no[ ]loaded[ ]version|is[ ]at[ ]UNAVAILABLE[ ]state
-        |MPI_ABORT|mpi(?:run|exec)[ ](?:noticed|detected|has[ ]exited|was[ ]unable[ ]to[ ]cleanly)|(?:Primary|Child)[ ]job|peer[ ]process[ ]has|PMIX?[ ]ERROR:[ ](?:UNREACHABLE|LOST)
-        |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe|\bEOFError\b(?!:[ ]Ran[ ]out[ ]of[ ]input)|ConnectionResetError|BrokenPipeError
-        |(?:worker|executor|process|engine|server|task|actor|child|rank|node|stub|raylet|job)[\w\s'"\[\](),.-]{0,40}[ ](?:died|(?:was|been|is)[ ]terminated|terminated[ ]abruptly|has[ ]terminated|exited|is[ ](?:dead|shut|unhealthy|not[ ](?:healthy|ready|alive))|(?:is|has[ ]been|was)[ ](?:shut|aborted|stopped|cancel)|(?:initialization[ ])?failed[.!]?$)
-        |(?:worker|executor|engine)[\w\s]{0,30}[ ](?:returned[ ]error|failed[ ]to[ ](?:start|init\w*))[.!]?$|RayTaskError\(\w+\):[ ]ray::|BackendCompilerFailed:[ ]backend=\S+[ ]raised:?$|^Error[ ]executing[ ]method[ ]\S+[ ]This[ ]might[ ]cause[ ]deadlock|BrokenProcessPool|BrokenExecutor|ChildFailedError|ProcessExitedException|ProcessRaisedException[:]?$|RayActorError|ActorDiedError|EngineDeadError
-        |(?:engine|model)[ ]?(?:building|build|loading|creation|initialization)[ ]failed[ ,.]*(?:please|see|check|$)
-        |non-?graceful[ ]termination|non-zero[ ](?:exit|status)|exited?[ ]with[ ](?:exit[ ])?(?:code|status)|return(?:ed|[ ]code)[ ](?:code[ ])?[1-9]\d*[.]?$|^exit[ ](?:code|status)
-        |SIGTERM|line[ ]\d+:[ ]+\d+[ ]Terminated\b|shutting[ ]down|shutdown|all[ ]models[ ]are[ ]stopped|cancel+ed(?!.*[ ]due[ ]to[ ])|KeyboardInterrupt|SystemExit|aborted[ ]\(core|^aborted$|aborting|^waiting[ ]for|tearing[ ]down
-        |CalledProcessError|subcommand[ ]failed|CompilationError:[ ]at[ ]\d+:\d+:(?!\s*\w+Error)|ninja[ ]build[ ]failed|ninja:[ ]build[ ]stopped|make(?:\[\d+\])?:[ ]\*\*\*|configuring[ ]incomplete|gmake|^failed[ ]to[ ]build[ ][\w.-]+$|ld[ ]returned|compilation[ ]terminated
-        |see[ ](?:the[ ])?(?:root[ ]cause|stack[ ]trace)\b|failed[ ]to[ ]maintain[ ]requested[ ]inference[ ]load
-        |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ](?:restarting|pulling)|CrashLoopBackOff|ImagePullBackOff|^(?:[A-Za-z]:)?[\w.~-]*[/\\]\S*$|\bspank:[ ](?!required)\S+[ ]Plugin[ ]file[ ]not[ ]found|Xid[ ]\([^)]*\):[ ]45,|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|sleeping[ ]and[ ]retrying|\bpyxis:[ ]+\[(?:INFO|WARN)|\bloop[ ]crashed[ ]on[ ]this[ ]rank|going[ ]to[ ]/tmp[ ]instead|Failed[ ]to[ ]open[ ]libibverbs|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
-        |Process[ ]received[ ]signal|End[ ]of[ ]error[ ]message|Failing[ ]at[ ]address|core[ ]dumped|Signal[ ]code:|\(\d+[ ]sub-exceptions?\)|leaked[ ](?:semaphore|shared)|resource_tracker|destroy_process_group
-        |^executing[ ]trt[ ]engine[ ]failed|(?:encountered|hit|got|had)[ ]an?[ ](?:\w+[ ])?(?:error|exception)[.!]?$|^an?[ ](?:unknown[ ]|unexpected[ ])?(?:error|exception)[ ](?:occurred|was)[^:]*$|^(?:assertion[ ]failed|failed[ ]to[ ](?:load|create|start|run|build)(?:[ ](?:the|a))?[ ]?(?:model|engine|server|instance|executor)s?)[.:]?$
-        """,
-    # failures that the program survives
-    "left out": r"(?i)\bignor(?:ing|ed)\b|\bskipping\b|\bfall(?:ing|s)?[ ]back\b",
-    "checked": r"(?i)\bfailed\b.{0,10}\bskipping\b",
-    # a process that has ended, if it is the first known failure
-    "ended": r"(?i)KeyboardInterrupt: terminated|ImagePullBackOff|CrashLoopBackOff|back-off (?:pulling|restarting)|NodeNotReady|Plugin file not found|CalledProcessError: Command |Xid \([^)]*\): 45,|CANCELLED AT|SIGTERM|line \d+: +\d+ Terminated\b|ptxas'.*non-zero exit status|\b(?:worker|executor|engine(?:core)?|actor|child|stub|raylet|scheduler|node)(?: proc\w*)?[\w\s\'\"\[\](),.-]{0,40} (?:died|is (?:dead|unhealthy|not (?:healthy|alive)))",
-    # hardly more than that an error occurred
-    "bare": r"""(?x)'NoneType'[ ]object|NoneType:[ ]None$|^(?:\w+\.)*[A-Z]\w*(?:Error|Exception):?$|^ZeroDivisionError
-        |Signal:|[Ss]ignal[ ]\(?\d+\)?|Segmentation[ ]fault|Floating[ ]point[ ]exception|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|^\s*(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|:[ ]tasks?[ ][\d,-]+:[ ]Killed$|Illegal[ ]instruction|Bus[ ]error|OOMKilled|^\w+\(\):[ ]\w+|double[ ]free|\b5\d\d[ ](?:Server|Internal)[ ]|\bHTTP[ ]5\d\d\b|Error[ ]building[ ]extension|SIG(?:SEGV|KILL|ABRT|BUS|ILL|TERM)
-        |Failed[ ]to[ ]deserialize[ ]cuda[ ]engine|subprocess-exited-with-error|metadata-generation-failed|Failed[ ]building[ ]wheel|Could[ ]not[ ]build[ ]wheels|terminate[ ]called|TimeoutError$|[Ss]erver[ ]disconnected|[Dd]eadline[ ]exceeded|[Tt]imed[ ]out[ ]waiting|\bwatchdog\b.{0,60}\btime(?:out|d[ ]out)|\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)|by[ ]watchdog\b|[Hh]eartbeat[ ]monitor[ ]timed[ ]out|\bHang[ ]detected\b|[Tt]imed[ ]out[ ]after[ ]\d+[ ]seconds[ ]waiting|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|store[ -]based[ ]barrier|RemoteDisconnected|[Cc]onnection[ ]refused|[Ff]ailed[ ]to[ ]connect[ ]to|unhandled[ ](?:cuda|system)[ ]error|^std::exception$|[Uu]nknown[ ]error|unspecified[ ]launch|an[ ]illegal[ ]memory[ ]access
-        """,
-    "killed": r"OOMKilled|[Ee]xit code:? -(?!6\b)\d|Bus error|exited on signal|\bKilled\b|SIGKILL|Signal: \w|[Ss]ignal \(\d+\) received|Segmentation fault|Floating point exception|Illegal instruction",
-    # often caught and reported better: any other one in a chain is preferred
-    "terse": r"^(?:KeyError: \S+|(?:IndexError|StopIteration|StopAsyncIteration|AttributeError)\b.*|(?:\w+\.)*HTTP(?:Status)?Error\b.*)$",
-    # caught by a program that tries several ways
-    "looked up": r"^(?:\w+\.)*(?:KeyError|AttributeError|LookupError|FileNotFoundError|ImportError|ModuleNotFoundError)\b",
-    # the ways in which programs report an error
-    "own": r"""(?x)Assertion[ ](?:.{0,80}[ ])?failed|Assertion[ ]`|what\(\):|\bterminate[ ]called
-        |(?:^|:[ ]|\)[ ])(?:fatal[ ])?error(?:[ ]?[A-Z]+\d+)?:[ ]\S|^E:[ ]\S|^Error[ ](?:\w+ing|from|in|while|when|at)\b|^[\w.-]+:[ ](?:\w+[ ]){1,2}error:[ ]\S|Un(?:caught|handled)[ ]exception[^:]{0,60}:[ ]\S|<class[ ]'[\w.]+(?:Error|Exception)'>|\bUCX[ ]+ERROR|OOMKilled|Bus[ ]error
-        |^(?:free|malloc|realloc|munmap_chunk)\(\)|double[ ]free|corrupted[ ](?:size|double)|stack[ ]smashing
-        |^Error:[ ]\S|^(?:\W{1,4}[ ])?ERROR\b\W*[ ]\S|^(?:fatal|FATAL|panic|Fatal[ ]\w+[ ]error):|\bpanicked[ ]at
-        |[Ff]ailed[ ]to[ ]load[ ]'|Failed[ ]to[ ]create[ ]instance|Poll[ ]failed[ ]for[ ]model|libprotobuf[ ]ERROR|UNAVAILABLE:|Not[ ]loaded:|\(Caused[ ]by[ ]\w+\(
-        |^(?:\S+[ ]+(?:\([^)]*\)[ ]+)?)?Warning[ ]+(?:Failed|\w*Error|Evicted|DeadlineExceeded|NodeNotReady)|^[\w.-]+:[ ]unrecognized[ ]option|^unknown[ ](?:shorthand[ ])?flag|^flag[ ]needs[ ]an[ ]argument|^validating[ ]\S+:[ ]|\bThe[ ]node[ ]was[ ]low[ ]on[ ]resource|\b(?:ErrImagePull|InvalidImageName|CreateContainer(?:Config)?Error|RunContainerError|UnexpectedAdmissionError)\b
-        |\b(?:nvml|driver|requirement|initialization|mount|device|ldcache|detection)[ ]error:[ ]\S|\bjob[ ]killed:[ ]|\bTERM_[A-Z]+LIMIT:
-        |C(?:UDA|uda)[ ](?:runtime[ ]|driver[ ])?error|Cuda[ ]failure|NCCL[ ](?:WARN|error|failure)|:\d+[ ]WARN[ ]|\bCU(?:DA_ERROR|BLAS_STATUS|DNN_STATUS)_\w+|Error[ ]Code[ ]\d+|NVRM:[ ](?:Xid|API[ ]mismatch|None[ ]of|installed[ ]in|fallen)
-        |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|(?:nvcc|ptxas)[ ]fatal|^\S*\bld:[ ]\S|^\w+(?:Error|Exception)\(["']|Expecting[ ]value:[ ]line[ ]\d+[ ]column|undefined[ ](?:reference|symbol)
-        |:[ ]command[ ]not[ ]found$|error[ ]while[ ]loading[ ]shared[ ]libraries|symbol[ ]lookup[ ]error|:[ ]version[ ]`[\w.]+'[ ]not[ ]found|Error[ ]response[ ]from[ ]daemon|executable[ ]file[ ]not[ ]found
-        |^(?:[\w./-]*sh|\S+\.sh|python3?|mpirun|tritonserver|ls|cp|mkdir):.*(?:No[ ]such[ ]file|Permission[ ]denied|cannot[ ]|not[ ]found)|can't[ ]open[ ]file|GGML_ASSERT|error[ ]loading[ ]model
-        |\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)\b|\bHang[ ]detected\b|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|\b(?:signal=|[Rr]eceived[ ])SIGTERM\b|\bSIGTERM[ ]received\b|^\S+[ ]line[ ]\d+:[ ]+\d+[ ]Terminated\b|^ptxas[\w-]*[ ][^;]+;[ ](?:error|fatal)\s*:
-        |Out[ ]of[ ]memory:[ ]Kill|oom-kill|^(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|\]Killed$|Signal:[ ]\w|Signal[ ]\(\d+\)[ ]received|[Cc]aught[ ]signal|Segmentation[ ]fault|Floating[ ]point[ ]exception|Illegal[ ]instruction|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|Unhandled[ ]exception[ ]caught
-        """,
-    "faint": r"(?i)\b(?:cannot|could not|can't|couldn't|unable to|failed|failure|not (?:yet )?supported|unsupported|not found|no such"
-    r"|mismatch|must (?:be|not|have|match)|expected|invalid|exceed\w*|denied|refused|not enough|insufficient|missing|incompatible|not compatible|already (?:filled|in use|taken)"
-    r"|does(?: not|n't) (?:match|exist|support|have|satisfy)|too (?:large|long|many|small|old|few)|pending placement groups|back-off (?:pulling|restarting)|(?:ImagePull|CrashLoop)BackOff|oom-kill|oom killer|would result in binding more|is not a git command|out of memory|no space|timed out|unreachable|unauthorized|forbidden|error)\b",
-    # a program that a container runtime runs before the container starts
-    "hook": r"nvidia-container-cli: ",
-    "function": r"^[a-z]\w*(?:\(\))?: \S",
-    "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ()]+)?):$|\b[45]\d\d (?:Client|Server) Error\. \(Request ID: [^)]*\)$",
-    # continues with the words of another program, in the lines below
-    "quotes": r"\bstderr: |\bprinting (?:contents of|enroot log)\b",
-    # its lines about progress
-    "quoted": r"\bpyxis: +\[(?:INFO|WARN)",
-    "said": r"Error Code|Assertion|: \S|\d{2}",
-    "warning": r"^(?:\S+:\d+: )?\w*Warning: |^WARNING|^warning: |^Warning\b(?!  | [Oo]r | Failed| Unhealthy| Evicted)",
-    "passed on": r"^\||^ERROR:?\s|\{\"(?:error|detail|object)\": ?[\"{\[]|^\[StatusCode|Error code: \d{3}|\b(?:BadRequest|InternalServer|APIStatus|APIConnection)Error\b|InferenceServerException: ",
-    "harmless": r"(?i)exception ignored|falling back|skipping|optional",
-    "calm": r"(?i)^refer to the documentation|\b(?:0|no) (?:errors?|failures?|failed)\b|\bretry(?:ing)?\b|\berrors?=0|failed: 0|error rate|if .{0,40}(?:fails?|error)",
-}
+
+
+@cache
+def _forms() -> Mapping[str, str]:
+    """Regular expressions of `data/statements.yaml`, by name."""
+    import yaml
+
+    text = (PACKAGE / "data" / "statements.yaml").read_text(encoding="utf-8")
+    forms: dict[str, str] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return {name: "|".join(lines.splitlines()) for name, lines in forms.items()}
 
 
 @cache
 def _compiled(name: str) -> re.Pattern[str]:
-    return re.compile(_PATTERNS[name])
+    return re.compile(_forms()[name])
 
 
 def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Statement]:
@@ -581,5 +468,5 @@ def unwrapped(text: str) -> str:
     """The innermost words of a line: without the wrappers of loggers and other processes, and without its location."""
     wrapper = _compiled("wrapper")
     while (match := wrapper.match(text)) and match.end():
-        text = text[match.end() :]
+        text = text[match.end() :].lstrip()
     return _compiled("place").sub("", text).strip().rstrip('"')

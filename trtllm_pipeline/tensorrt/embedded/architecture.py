@@ -20,7 +20,7 @@ FINAL_NORM: Final = "model.norm.weight"
 HEAD: Final = "lm_head.weight"
 _MOST_LAYERS: Final = 10_000
 _MOST_TOKENS: Final = 10_000_000
-"""Ten times the layers of any known model: a table of each layer must not fill the memory."""
+"""Far more than any known model has: a table of each must not fill the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The geometry of the model in `directory`.
+    """The geometry of the model in `folder`.
 
     Raises StageError (infeasible) if the converter, and llama.cpp, would not compute the model exactly.
     """

@@ -217,11 +217,11 @@ _OTHERS: Final[Mapping[str, TinyFamily]] = {
 }
 
 FAMILIES: Final = (*ARCHITECTURES.values(), *_OTHERS)
-"""`model_type` of config.json -> family."""
+"""As `model_type` of config.json names them."""
 
 
 def write_model(folder: Path, family: str) -> None:
-    """Write the tiny model of a family into `directory`, see `random_model.write_model`."""
+    """Write the tiny model of a family into `folder`, see `random_model.write_model`."""
     if family in ARCHITECTURES.values():
         random_model.write_model(folder, family, comparable=True)
         return

@@ -187,7 +187,7 @@ class TokenizerFacts:
 
 
 def read_tokenizer(folder: Path, config: ModelConfig) -> TokenizerFacts:
-    """Vocabulary, merges and special tokens of the model in `directory`, padded to the rows of its embedding.
+    """Vocabulary, merges and special tokens of the model in `folder`, padded to the rows of its embedding.
 
     Raises StageError (infeasible) if there is no tokenizer.json, or if GGUF does not support its kind.
     """

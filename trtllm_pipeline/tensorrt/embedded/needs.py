@@ -12,8 +12,9 @@ from trtllm_pipeline.tensorrt.embedded.params import CONTEXT_STEP
 from trtllm_pipeline.tensorrt.toolchains.model_shape import Shape, kv_bytes_per_token
 
 _BITS: Final = {"fp32": (32.0, 32.0), "fp16": (16.0, 16.0), "bf16": (16.0, 16.0), "int8_wo": (8.5, 8.5)}
-_FOUR_BITS: Final = (4.5, 8.5)
 """Precision -> bits of a weight of the layers, and of embedding and head. A block of 32 has a 16-bit scale."""
+_FOUR_BITS: Final = (4.5, 8.5)
+"""The same of all other precisions."""
 _CONVERTER: Final = 55_000_000
 """Python with numpy and gguf."""
 _CONVERTED_TOKEN: Final = 1060

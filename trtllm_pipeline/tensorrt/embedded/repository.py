@@ -52,7 +52,7 @@ def run(context: StageContext[RepositoryEmbedded]) -> None:
 
 
 def write(folder: Path, engine: Path, model: Path, params: RepositoryEmbedded) -> None:
-    """Write the five models for `engine`, with the tokenizer of `model`, into the empty `directory`. Raises StageError for one that takes fewer requests."""
+    """Write the five models for `engine`, with the tokenizer of `model`, into the empty `folder`. Raises StageError for one that takes fewer requests."""
     limit = Limits.read(engine).max_batch_size
     if params.max_batch_size > limit:
         raise StageError(
@@ -76,7 +76,6 @@ def config_text(name: str, engine: Path, model: Path, settings: RepositoryEmbedd
 
 
 def model_config(name: str, engine: Path, model: Path, settings: RepositoryEmbedded) -> Any:
-    """The ModelConfig of model `name`."""
     from trtllm_pipeline.models import model_config_pb2
 
     config = model_config_pb2.ModelConfig(name=name, max_batch_size=settings.max_batch_size)

@@ -19,7 +19,7 @@ class Weights(Mapping[str, "NDArray[np.float32]"]):
     """The tensors of a model directory by name. `weights[name]` reads one as float32, whatever its stored type."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the headers of every file of the model in `directory`.
+        """Read the headers of every file of the model in `folder`.
 
         Raises StageError if files are missing, damaged, or do not match their index.
         """

@@ -15,7 +15,7 @@ from trtllm_pipeline.tensorrt.stage.params import Selection
 
 
 def tokenize(folder: Path, rows: Sequence[Row], selection: Selection) -> list[list[int]]:
-    """Each row as the first `max_length` token ids of the model in `directory`.
+    """Each row as the first `max_length` token ids of the model in `folder`.
 
     Raises StageError if a row needs the model's tokenizer or chat template and the model has none.
     """

@@ -26,7 +26,7 @@ _WEIGHT_FILES: Final = ("*.safetensors", "*.bin")
 
 @contextmanager
 def during_load(folder: Path, config: Any, dtype: torch.dtype, rehearse: Callable[[Any], None]) -> Iterator[None]:
-    """In this context, `rehearse` runs on one random layer of the model in `directory`, whose configuration is `config`.
+    """In this context, `rehearse` runs on one random layer of the model in `folder`, whose configuration is `config`.
 
     Leaving the context waits for it. Its errors are printed, without other effects. Not done without a GPU, with several (each
     would need a separate run), and with one that is more than half filled by the weights.

@@ -51,7 +51,6 @@ class Servers:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all servers."""
         return sum(gpus for _, _, gpus in self.each)
 
     def started(self, ports: Sequence[int], devices: Sequence[str]) -> Iterator[tuple[str, list[str], str]]:

@@ -42,7 +42,7 @@ def plain(path: Path) -> Path:
 
 
 def link_repository(repository: Path, folder: Path) -> None:
-    """Make `directory` look like `repository`, with links to its files.
+    """Make `folder` look like `repository`, with links to its files.
 
     Compiled Python is omitted, and a file whose settings contain a path that is not `plain` is rewritten.
     """

@@ -112,7 +112,6 @@ class World(triton_server.RunningTriton):
         return self.process.started()
 
     def rank_log(self, rank: int) -> Path:
-        """The log of a rank."""
         for path in self.folder.glob("*/rank.*/stdout"):  # Open MPI 4 pads the number with zeros
             if int(path.parent.name.removeprefix("rank.")) == rank:
                 return path

@@ -160,7 +160,6 @@ def pasted(
     variables: Mapping[str, str],
     before: Mapping[str, str],
 ) -> PastedCommand:
-    """`words` in the environment of `triton`."""
     return PastedCommand(words, {**_VARIABLES, **variables}, _search_paths(triton), before)
 
 
@@ -208,7 +207,7 @@ def _command(
 
 
 def link(triton: triton_installation.TritonInstallation, repository: Path, folder: Path) -> tuple[Path, Path]:
-    """The model repository and the backend directory for a server, made of links in `directory`; see `links`."""
+    """The model repository and the backend directory for a server, made of links in `folder`; see `links`."""
     folder.mkdir(parents=True, exist_ok=True)
     named = links.plain(folder)
     links.link_repository(repository, folder / "models")
@@ -216,7 +215,7 @@ def link(triton: triton_installation.TritonInstallation, repository: Path, folde
 
 
 def _link_backends(triton: triton_installation.TritonInstallation, folder: Path) -> Path:
-    """The backend directory. For the wheel, links in `directory` with the right stub."""
+    """The backend directory. For the wheel, links in `folder` with the right stub."""
     if triton.stubs is None:
         return triton.backends
     python = folder / "python"
@@ -285,7 +284,6 @@ def _not_given_away() -> list[int]:
 
 
 def busy_ports(ports: Iterable[int], host: str = LOOPBACK) -> list[int]:
-    """The `ports` that are in use."""
     busy = []
     for port in ports:
         with socket.socket() as probe:
@@ -449,7 +447,7 @@ def start(
 ) -> TritonProcess:
     """Start `triton` on `repository` in this process's session and group. `models` are those in the repository.
 
-    The server works on links in `directory`. `variables` are added to its environment. Its output is appended to `log`.
+    The server works on links in `folder`. `variables` are added to its environment. Its output is appended to `log`.
     """
     remove_stale_leftovers()
     prefix = new_prefix()

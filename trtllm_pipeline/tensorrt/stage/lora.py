@@ -62,7 +62,6 @@ def check_weights(adapter: Path, model: Path) -> None:
 
 
 def number_of_values(adapter: Path) -> int:
-    """Number of values in all its tensors."""
     return sum(math.prod(entry.shape) for _, _, entry in tensors_of(adapter))
 
 

@@ -40,7 +40,7 @@ HEALTH: Final = "health"
 _REQUEST_FAILED: Final = "the request failed"
 _ABOUT_IMAGES: Final = "Name one color of the image."
 IMAGES_PROTOCOL: Final = "openai_chat"
-"""The model that takes images."""
+"""Protocol of requests with an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ def stop_word(answer: str, tokenizer: Tokenizer) -> str | None:
 
 
 def _described(config: Any, folder: str) -> dict[str, Any]:
-    """The values that must match between a config.pbtxt in `directory` and the configuration of its model in a server."""
+    """The values that must match between a config.pbtxt in `folder` and the configuration of its model in a server."""
     return {
         "name": config.name or folder,
         "backend": config.platform or config.backend,

@@ -141,7 +141,6 @@ class Shape:
 
     @property
     def kv_layers(self) -> int:
-        """Layers with a KV cache."""
         return self.attention_layers or self.num_hidden_layers
 
     @property
@@ -198,12 +197,10 @@ class Shape:
 
     @property
     def expert_size(self) -> int:
-        """Width of one expert."""
         return self.moe_intermediate_size or self.intermediate_size
 
     @property
     def expert_weights(self) -> int:
-        """Weights of one expert of one layer."""
         return self.matrices * self.hidden_size * self.expert_size
 
     def read_weights(self, tokens: int) -> int:

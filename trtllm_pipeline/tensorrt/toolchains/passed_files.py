@@ -28,9 +28,9 @@ BESIDE_WEIGHTS: Final = (
 
 
 def link(folder: Path, name: str, target: Path) -> None:
-    """Make `target` the file `name` of `directory`, or a copy of it if they are on different file systems.
+    """Make `target` the file `name` of `folder`, or a copy of it if they are on different file systems.
 
-    Raises DownloadError if `directory` has no such file, or one that must not be used.
+    Raises DownloadError if `folder` has no such file, or one that must not be used.
     """
     # Hub caches hold symbolic links, and a link to one would be a link to a link.
     source = model_files.find(folder, name)

@@ -233,7 +233,6 @@ def context_cell(cell: Cell) -> Cell:
 
 
 def served_gpus(cell: Cell) -> int:
-    """GPUs of all servers of a cell."""
     servers = disaggregated(cell)
     if servers is None:
         return world_size(cell)

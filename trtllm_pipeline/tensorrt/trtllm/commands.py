@@ -48,7 +48,7 @@ FP8_INPUTS: Final = frozenset({"fp8", "w4a8_awq", "nvfp4"})
 W4A8_PAGED: Final = "1.2.0"
 """First release known to take w4a8_awq with an FP8 cache and paged context attention."""
 TOKENS_PER_BLOCK: Final = 64
-"""Data type of the KV cache."""
+"""Tokens of a block of the KV cache."""
 CALIBRATION_BATCH_SIZE: Final = 16
 """Default for the calibration batch of quantize.py. Its own default, 1, leaves a GPU idle."""
 

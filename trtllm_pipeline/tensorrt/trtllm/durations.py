@@ -23,7 +23,7 @@ _GB: Final = 1e9
 _BUILD_PER_GB: Final = 1.1
 _QUICK_BUILDER: Final = "0.9"
 _TUNING_S: Final = 75.0
-"""Factor by which builds were slower before that release."""
+"""Seconds that a build took longer before that release."""
 _CONVERT_PER_GB: Final = 1.0
 _ENCODE_PER_GB: Final = 5.0
 """Seconds of weight-only quantization, on the host."""

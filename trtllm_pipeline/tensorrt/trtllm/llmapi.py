@@ -322,7 +322,7 @@ def serve_line(
     installation: TensorRTLLM,
     folder: Path | None = None,
 ) -> list[str]:
-    """The command line of trtllm-serve without its address. `directory` has the settings file; None leaves its name alone."""
+    """The command line of trtllm-serve without its address. `folder` has the settings file; None leaves its name alone."""
     config = None
     weights = isinstance(params, WeightsRepository)
     if (ADAPTER in inputs and weights) or serve_settings(params, installation.release, inputs.get(DRAFT)):

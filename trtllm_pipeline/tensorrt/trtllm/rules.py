@@ -124,7 +124,6 @@ class Rule:
     check: Check
 
     def holds_in(self, release: str) -> bool:
-        """Whether `release` has it."""
         begun = self.since is None or at_least(release, self.since)
         return begun and (self.before is None or not at_least(release, self.before))
 

@@ -68,7 +68,7 @@ def test_chosen_gpus_of_several_exporters_are_sampled() -> None:
     assert [(device["exporter"], device["uuid"]) for device in devices] == [(urls[0], "GPU-a-1"), (urls[1], "GPU-b-1")]
     assert problems == []
     assert all(len(device["samples"]) > 4 for device in devices)
-    (told, _) = counters.gpu_summary({"devices": devices})  # type: ignore[typeddict-item]
+    told = counters.gpu_summary(devices[0])
     assert (told["power_w"], told["memory_bytes"], told["busy_percent"]) == (350.5, 71_680 * 1024**2, 97.0)
 
 

@@ -14,7 +14,7 @@ from tests.helpers.waiting import eventually
 from trtllm_pipeline.base.machine import gpus
 from trtllm_pipeline.measure.load import counters
 from trtllm_pipeline.measure.load.events import GaugeSample, GaugesRecord, GpuDevice, GpuRecord, GpuSample, TritonRecord
-from trtllm_pipeline.measure.load.result import GpuUse, LevelResult, levels_of
+from trtllm_pipeline.measure.load.result import GpuUse, LevelResult, levels_of, read_record
 
 BEFORE = """\
 # HELP nv_inference_request_success Number of successful inference requests, all batch sizes
@@ -38,7 +38,7 @@ AFTER = (
 def test_growth_of_tritons_counters_is_time_per_request() -> None:
     grown = counters.growth(counters.parse(BEFORE), counters.parse(AFTER))
     assert set(grown) == {"ensemble", "tensorrt_llm"}, "idle models are left out"
-    summary = counters.triton_summary({"models": grown})
+    summary = counters.per_request(grown)
     assert isinstance(summary["tensorrt_llm"]["requests"], int), "told without a point"
     assert summary["tensorrt_llm"] == {"requests": 4, "queue_ms": 1.0, "compute_infer_ms": 20.0}
 
@@ -52,11 +52,11 @@ def test_an_endpoint_that_is_none_or_hangs_has_no_counters(monkeypatch: pytest.M
 
 def test_gpu_samples_are_summed_up_and_what_is_missing_stays_missing() -> None:
     second = 1_000_000_000
-    samples = [[0, 100.0, 5.0, 1500.0, None], [second, 300.0, 9.0, 1300.0, None]]
-    (told,) = counters.gpu_summary({"devices": [{"name": "G", "uuid": "u", "samples": samples}]})
+    samples = [[0, 100.0, 5.0, 1500.0, None, None], [second, 300.0, 9.0, 1300.0, None, None]]
+    told = counters.gpu_summary({"name": "G", "uuid": "u", "samples": samples})
     assert (told["power_w"], told["energy_j"], told["memory_bytes"]) == (200.0, 200.0, 9)
     assert (told["sm_clock_mhz"], told["sm_clock_mhz_min"], told["busy_percent"]) == (1400, 1300, None)
-    assert told["temperature_c"] is None, "files of earlier versions have no such column"
+    assert told["temperature_c"] is None
 
 
 def test_without_a_gpu_there_are_no_samples() -> None:
@@ -122,7 +122,7 @@ def test_gpus_are_sampled_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) 
         assert eventually(lambda: nvml.samples >= 4)
         assert devices == []
     assert nvml.shut_down
-    (told,) = counters.gpu_summary({"devices": devices})
+    told = counters.gpu_summary(devices[0])
     assert (told["name"], told["power_w"], told["memory_bytes"]) == ("NVIDIA Something", 70.5, 1 << 30)
     assert (told["sm_clock_mhz"], told["busy_percent"], told["temperature_c"]) == (1410, None, 61)
     assert len(devices[0]["samples"]) > 2
@@ -217,8 +217,8 @@ def test_gpus_of_a_level_together() -> None:
     assert used is not None
     assert (used.devices, used.power_w, used.energy_j, used.memory_bytes) == (2, 170.0, 1200.0, 4 * 10**9)
     assert (used.sm_clock_mhz, used.temperature_c) == (1500.0, 60.0)
-    assert GpuUse.read(asdict(used)) == used
-    assert GpuUse.read({"power_w": 3}) is None
+    assert read_record(GpuUse, asdict(used)) == used
+    assert read_record(GpuUse, {"power_w": 3}) is None
     assert counters.gpu_use([], []) is None
     partly = counters.gpu_use([record(device(100, seconds=range(11)))], [None])
     assert partly is not None

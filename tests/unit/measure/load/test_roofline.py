@@ -21,6 +21,36 @@ def engine(folder: Path, config: dict[str, Any], *ranks: int) -> Path:
 
 
 @pytest.mark.parametrize(
+    ("config", "weight_bits", "expected"),
+    [
+        ({}, 16, 3_000),
+        ({"torch_dtype": "float16"}, 16, 6_000),
+        ({"torch_dtype": "bfloat16"}, 8, 3_000),
+        ({"torch_dtype": "float16", "vocab_size": 50, "hidden_size": 10}, 16, 5_000),
+        ({"torch_dtype": "float16", "vocab_size": 50, "hidden_size": 10, "tie_word_embeddings": True}, 16, 6_000),
+        ({"vocab_size": 1000, "hidden_size": 10}, 16, None),
+        ({}, 0, None),
+        ({"num_local_experts": 8}, 16, None),
+        ({"vision_config": {}}, 16, None),
+    ],
+)
+def test_weights_in_files_of_torch_are_at_least_a_part_of_their_size(
+    tmp_path: Path, config: dict[str, Any], weight_bits: int, expected: int | None
+) -> None:
+    """The files are not opened: 32 bits are loaded as 16, of the embedding one row is read."""
+    engine(tmp_path, config)
+    for number in (1, 2):
+        (tmp_path / f"pytorch_model-{number:05}-of-00002.bin").write_bytes(b"x" * 3_000)
+    (tmp_path / "training_args.bin").write_bytes(b"anything")
+    found, reason = bytes_per_token(tmp_path, weight_bits)
+    assert found == expected
+    assert (reason == "") == (expected is not None)
+    if expected == 6_000:
+        (tmp_path / "pytorch_model.bin").write_bytes(b"x" * 1_000)
+        assert bytes_per_token(tmp_path, weight_bits)[0] == 1_000
+
+
+@pytest.mark.parametrize(
     ("config", "expected"),
     [
         ({"weights_bytes": 10**6, "geometry": TIED}, 10**6),

@@ -17,7 +17,7 @@ from trtllm_pipeline.measure.load.load import Flatness, Load
 from trtllm_pipeline.measure.load.metric_names import LEVEL_METRICS
 from trtllm_pipeline.measure.load.objectives import LEAST_SEARCHED
 from trtllm_pipeline.measure.load.prompts import Prompt
-from trtllm_pipeline.measure.load.result import HighestConcurrency, HighestRate
+from trtllm_pipeline.measure.load.result import HighestConcurrency, HighestRate, read_record
 from trtllm_pipeline.measure.load.stats import relative_half_width, share_interval
 from trtllm_pipeline.measure.load.stopping import (
     LEAST_REPEATS,
@@ -234,7 +234,7 @@ def test_a_rate_that_is_not_known_says_why() -> None:
     assert str(highest) == (
         "unknown rate at which 95% of requests meet ttft 300 ms: 16 requests at a rate, 300 are needed"
     )
-    assert HighestRate.read(json.loads(json.dumps(asdict(highest)))) == highest
+    assert read_record(HighestRate, json.loads(json.dumps(asdict(highest)))) == highest
 
 
 def test_a_rate_that_was_asked_for_is_not_mixed_up_with_one_that_is_tried() -> None:

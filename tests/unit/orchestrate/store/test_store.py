@@ -334,16 +334,6 @@ def test_a_link_that_leads_elsewhere_is_damage(store: Store, tmp_path: Path) -> 
     assert [each[1:3] for each in found_by_verify(store)] == [(Kind.DAMAGED, "out/engine")]
 
 
-def test_manifests_of_older_releases_are_read(store: Store) -> None:
-    artifact = publish(store)
-    path = artifact.folder / "manifest.json"
-    data = json.loads(path.read_text())
-    del data["records"], data["digest"]
-    path.write_text(json.dumps(data))
-    assert store.get("build", artifact.fingerprint) == artifact
-    assert found_by_verify(store) == found_by_repair(store) == []
-
-
 def test_an_artifact_and_its_name_are_on_the_disk_before_it_is_recorded(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

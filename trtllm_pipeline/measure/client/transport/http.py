@@ -55,7 +55,6 @@ class Parser:
         self._to_the_end = False
 
     def feed(self, now_ns: int, data: bytes) -> None:
-        """Parse one read."""
         if self._parser is None:  # complete, and no further response was requested
             self.keep_alive = False
             return
@@ -124,7 +123,6 @@ class Parser:
         self._to_the_end = lengths is None and not codings and status not in {204, 304}
 
     def on_body(self, part: bytes) -> None:
-        """One part of the body."""
         self._body_bytes += len(part)
         self._check_size(self._body_bytes)
         self._sink(self.latest_ns, part)

@@ -62,7 +62,6 @@ class Http2Error(ProtocolError):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """An encoded frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
@@ -130,7 +129,6 @@ class Http2:
             self._flush(stream, outgoing)
 
     def reset(self, stream: int) -> None:
-        """Cancel a stream."""
         if self._streams.pop(stream, None) is not None:
             self._write(frame(_RST_STREAM, 0, stream, struct.pack(">I", 8)))
 

@@ -51,7 +51,7 @@ def lint(
     unlike_release: Callable[[Mapping[str, Any]], Sequence[str]] | None = None,
     rules: Sequence[LintRule] = RULES,
 ) -> list[Finding]:
-    """Findings of `rules` in the repository `directory`, by file and line.
+    """Findings of `rules` in the repository `folder`, by file and line.
 
     `engine` is the engine that its tensorrt_llm model will run; by default the one that the model's own path refers to.
     `release` is the TensorRT-LLM that will serve it, `unlike_release` says what it does not have. Raises UsageError if the directory does not exist or cannot be read.

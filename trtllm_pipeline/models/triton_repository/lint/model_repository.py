@@ -127,7 +127,6 @@ class Model:
         return Violation(self.path, message, self.line(pattern))
 
     def at_parameter(self, key: str, message: str) -> Violation:
-        """A violation at a parameter's key."""
         return Violation(self.path, message, self.line(rf"""\bkey\s*:\s*["']{re.escape(key)}["']"""))
 
     def matches(self, pattern: str) -> Iterator[tuple[str, int]]:
@@ -176,7 +175,6 @@ def read(
     release: str | None = None,
     unlike_release: Callable[[Mapping[str, Any]], Sequence[str]] | None = None,
 ) -> ModelRepository:
-    """The repository in `directory`."""
     folders = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
     models = {path.name: _model(path) for path in folders}
     return ModelRepository(folder, models, engine or _engine_of(models), release, unlike_release)

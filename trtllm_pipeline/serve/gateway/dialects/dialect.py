@@ -137,7 +137,6 @@ class Dialect:
         return call_id()
 
     def parser(self, expected: Expected, inside: str | None) -> AnswerParser:
-        """The parser of a response."""
         return AnswerParser(lambda reader: self._answer(reader, inside), expected)
 
     def _answer(self, reader: Reader, inside: str | None) -> Steps[None]:

@@ -163,7 +163,6 @@ class Reader:
         self._deltas: list[Delta] = []
 
     def add(self, text: str) -> None:
-        """More text."""
         self._text = self._text[self._mark :] + text
         self._position -= self._mark
         self._mark = 0

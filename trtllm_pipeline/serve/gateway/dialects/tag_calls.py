@@ -88,7 +88,6 @@ class QwenCoder(TagCalls):
         return f"<tool_call>\n{_FUNCTION}" + (f"{name}>\n" if name else ""), None
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """One call."""
         if marker != _FUNCTION:
             yield from reader.space()
             yield from reader.need(_FUNCTION)
@@ -119,7 +118,6 @@ class Glm(TagCalls):
         return f"<tool_call>{name}" + ("\n" if name else ""), None
 
     def calls(self, reader: Reader, marker: str) -> Steps[None]:
-        """One call."""
         parts: list[str] = []
         value = yield from reader.copy(parts.append, "<arg_key>", self.end)
         name = "".join(parts).strip()

@@ -377,28 +377,14 @@ def _stage(stage: StageRecord, record: Record, *, logs: bool) -> dict[str, Any]:
 
 
 _STAGE: Final = (
-    *(
-        "id",
-        "stage",
-        "name",
-        "made_s",
-        "planned",
-        "message",
-        "hint",
-        "resources",
-        "exclusive",
-        "gpus",
-        "provenance",
-        "key",
-    ),
-    *("fingerprint", "files", "size_bytes"),
+    *("id", "stage", "name", "made_s", "planned", "message", "hint", "resources", "exclusive", "gpus", "provenance"),
+    *("key", "fingerprint", "files", "size_bytes"),
 )
 
 # Content of the page itself
 
 
 def _title(rows: Sequence[CellResult]) -> str:
-    """The models of the cells."""
     return _some([str(row.axes.get("model")) for row in rows])
 
 

@@ -70,7 +70,6 @@ def refuse(request: Any, unsupported: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def tensor(name: str, values: object, dtype: Any) -> Any:
-    """An output tensor."""
     return pb.Tensor(name, np.array(values, dtype=dtype))
 
 

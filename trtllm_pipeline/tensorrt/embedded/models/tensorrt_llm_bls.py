@@ -60,7 +60,6 @@ class TritonPythonModel:
             sender.send(messages.failed(error), flags=messages.FINAL)
 
     def _responses(self, request: Any, sender: Any) -> Iterator[Any]:
-        """The responses to one request, in order."""
         messages.refuse_parameters(request)
         given = {each.name(): each for each in request.inputs()}
         wanted = messages.requested_outputs(request)

@@ -27,7 +27,7 @@ class Text:
     """A Hugging Face tokenizer directory."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Load `directory`. Raises DownloadError if it has no usable tokenizer."""
+        """Load `folder`. Raises DownloadError if it has no usable tokenizer."""
         folder = Path(folder)
         self._tokenizer = read_tokenizer(folder)
         self._special = {index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
