@@ -167,7 +167,7 @@ _PATTERNS: Final = {
     "exception": r"^(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*|[a-z_]\w*(?:[eE]rror|exception|timeout))"
     r"(?:\([\w, .]+\))?(?::(?:\s|$)|\s*$)",
     "named": r"\b(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?:\(\w+\))?: ?\S"
-    r"|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)$|^Exception: \S|^(?:\w+\.)+(?:exceptions|errors)\.[A-Z]\w*: \S",
+    r"|^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):?$|^Exception: \S|^(?:\w+\.)+(?:exceptions|errors)\.[A-Z]\w*: \S",
     "link": r"The above exception was the direct cause of the following exception|During handling of the above exception",
     "frame": r"^\s*(?:\d+\s+0x|File \"|at |#\d|\d+# |\^+$|~+|\[?0x[0-9a-f]{6,}|\S+\.so(?:\.\d+)*\(|\[\S+\] \[ ?\d+\]|[-=*#]{5,}\s*$)",
     # wrappers around the words of a cause, removed repeatedly
@@ -200,7 +200,7 @@ _PATTERNS: Final = {
         |communicator[ ]was[ ]aborted[ ]on[ ]rank[ ]\d+[.]?$|:[ ]tasks?[ ][\d,-]+:[ ]Terminated$|^received[ ]sig\w+[ ]from[ ](?:a[ ])?child[ ]proc|(?:^|:[ ])Internal[ ]Triton[ ]PTX[ ]codegen[ ]error$
         |failed[ ]to[ ]load[ ]all[ ]models|first[ ]observed[ ]failure|failed[ ]with[ ](?:(?:error|exit|return)[ ])?(?:code|status|rc)[ :=]+-?\d+[.]?$|has[ ]no[ ]loaded[ ]version|is[ ]at[ ]UNAVAILABLE[ ]state
         |MPI_ABORT|mpi(?:run|exec)[ ](?:noticed|detected|has[ ]exited|was[ ]unable[ ]to[ ]cleanly)|(?:Primary|Child)[ ]job|peer[ ]process[ ]has|PMIX?[ ]ERROR:[ ](?:UNREACHABLE|LOST)
-        |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe|\bEOFError\b(?!:[ ]Ran[ ]out[ ]of[ ]input)|ConnectionResetError|BrokenPipeError
+        |remote[ ]process[ ](?:exited|has[ ]terminated)|connection[ ](?:closed|reset)[ ]by[ ](?:remote[ ])?peer|broken[ ]pipe(?![ ]\(os)|NIXL_ERR_\w+$|\bEOFError\b(?!:[ ]Ran[ ]out[ ]of[ ]input)|ConnectionResetError|BrokenPipeError
         |(?:worker|executor|process|engine|server|task|actor|child|rank|node|stub|raylet|job)[\w\s'"\[\](),.-]{0,40}[ ](?:died|(?:was|been|is)[ ]terminated|terminated[ ]abruptly|has[ ]terminated|exited|is[ ](?:dead|shut|unhealthy|not[ ](?:healthy|ready|alive))|(?:is|has[ ]been|was)[ ](?:shut|aborted|stopped|cancel)|(?:initialization[ ])?failed[.!]?$)
         |(?:worker|executor|engine)[\w\s]{0,30}[ ](?:returned[ ]error|failed[ ]to[ ](?:start|init\w*))[.!]?$|RayTaskError\(\w+\):[ ]ray::|BackendCompilerFailed:[ ]backend=\S+[ ]raised:?$|^Error[ ]executing[ ]method[ ]\S+[ ]This[ ]might[ ]cause[ ]deadlock|BrokenProcessPool|BrokenExecutor|ChildFailedError|ProcessExitedException|ProcessRaisedException[:]?$|RayActorError|ActorDiedError|EngineDeadError
         |(?:engine|model)[ ]?(?:building|build|loading|creation|initialization)[ ]failed[ ,.]*(?:please|see|check|$)
@@ -208,7 +208,7 @@ _PATTERNS: Final = {
         |SIGTERM|line[ ]\d+:[ ]+\d+[ ]Terminated\b|shutting[ ]down|shutdown|all[ ]models[ ]are[ ]stopped|cancel+ed(?!.*[ ]due[ ]to[ ])|KeyboardInterrupt|SystemExit|aborted[ ]\(core|^aborted$|aborting|^waiting[ ]for|tearing[ ]down
         |CalledProcessError|subcommand[ ]failed|CompilationError:[ ]at[ ]\d+:\d+:(?!\s*\w+Error)|ninja[ ]build[ ]failed|ninja:[ ]build[ ]stopped|make(?:\[\d+\])?:[ ]\*\*\*|configuring[ ]incomplete|gmake|^failed[ ]to[ ]build[ ][\w.-]+$|ld[ ]returned|compilation[ ]terminated
         |see[ ](?:the[ ])?(?:root[ ]cause|stack[ ]trace)\b|failed[ ]to[ ]maintain[ ]requested[ ]inference[ ]load
-        |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ](?:restarting|pulling)|CrashLoopBackOff|ImagePullBackOff|^(?:[A-Za-z]:)?[\w.~-]*[/\\]\S*$|\bspank:[ ](?!required)\S+[ ]Plugin[ ]file[ ]not[ ]found|Xid[ ]\([^)]*\):[ ]45,|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|sleeping[ ]and[ ]retrying|\bpyxis:[ ]+\[(?:INFO|WARN)|\bloop[ ]crashed[ ]on[ ]this[ ]rank|going[ ]to[ ]/tmp[ ]instead|Failed[ ]to[ ]open[ ]libibverbs|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
+        |requests?[ ]failed[.!]?$|^(?:\S+[ ])*Internal[ ]Server[ ]Error$|back-off[ ](?:restarting|pulling)|CrashLoopBackOff|ImagePullBackOff|^(?:[A-Za-z]:)?[\w.~-]*[/\\]\S*$|\bspank:[ ](?!required)\S+[ ]Plugin[ ]file[ ]not[ ]found|Xid[ ]\([^)]*\):[ ]45,|step[ ]function[ ]failed|forward[ ]function[.]?$|will[ ](?:be[ ])?(?:retr|terminat|abort|continu)|sleeping[ ]and[ ]retrying|\bpyxis:[ ]couldn't[ ]start[ ]container$|\bpyxis:[ ]+\[(?:INFO|WARN)|\bloop[ ]crashed[ ]on[ ]this[ ]rank|going[ ]to[ ]/tmp[ ]instead|Failed[ ]to[ ]open[ ]libibverbs|exitcode|did[ ]not[ ]complete[ ]successfully|exception[ ]was[ ]never[ ]retrieved|exception[ ]in[ ](?:thread|ASGI|callback)|exception[ ]ignored|rank[ ]\d+[ ]failed$|^failed[ ]to[ ]initialize[ ]executor[ ]on[ ]rank[ ]\d+$|not[ ](?:become[ ])?ready[ ](?:with)?in|not[ ]ready[ ]after
         |Process[ ]received[ ]signal|End[ ]of[ ]error[ ]message|Failing[ ]at[ ]address|core[ ]dumped|Signal[ ]code:|\(\d+[ ]sub-exceptions?\)|leaked[ ](?:semaphore|shared)|resource_tracker|destroy_process_group
         |^executing[ ]trt[ ]engine[ ]failed|(?:encountered|hit|got|had)[ ]an?[ ](?:\w+[ ])?(?:error|exception)[.!]?$|^an?[ ](?:unknown[ ]|unexpected[ ])?(?:error|exception)[ ](?:occurred|was)[^:]*$|^(?:assertion[ ]failed|failed[ ]to[ ](?:load|create|start|run|build)(?:[ ](?:the|a))?[ ]?(?:model|engine|server|instance|executor)s?)[.:]?$
         """,
@@ -223,6 +223,7 @@ _PATTERNS: Final = {
         |Failed[ ]to[ ]deserialize[ ]cuda[ ]engine|subprocess-exited-with-error|metadata-generation-failed|Failed[ ]building[ ]wheel|Could[ ]not[ ]build[ ]wheels|terminate[ ]called|TimeoutError$|[Ss]erver[ ]disconnected|[Dd]eadline[ ]exceeded|[Tt]imed[ ]out[ ]waiting|\bwatchdog\b.{0,60}\btime(?:out|d[ ]out)|\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)|by[ ]watchdog\b|[Hh]eartbeat[ ]monitor[ ]timed[ ]out|\bHang[ ]detected\b|[Tt]imed[ ]out[ ]after[ ]\d+[ ]seconds[ ]waiting|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|store[ -]based[ ]barrier|RemoteDisconnected|[Cc]onnection[ ]refused|[Ff]ailed[ ]to[ ]connect[ ]to|unhandled[ ](?:cuda|system)[ ]error|^std::exception$|[Uu]nknown[ ]error|unspecified[ ]launch|an[ ]illegal[ ]memory[ ]access
         """,
     "killed": r"OOMKilled|[Ee]xit code:? -(?!6\b)\d|Bus error|exited on signal|\bKilled\b|SIGKILL|Signal: \w|[Ss]ignal \(\d+\) received|Segmentation fault|Floating point exception|Illegal instruction",
+    "shell killed": r"^\s*(?:\S+ line \d+: +\d+ )?Killed\b",
     # often caught and reported better: any other one in a chain is preferred
     "terse": r"^(?:KeyError: \S+|(?:IndexError|StopIteration|StopAsyncIteration|AttributeError)\b.*|(?:\w+\.)*HTTP(?:Status)?Error\b.*)$",
     # caught by a program that tries several ways
@@ -238,7 +239,7 @@ _PATTERNS: Final = {
         |C(?:UDA|uda)[ ](?:runtime[ ]|driver[ ])?error|Cuda[ ]failure|NCCL[ ](?:WARN|error|failure)|:\d+[ ]WARN[ ]|\bCU(?:DA_ERROR|BLAS_STATUS|DNN_STATUS)_\w+|Error[ ]Code[ ]\d+|NVRM:[ ](?:Xid|API[ ]mismatch|None[ ]of|installed[ ]in|fallen)
         |(?:PRTE|ORTE|PMIX|OPAL)[ ]ERROR|An[ ]error[ ]occurred[ ]in[ ]MPI_|\[StatusCode\.\w+\]|^\{?"?(?:error|detail)"?:[ ]?["{\[]|"object":[ ]?"error"|CMake[ ]Error|(?:nvcc|ptxas)[ ]fatal|^\S*\bld:[ ]\S|^\w+(?:Error|Exception)\(["']|Expecting[ ]value:[ ]line[ ]\d+[ ]column|undefined[ ](?:reference|symbol)
         |:[ ]command[ ]not[ ]found$|error[ ]while[ ]loading[ ]shared[ ]libraries|symbol[ ]lookup[ ]error|:[ ]version[ ]`[\w.]+'[ ]not[ ]found|Error[ ]response[ ]from[ ]daemon|executable[ ]file[ ]not[ ]found
-        |^(?:[\w./-]*sh|\S+\.sh|python3?|mpirun|tritonserver|ls|cp|mkdir):.*(?:No[ ]such[ ]file|Permission[ ]denied|cannot[ ]|not[ ]found)|can't[ ]open[ ]file|GGML_ASSERT|error[ ]loading[ ]model
+        |^(?:[\w./-]*sh|\S+\.sh|python3?|mpirun|tritonserver|ls|cp|mv|rm|ln|mkdir|chmod|chown|touch|tee|tar|cat|mount):.*(?:No[ ]such[ ]file|Permission[ ]denied|Operation[ ]not[ ]permitted|Read-only[ ]file|No[ ]space|cannot[ ]|not[ ]found)|can't[ ]open[ ]file|GGML_ASSERT|error[ ]loading[ ]model
         |\b[Ww]atchdog[ ](?:timeout|caught|got[ ]stuck)\b|\bHang[ ]detected\b|[Cc]lient[ ]socket[ ]has[ ]timed[ ]out|\b(?:signal=|[Rr]eceived[ ])SIGTERM\b|\bSIGTERM[ ]received\b|^\S+[ ]line[ ]\d+:[ ]+\d+[ ]Terminated\b|^ptxas[\w-]*[ ][^;]+;[ ](?:error|fatal)\s*:
         |Out[ ]of[ ]memory:[ ]Kill|oom-kill|^(?:\S+[ ]line[ ]\d+:[ ]+\d+[ ])?Killed\b|\]Killed$|Signal:[ ]\w|Signal[ ]\(\d+\)[ ]received|[Cc]aught[ ]signal|Segmentation[ ]fault|Floating[ ]point[ ]exception|Illegal[ ]instruction|exited[ ]on[ ]signal|[Ee]xit[ ]code:?[ ]-\d|Unhandled[ ]exception[ ]caught
         """,
@@ -248,7 +249,7 @@ _PATTERNS: Final = {
     # a program that a container runtime runs before the container starts
     "hook": r"nvidia-container-cli: ",
     "function": r"^[a-z]\w*(?:\(\))?: \S",
-    "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ()]+)?):$|\b[45]\d\d (?:Client|Server) Error\. \(Request ID: [^)]*\)$",
+    "titled": r"(?:CMake Error.*|(?:^|[ :])(?:an? )?(?:error|exception)(?: [\w ()]+)?|^(?:\w+\.)*[A-Z]\w*Error):$|\b[45]\d\d (?:Client|Server) Error\. \(Request ID: [^)]*\)$",
     # continues with the words of another program, in the lines below
     "quotes": r"\bstderr: |\bprinting (?:contents of|enroot log)\b",
     # its lines about progress
@@ -281,7 +282,13 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
         ruled = line.body.startswith("--------------------")
         if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
             collected.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
-    return _led_up(sorted(collected, key=lambda each: each.index), parsed)
+    collected = sorted(collected, key=lambda each: each.index)
+    first = next((place for place, each in enumerate(collected) if each.grade is not Grade.WARNED), None)
+    raised = first is not None and any(each.raised for each in collected[first:])
+    if first is not None and raised and _compiled("shell killed").match(parsed[collected[first].index].body):
+        # The next program of the script fails because of it.
+        collected[first] = replace(collected[first], grade=Grade.OWN)
+    return _led_up(collected, parsed)
 
 
 def _led_up(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
@@ -329,6 +336,8 @@ def _announces(line: _Line, heads: Mapping[int, _Raised]) -> bool:
     title = _compiled("head").sub("", unwrapped(line.body)).strip()
     if any(title and title in text for _, text in below.raised):
         return all(title != text for _, text in below.raised)
+    if any(message and message in title for message in (text.partition(": ")[2] for _, text in below.raised)):
+        return True
     return _compiled("said").search(title) is None and len(title.split()) <= 12
 
 
@@ -442,7 +451,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 if chain is None or not chain.linked:
                     chain = chains[line.stream] = _Raised(before.first, before.harmless, when=line.when)
                     done.append(chain)
-                chain.add(line.index, body)
+                chain.add(line.index, body if body != "AssertionError" else f"{body}{_asserted(lines, line)}")
             else:
                 before.strangers += 1
                 if before.strangers > 60:
@@ -460,7 +469,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 and body
                 and not line.severity
                 and line.index - chain.last <= 6
-                and _goes_on(line)
+                and (_goes_on(line) or (chain.raised[-1][1].endswith(":") and not chain.more))
             ):
                 chain.last = line.index
                 chain.more.append(body)
@@ -472,6 +481,15 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
         if line.index not in inside and _compiled("exception").match(line.body):
             inside.update(_code_above(lines, line))
     return done, inside
+
+
+def _asserted(lines: Sequence[_Line], raised: _Line) -> str:
+    """The condition of an assertion without a message, from the line of code above it. Empty if that is something else."""
+    place = raised.above
+    while place >= 0 and lines[place].body.strip().startswith("^"):
+        place = lines[place].above
+    code = lines[place].body.strip() if place >= 0 else ""
+    return f": {code}" if code.startswith("assert ") else ""
 
 
 def _code_above(lines: Sequence[_Line], raised: _Line) -> Iterator[int]:
