@@ -277,6 +277,8 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     ruled = False
     for line in parsed:
         each = None if line.index in inside else _of_line(line, below.get(line.index))
+        if each is not None and each.text == "AssertionError":
+            each = replace(each, text=f"{each.text}{_asserted(parsed, line)}")
         if ruled and each is not None and each.grade is Grade.FAINT and not line.body.startswith("WARNING"):
             each = _of_help(each, parsed)
         ruled = line.body.startswith("--------------------")
