@@ -28,7 +28,7 @@ TELLING: Final = 10
 """Lines that are shown of an unknown failure."""
 _LONGEST: Final = 300
 _NOISE: Final = (
-    r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM|\bpinned\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
+    r"(?i)CudaDriverHelper|Unable to \w+ NVML|NVML error(?!: driver)|DCGM(?!\S*: cannot open)|\bpinned\b|unable to create stream(?!: the provided PTX)|CUDA memory pool|NCCL INFO"
     r"|Failed to initialize NVML(?!: (?:Driver|Unknown Error))|\[TensorRT-LLM\]\[(?:INFO|DEBUG|WARNING)\]"
     r"|\[TRT(?:-LLM)?\] (?:\[RANK \d+\] )?\[[IV]\]|^\|(?!.*(?:UNAVAILABLE|Not loaded): )|^\+ ?(?!-)\S|^\+-|\(ignored\)"
     r"|Unable to register cu\w+ factory|computation_placer|TF-TRT Warning|cpu_feature_guard"
@@ -38,6 +38,10 @@ _NOISE: Final = (
 """Lines without a cause: output of every server without a GPU, non-errors, tables and lists of models and options."""
 _PREFIX: Final = r"^(?:\[\d+,\d+\]<std(?:err|out)>:\s*)?(?:[EFIW]\d+ (?:[\d:.]+ +\d+ )?[\w.]+:\d+\] |\[[\d/:\-. ]+\] )?"
 """The prefix that mpirun, Triton and TensorRT-LLM write before a line: rank, severity, time, process, location."""
+_PROGRESS: Final = r"(?<!NCCL )\bINFO\b|\[I\]|^I\d{4} "
+"""Lines of normal progress."""
+_LIVELY: Final = 2
+"""Number of such lines that a program that has failed does not write any more."""
 _T = TypeVar("_T")
 _NEXT_ROW: Final = r"\| +\| +\| (.*) \|\s*$"
 """A row of Triton's table of models that continues the message of the row above."""
@@ -51,6 +55,12 @@ _USUAL: Final[Mapping[str, int]] = {"max_num_tokens": USUAL_NUM_TOKENS}
 def _compiled(pattern: str) -> re.Pattern[str]:
     """Compiled when the first log is read: most runs read none."""
     return re.compile(pattern, re.MULTILINE)
+
+
+@cache
+def _anchored(pattern: str) -> bool:
+    """True if the start of a line counts."""
+    return re.search(r"(?<!\[)\^", pattern) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +152,7 @@ class LogText:
         text = _compiled(_ANSI).sub("", data.decode("utf-8", "replace"))
         texts = _whole_cells([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])
         noise = [_compiled(_NOISE).search(line) or (but is not None and but.match(line)) for line in texts]
-        self._written = texts
+        self.written = texts
         self._noise = frozenset(index for index, silent in enumerate(noise) if silent)
         self.lines = ["" if index in self._noise else line for index, line in enumerate(texts)]
 
@@ -160,7 +170,7 @@ class LogText:
     @cached_property
     def stated(self) -> list[Statement]:
         """All its statements about a failure."""
-        return statements(self._written, self._noise)
+        return statements(self.written, self._noise)
 
     def at(self, index: int) -> LogLine:
         """A line by its place in `lines`."""
@@ -206,7 +216,7 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     """The first cause in the logs. With several logs, the first log's cause comes first. None if no log has one.
 
     The form of the logs selects the line, the signatures define its meaning. It is certain if its words are specific, the
-    line is written as an error, and no other error has the words of a cause of another kind.
+    line is written as an error, the program did not survive it, and no other error has the words of a cause of another kind.
     """
     stated = [(place, each) for place, log in enumerate(logs) for each in log.stated]
     known = shipped_signatures() if signatures is None else signatures
@@ -221,14 +231,50 @@ def first_cause(logs: Sequence[LogText], signatures: Sequence[Signature] | None 
     weight, place, (signature, match) = meanings
     groups = {name: value or "" for name, value in match.groupdict().items()}
     clear = statement.grade <= (Grade.FAINT if weight is Weight.CAUSE else Grade.BARE)
-    others = [_best(_meanings(logs[place], each, known)) for place, each in stated if each.grade <= Grade.PASSED_ON]
-    rivals = {each[2][0].category for each in others if each and each[0] is Weight.CAUSE} - {signature.category}
-    # A process that kills others deliberately writes about it first.
-    reasoned = signature.key == KILLED and any(
-        each.grade is not Grade.WARNED and each.index < statement.index for each in log.stated
+    certain = (
+        weight is not Weight.CLASS
+        and clear
+        and place in statement.own
+        and not _contradicted(logs, stated, first, signature, known)
+        and not _survived(log, statement, signature, known)
     )
-    certain = weight is not Weight.CLASS and clear and place in statement.own and not rivals and not reasoned
     return Diagnosis(signature, line, certain, groups, statement.text)
+
+
+def _contradicted(
+    logs: Sequence[LogText],
+    stated: Iterable[tuple[int, Statement]],
+    first: tuple[int, Statement],
+    signature: Signature,
+    known: Sequence[Signature],
+) -> bool:
+    """True if another error, or another exception of the same chain, has the words of a cause of another kind."""
+    causes = [each for each in known if each.weight <= Weight.GENERAL]
+    place, statement = first
+    found = [meaning for meaning in _meanings(logs[place], statement, causes) if meaning[1] not in statement.own]
+    for of, each in stated:
+        if (
+            each is not statement
+            and each.grade <= Grade.PASSED_ON
+            and (best := _best(_meanings(logs[of], each, causes)))
+        ):
+            found.append(best)
+    return any(other.category != signature.category for _, _, (other, _) in found)
+
+
+def _survived(log: LogText, statement: Statement, signature: Signature, known: Sequence[Signature]) -> bool:
+    """True if the program went on after this error, or only reported it as information, and had another one later."""
+    for each in log.stated:
+        if each.index <= statement.last or each.grade is not Grade.OWN:
+            continue
+        lines = log.written[statement.index], *log.written[statement.last + 1 : each.first]
+        progress = [_compiled(_PROGRESS).search(line) is not None for line in lines]
+        if not progress[0] and sum(progress) < _LIVELY:
+            continue
+        meaning = _best(_meanings(log, each, known))
+        if meaning is None or meaning[2][0] is not signature:
+            return True
+    return False
 
 
 def _first_warning(
@@ -251,6 +297,7 @@ def _meanings(
     The start of a line is also the one without the prefix of a launcher or logger.
     """
     text = "\n".join(log.lines[statement.first : statement.last + 1])
+    other = statement.text not in text
     for signature in signatures:
         if signature.weight is not Weight.SYMPTOM:
             matched = _compiled(signature.pattern).finditer(text)
@@ -259,7 +306,9 @@ def _meanings(
             if in_words:
                 index, match = next((end for end in in_words if end[0] in statement.own), in_words[0])
                 yield signature.weight, index, (signature, match)
-            elif at_start := _compiled(signature.pattern).search(statement.text):
+            elif (other or _anchored(signature.pattern)) and (
+                at_start := _compiled(signature.pattern).search(statement.text)
+            ):
                 yield signature.weight, statement.index, (signature, at_start)
 
 

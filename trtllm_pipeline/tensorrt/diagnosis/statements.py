@@ -163,12 +163,20 @@ def statements(lines: Sequence[str], noise: Container[int] = ()) -> list[Stateme
     ruled = False
     for line in parsed:
         each = None if line.index in inside else _of_line(line, below.get(line.index))
+        if each is not None and each.text == "AssertionError":
+            each = replace(each, text=f"{each.text}{_asserted(parsed, line)}")
         if ruled and each is not None and each.grade is Grade.FAINT and not line.body.startswith("WARNING"):
             each = _of_help(each, parsed)
         ruled = line.body.startswith("--------------------")
         if each is not None and (each.grade is Grade.BARE or not _announces(line, heads)):
             collected.append(replace(each, last=max(each.last, _end(parsed, line.index, inside))))
-    return _led_up(sorted(collected, key=lambda each: each.index), parsed)
+    collected = sorted(collected, key=lambda each: each.index)
+    first = next((place for place, each in enumerate(collected) if each.grade is not Grade.WARNED), None)
+    raised = first is not None and any(each.raised for each in collected[first:])
+    if first is not None and raised and _compiled("shell killed").match(parsed[collected[first].index].body):
+        # The next program of the script fails because of it.
+        collected[first] = replace(collected[first], grade=Grade.OWN)
+    return _led_up(collected, parsed)
 
 
 def _led_up(collected: list[Statement], lines: Sequence[_Line]) -> list[Statement]:
@@ -216,6 +224,8 @@ def _announces(line: _Line, heads: Mapping[int, _Raised]) -> bool:
     title = _compiled("head").sub("", unwrapped(line.body)).strip()
     if any(title and title in text for _, text in below.raised):
         return all(title != text for _, text in below.raised)
+    if any(message and message in title for message in (text.partition(": ")[2] for _, text in below.raised)):
+        return True
     return _compiled("said").search(title) is None and len(title.split()) <= 12
 
 
@@ -329,7 +339,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 if chain is None or not chain.linked:
                     chain = chains[line.stream] = _Raised(before.first, before.harmless, when=line.when)
                     done.append(chain)
-                chain.add(line.index, body)
+                chain.add(line.index, body if body != "AssertionError" else f"{body}{_asserted(lines, line)}")
             else:
                 before.strangers += 1
                 if before.strangers > 60:
@@ -347,7 +357,7 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
                 and body
                 and not line.severity
                 and line.index - chain.last <= 6
-                and _goes_on(line)
+                and (_goes_on(line) or (chain.raised[-1][1].endswith(":") and not chain.more))
             ):
                 chain.last = line.index
                 chain.more.append(body)
@@ -359,6 +369,15 @@ def _tracebacks(lines: Sequence[_Line]) -> tuple[list[_Raised], set[int]]:
         if line.index not in inside and _compiled("exception").match(line.body):
             inside.update(_code_above(lines, line))
     return done, inside
+
+
+def _asserted(lines: Sequence[_Line], raised: _Line) -> str:
+    """The condition of an assertion without a message, from the line of code above it. Empty if that is something else."""
+    place = raised.above
+    while place >= 0 and lines[place].body.strip().startswith("^"):
+        place = lines[place].above
+    code = lines[place].body.strip() if place >= 0 else ""
+    return f": {code}" if code.startswith("assert ") else ""
 
 
 def _code_above(lines: Sequence[_Line], raised: _Line) -> Iterator[int]:

@@ -69,15 +69,15 @@ MET = (
 )
 
 WORDINGS = (
-    ("mpi-setup", "ImportError: libopen-rte.so.40: cannot open shared object file: No such file or directory"),
+    ("mpi-library", "ImportError: libopen-rte.so.40: cannot open shared object file: No such file or directory"),
     # key, what a tool says; of those that MET, the signatures' own words and the corpus do not have
     ("unknown-option", "quantize.py: error: the following arguments are required: --model_dir"),
     ("llm-api-arguments", "TypeError: LLM.__init__() got an unexpected keyword argument 'kv_cache'"),
     ("precision-on-gpu", "ValueError: Bfloat16 is only supported on GPUs with compute capability of at least 8.0."),
     ("precision-on-gpu", "RuntimeError: this kernel is only supported on Blackwell"),
     ("gpu-not-supported", "CUDA capability sm_120 is not compatible with the current PyTorch installation."),
-    ("driver-too-old", "Error 804: forward compatibility was attempted on non supported HW"),
-    ("driver-too-old", "Error 803: system has unsupported display driver / cuda driver combination"),
+    ("driver-combination", "Error 804: forward compatibility was attempted on non supported HW"),
+    ("driver-combination", "Error 803: system has unsupported display driver / cuda driver combination"),
     ("driver-too-old", "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."),
     ("driver-too-old", "the provided PTX was compiled with an unsupported toolchain."),
     ("no-gpu", 'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'),
@@ -98,7 +98,7 @@ WORDINGS = (
         'File "u.py", line 5, in ensure_divisibility\n    assert a % b == 0\nAssertionError: 28 is not divisible by 8',
     ),
     ("peer-access", "CUDA runtime error in cudaIpcOpenMemHandle(&p, handle, 1): invalid argument"),
-    ("mpi-setup", "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory"),
+    ("mpi-library", "ImportError: libmpi.so.40: cannot open shared object file: No such file or directory"),
     ("mpi-setup", "PMI2_Init failed to initialize.  Return code: 14"),
     ("mpi-daemon", "ORTE was unable to reliably start one or more daemons."),
     ("mpi-error", "mpi4py.MPI.Exception: MPI_ERR_SPAWN: could not spawn processes"),
