@@ -157,7 +157,7 @@ def test_what_cannot_be_exported_is_refused_in_words(workspace: Path, tmp_path: 
     assert "its content changed: nothing is exported from damaged files" in refused()
     shutil.rmtree(workspace / "store" / "build")
     said = refused()
-    assert "is not verified: build is missing, which its repository was made of" in said
+    assert "is not verified: build is missing, which its repository was built from" in said
     assert "pipeline run --matrix" in said
 
 

@@ -14,7 +14,7 @@ from trtllm_pipeline.serve.gateway.gateway_config import GatewayConfig
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the gateway that a file describes. Writes gateway.json next to it and prints it as a line."""
+    """Run the gateway that a file describes. Writes gateway.json next to it, and prints it as one line."""
     if len(argv) != 1:
         print("usage: python -m trtllm_pipeline.serve.gateway CONFIG.json", file=sys.stderr)  # noqa: T201
         return 2

@@ -1,4 +1,4 @@
-"""The events sent to a client while its responses are generated. Tasks fill a feed, and the sender empties it."""
+"""The events for a client while its responses are generated. Tasks fill a feed, and the sender empties it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """An answer on its way to a client."""
+    """A response on its way to a client."""
 
     def __init__(self, *, stream: bool) -> None:
         self.stream = stream
         self.gone = False
-        """The client has left."""
+        """True if the client has disconnected."""
         self.tasks: list[asyncio.Task[None]] = []
         """The tasks that fill it. Cancelled when the rest is not needed."""
         self._wake: asyncio.Future[None] | None = None
@@ -50,19 +50,19 @@ class Feed:
         self._new = False
 
     def leave(self) -> None:
-        """The client has left: end what fills it."""
+        """The client has disconnected: end the tasks that fill it."""
         self.gone = True
         self.cancel()
         self.changed()
 
     def cancel(self) -> None:
-        """End what fills it."""
+        """End the tasks that fill it."""
         for task in self.tasks:
             task.cancel()
 
     @property
     def failure(self) -> ApiError | None:
-        """Why it is not whole."""
+        """The reason why it is incomplete."""
         raise NotImplementedError
 
     @property
@@ -71,24 +71,24 @@ class Feed:
         raise NotImplementedError
 
     def take(self) -> bytes:
-        """The events that can be sent now."""
+        """The events that are ready to be sent."""
         raise NotImplementedError
 
     def fail(self, failure: ApiError) -> None:
-        """Give it up."""
+        """Stop and mark it as failed."""
         raise NotImplementedError
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a stream that has failed."""
+        """The event that ends a failed stream."""
         return failed_event(failure)
 
     def usage(self) -> TokenUsage:
-        """Counts, as far as they are known."""
+        """Token counts, as far as they are known."""
         raise NotImplementedError
 
     @property
     def calls(self) -> int:
-        """Tools that it calls, as far as that is known."""
+        """Number of tool calls, as far as it is known."""
         return 0
 
     @property
@@ -98,7 +98,7 @@ class Feed:
 
 
 class PassedFeed(Feed):
-    """The answer of an OpenAI-compatible server."""
+    """The response of an OpenAI-compatible server."""
 
     def __init__(self, metrics: RequestMetrics, *, stream: bool) -> None:
         super().__init__(stream=stream)
@@ -112,7 +112,7 @@ class PassedFeed(Feed):
 
     @property
     def failure(self) -> ApiError | None:
-        """Why it is not whole."""
+        """The reason why it is incomplete."""
         return self.passed.failure
 
     @property
@@ -121,18 +121,18 @@ class PassedFeed(Feed):
         return self.passed.over
 
     def take(self) -> bytes:
-        """The events that can be sent now. A whole response only when it is complete."""
+        """The events that are ready to be sent. A response that is not streamed is sent when it is complete."""
         if not self.stream and (not self.passed.over or self.failure is not None):
             return b""
         return self.passed.take()
 
     def fail(self, failure: ApiError) -> None:
-        """Give it up."""
+        """Stop and mark it as failed."""
         self.passed.end(failure)
         self.cancel()
 
     def usage(self) -> TokenUsage:
-        """The server's counts, as far as it sent them."""
+        """The server's token counts, as far as it sent them."""
         return TokenUsage(*(_count(self.passed.usage.get(name)) for name in ("prompt_tokens", "completion_tokens")))
 
 
@@ -141,7 +141,7 @@ def _count(told: object) -> int | None:
 
 
 class ChoicesFeed(Feed):
-    """The choices of a request that Triton answers."""
+    """The choices of a request to Triton."""
 
     def __init__(
         self,
@@ -170,12 +170,12 @@ class ChoicesFeed(Feed):
             self.changed()
 
     def enough(self, choice: Choice) -> None:
-        """A choice has ended before its server has: a stop word."""
+        """A choice has ended before the server finished it: a stop word."""
         self.tasks[choice.index].cancel()
 
     @property
     def failure(self) -> ApiError | None:
-        """The first choice's that failed."""
+        """The failure of the first failed choice."""
         return next((choice.failure for choice in self.choices if choice.failure is not None), None)
 
     @property
@@ -185,7 +185,7 @@ class ChoicesFeed(Feed):
 
     @property
     def calls(self) -> int:
-        """Tools that it calls."""
+        """Number of tool calls."""
         return sum(choice.calls for choice in self.choices)
 
     @property
@@ -195,13 +195,13 @@ class ChoicesFeed(Feed):
         return sum(drafted for drafted, _ in counts), sum(accepted for _, accepted in counts)
 
     def fail(self, failure: ApiError) -> None:
-        """Give up what is not finished."""
+        """Stop the unfinished choices and mark them as failed."""
         for choice in self.choices:
             choice.fail(failure)
         self.cancel()
 
     def take(self) -> bytes:
-        """The events that can be sent now."""
+        """The events that are ready to be sent."""
         if self._ended or (not self.stream and self.failure is not None):
             return b""
         done = all(choice.finish is not None for choice in self.choices) and self._counted()
@@ -220,7 +220,7 @@ class ChoicesFeed(Feed):
         return "".join(parts).encode()
 
     def failed(self, failure: ApiError) -> bytes:
-        """The event that ends a stream that has failed."""
+        """The event that ends a failed stream."""
         return self._answers.failed(failure)
 
     def _counted(self) -> bool:
@@ -228,7 +228,7 @@ class ChoicesFeed(Feed):
         return all(prompt.tokens.when_counted(self.changed) for prompt in self._prompts)
 
     def cancel(self) -> None:
-        """End what fills it, and the counting."""
+        """End the tasks that fill it, and the counting."""
         super().cancel()
         for prompt in self._prompts:
             prompt.tokens.cancel()
@@ -251,7 +251,9 @@ class ChoicesFeed(Feed):
             parts.append(answers.finish(index, str(choice.finish)))
 
     def usage(self) -> TokenUsage:
-        """Counts of the server, or else of the model's tokenizer. A prompt of several choices counts once."""
+        """Token counts from the server, or else from the model's tokenizer. A prompt shared by several choices counts
+        once.
+        """
         n = self._asked.n
         prompts: list[int | None] = []
         for index in range(0, len(self._prompts), n):
