@@ -135,7 +135,8 @@ def _copy(source: Path, target: Path, *, small: bool = False) -> None:
 
 
 def _fill(repository: Path, moved: Mapping[str, str]) -> list[str]:
-    """Write marks for the artifacts `moved`, by fingerprint, into a copied repository. Returns the command line of trtllm-serve, if it has one.
+    """Write marks for the artifacts `moved`, by fingerprint, into a copied repository. Returns the command line of
+    trtllm-serve, if it has one.
 
     Raises StateError for a path that leads elsewhere: it would not be there on another host.
     """

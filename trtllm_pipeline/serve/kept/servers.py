@@ -6,10 +6,12 @@
       service.json      endpoints of the server; exists while it is ready
       gateway-config.json, gateway.json    its OpenAI endpoint: configuration and address
       log               of the keeper and the launch stage; server.log: of the server; gateway.log: of the endpoint
-      lock              a flock that the keeper and its descendants hold while they live; contains the keeper's identity, and its last state if server.json could not be written
+      lock              a flock that the keeper and its descendants hold while they live; contains the keeper's identity,
+                        and its last state if server.json could not be written
       stop              exists while a command stops it
 
-A keeper is identified by its process id, start time and boot, so a reused id or a reboot cannot be mistaken for it. server.json has its last record. This module determines the current state.
+A keeper is identified by its process id, start time and boot, so a reused id or a reboot cannot be mistaken for it.
+server.json has its last record. This module determines the current state.
 """
 
 from __future__ import annotations

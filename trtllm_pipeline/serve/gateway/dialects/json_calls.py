@@ -20,8 +20,8 @@ class JsonCalls(Dialect):
     """Optional text after it."""
     arguments_key: ClassVar[str] = "arguments"
     in_lists: ClassVar[bool] = False
-    """True if calls are in lists. A call of an offered tool at the start of a response is recognized without its marker, which
-    backends drop if it is a special token.
+    """True if calls are in lists. A call of an offered tool at the start of a response is recognized without its
+    marker, which backends drop if it is a special token.
     """
 
     def beginning(self, name: str, schemas: Object, *, guided: bool) -> tuple[str, Object | None]:

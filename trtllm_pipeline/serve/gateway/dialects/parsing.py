@@ -1,12 +1,15 @@
 """Parses a model's response while it is generated: its content, reasoning and tool calls.
 
-A grammar is a generator that requests text from a `Reader` and yields to wait for more. A marker may be split at any point, and the result does not depend on the pieces.
+A grammar is a generator that requests text from a `Reader` and yields to wait for more. A marker may be split at any
+point, and the result does not depend on the pieces.
 
     parser = AnswerParser(grammar, Expected(tools, stream=True))
     deltas = parser.feed("Let me see.<tool_c")     # [Content("Let me see.")]
     deltas = parser.end()
 
-Text is never lost and nothing raises: text that starts like a call but is not one becomes content. A streamed call is forwarded as it is generated. If it is cut off, it stays unfinished, and `finish_reason` gives the reason. An unfinished call that is not streamed becomes content.
+Text is never lost and nothing raises: text that starts like a call but is not one becomes content. A streamed call is
+forwarded as it is generated. If it is cut off, it stays unfinished, and `finish_reason` gives the reason. An unfinished
+call that is not streamed becomes content.
 """
 
 from __future__ import annotations
