@@ -1,7 +1,8 @@
-"""Sizes of the tensors in files that are not safetensors: torch's `pytorch_model*.bin`, and GGUF. Neither torch nor gguf is needed.
+"""Sizes of tensors in files other than safetensors: torch's `pytorch_model*.bin`, and GGUF. Requires neither torch nor
+gguf.
 
-Format of torch: a zip file, in it a pickle of the tensors' shapes and a file for the values of each storage. Nothing of a
-pickle is run: it may name what tensors are made of, and no other function. Format of GGUF:
+Torch format: a zip file with a pickle of the tensors' shapes, and a file for the values of each storage. Nothing in a
+pickle is executed: it may only name the types of tensors, no other function. GGUF format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -33,7 +34,7 @@ _BITS: Final = {
 }
 _SPLIT: Final = re.compile(r"(.*)-\d{5}-of-\d{5}\.gguf")
 _SCALARS: Final = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
-"""Type of a value of GGUF -> its letter in `struct`."""
+"""GGUF value type -> its letter in `struct`."""
 _TEXT, _LIST = 8, 9
 _ALIGNMENT: Final = 32
 
@@ -49,18 +50,18 @@ class StoredTensor(NamedTuple):
 
 
 def torch_files(folder: Path) -> list[str]:
-    """The names of the files of torch that a server reads of a model's directory."""
+    """The names of the torch files that a server reads from a model's directory."""
     names = sorted(file.name for file in folder.glob("pytorch_model*.bin"))
     return [_SINGLE] if _SINGLE in names else [name for name in names if _SHARD.fullmatch(name)]
 
 
 def torch_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
-    """The tensors in a file of torch by name; of those that share their values the first alone. Raises DownloadError."""
+    """The tensors in a torch file by name. Of tensors that share their values, only the first. Raises DownloadError."""
     path = find(folder, name)
     if path is None:
         raise _damaged(name, "it is missing")
     if not zipfile.is_zipfile(path):
-        raise _damaged(name, "it is not of a torch of 2020 or later")
+        raise _damaged(name, "it was not written by torch of 2020 or later")
     try:
         with zipfile.ZipFile(path) as archive:
             (of,) = (each for each in archive.infolist() if each.filename.endswith(_PICKLE))
@@ -72,7 +73,7 @@ def torch_tensors(folder: Path, name: str) -> dict[str, StoredTensor]:
             sizes = {each.filename.removeprefix(f"{top}data/"): each.file_size for each in archive.infolist()}
     except DownloadError:
         raise
-    except Exception as error:  # a pickle may hold anything, and says so in any way
+    except Exception as error:  # a pickle may contain anything, and fail in any way
         raise _damaged(name, f"it cannot be read: {error}") from error
     tensors, known = {}, set[str]()
     for key, tensor in loaded.items() if isinstance(loaded, dict) else ():
@@ -97,11 +98,11 @@ class _Tensor(NamedTuple):
 
 
 class _Named(dict[Any, Any]):
-    """In place of an OrderedDict: it can be given attributes."""
+    """Replaces an OrderedDict: it accepts attributes."""
 
 
 class _Tensors(pickle.Unpickler):
-    """Reads a pickle of tensors, and refuses any other."""
+    """Reads a pickle of tensors, and rejects any other."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _BITS:
@@ -137,11 +138,13 @@ class Gguf:
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     experts: int = 0
-    """Experts of a layer. A token uses some of them."""
+    """Experts per layer. Each token uses some of them."""
 
 
 def gguf_files(folder: Path) -> list[Path]:
-    """The GGUF files of the one model in a directory, or a file itself. Raises DownloadError if there are several models."""
+    """The GGUF files of the only model in a directory, or the file itself. Raises DownloadError if there are several
+    models.
+    """
     if folder.is_file():
         return [folder]
     # The vision encoder has a separate file.
@@ -149,7 +152,7 @@ def gguf_files(folder: Path) -> list[Path]:
     models = {split[1] if (split := _SPLIT.fullmatch(path.name)) else path.name for path in files}
     if len(models) > 1:
         raise DownloadError(
-            f"{folder} has {len(models)} GGUF models, and which of them is served is not known", hint="name the file"
+            f"{folder} has {len(models)} GGUF models, and it is unknown which one is served", hint="name the file"
         )
     return files
 
@@ -186,7 +189,7 @@ class _Header:
         alignment = int(known.get("general.alignment") or _ALIGNMENT)
         start = -(-self._file.tell() // alignment) * alignment
         header = Gguf(experts=max((int(known[key]) for key in known if key.endswith(".expert_count")), default=0))
-        # Each tensor lies up to the next one, but for some bytes between them.
+        # Each tensor extends to the next one, except for padding.
         ends = sorted({*places.values(), self._size - start})
         following = dict(pairwise(ends))
         for name, place in places.items():
@@ -203,14 +206,14 @@ class _Header:
     def _at_most(self, count: int, each: int) -> int:
         """`count`, if that many items of `each` bytes fit into the rest of the file."""
         if count * each > self._size - self._file.tell():
-            raise ValueError(f"it says that {count} things follow, which are not there")
+            raise ValueError(f"it has a count of {count} beyond the file's end")
         return count
 
     def _text(self) -> str:
         return self._file.read(self._at_most(self._number("Q"), 1)).decode()
 
     def _value(self, kind: int) -> Any:
-        """A value; None for a list, of which nothing is needed."""
+        """A value. None for a list, which is not needed."""
         if kind == _TEXT:
             return self._text()
         if kind != _LIST:

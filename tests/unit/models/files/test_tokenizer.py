@@ -181,9 +181,9 @@ def test_a_tokenizer_json_is_what_is_read_where_there_is_one(tmp_path: Path) -> 
             "InternLM2Tokenizer",
             sentencepiece_model(dummy_prefix=True, kind="unigram"),
             {},
-            "not of sentencepiece's BPE",
+            "not a BPE model of sentencepiece",
         ),
-        ("InternLM2Tokenizer", b"", {}, "not of sentencepiece's BPE"),
+        ("InternLM2Tokenizer", b"", {}, "not a BPE model of sentencepiece"),
         ("AnotherTokenizer", of_tiktoken(RANKS), {}, "tokenizer.json: it is missing"),
     ],
 )

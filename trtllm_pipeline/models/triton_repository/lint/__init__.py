@@ -1,8 +1,8 @@
-"""The linter of Triton model repositories: what is wrong with a directory before any server reads it.
+"""The linter of Triton model repositories: finds faults in a directory before a server reads it.
 
-`lint` works on any repository. It knows more about those of TensorRT-LLM: the engine behind them, the five models'
-parameters, `model.yaml`. Every rule has a stable id (`TRT304`), a name, a severity and a hint. The rules are in
-`rules/`, one module for each hundred.
+`lint` accepts any repository. For those of TensorRT-LLM, it also checks the engine, the five models' parameters, and
+`model.yaml`. Every rule has a stable id (`TRT304`), a name, a severity and a hint. The rules are in `rules/`, one
+module for each hundred.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def lint(
 ) -> list[Finding]:
     """Findings of `rules` in the repository `directory`, by file and line.
 
-    `engine` is the engine that its tensorrt_llm model will run; by default the one that the model's own path refers to.
-    `release` is the TensorRT-LLM that will serve it. Raises UsageError if the directory does not exist or cannot be read.
+    `engine` is the engine that its tensorrt_llm model will run. Default: the one that the model refers to. `release` is
+    the TensorRT-LLM release that will serve it. Raises UsageError if the directory does not exist or cannot be read.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such directory", hint="name a Triton model repository")

@@ -11,7 +11,7 @@ from trtllm_pipeline.models.triton_repository.lint.rule import rule
 _FILES: Final = {"python": "model.py", "onnxruntime": "model.onnx", "tensorrt": "model.plan", "pytorch": "model.pt"}
 """File that each backend loads unless `default_model_filename` names another."""
 _FIXED_FILES: Final = {"vllm": "model.json"}
-"""File that a backend loads whatever `default_model_filename` is."""
+"""File that a backend loads regardless of `default_model_filename`."""
 
 
 @rule("TRT101", "name the directory that holds the model directories")
