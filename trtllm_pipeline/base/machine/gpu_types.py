@@ -73,8 +73,8 @@ def near(text: str) -> str | None:
     """The table's name that is closest to the GPU in `text`."""
     match = _COUNTED.fullmatch(text.strip())
     names = {_plain(name): name for name in GPU_TYPES}
-    found = difflib.get_close_matches(_plain(match[2]), names, n=1, cutoff=0.5) if match else []
-    return names[found[0]] if found else None
+    close = difflib.get_close_matches(_plain(match[2]), names, n=1, cutoff=0.5) if match else []
+    return names[close[0]] if close else None
 
 
 def usual(sm: int) -> GpuType | None:

@@ -82,7 +82,7 @@ class PlanDifference:
         }
 
     def blocks(self) -> Iterator[text_blocks.Block]:
-        """Text for people."""
+        """Blocks of text."""
         yield text_blocks.Heading(f"{self.new}, compared with {self.base}")
         new, base = self.feasible
         if not (self.cells or any(each.changed or each.only_new or each.only_base for each in self.stages)):
@@ -96,7 +96,7 @@ class PlanDifference:
         for kind, title in (
             ("lost", "can no longer work"),
             ("gained", "can work now"),
-            ("toolchain", "made by another toolchain"),
+            ("toolchain", "built by another toolchain"),
         ):
             lines = [text_blocks.TextLine(f"{each.cell}: {each.reason}") for each in self.cells if each.change == kind]
             yield text_blocks.Items(f"{title} ({len(lines)})", lines, folded=len(lines) > _FOLDED)
@@ -160,7 +160,7 @@ def _pairs(
 
 
 def _what(run: StageRun) -> tuple[str, str]:
-    """A cell may have two runs of a stage: its own, and one for its draft model."""
+    """A cell may have two runs of a stage: its own, and its draft model's."""
     return run.stage.name, run.first_cell.model
 
 

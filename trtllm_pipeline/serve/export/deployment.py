@@ -179,10 +179,10 @@ def check(served: served_cell.ServedCell, store: Store, policy: provenance.Polic
             f"{served.cell.id} is not verified: {problem}", hint=served_cell.run_command(served.request, store)
         )
     for artifact in served.all_artifacts.values():
-        for found in manifest.inspect(artifact.folder, contents=True):
-            if found.kind is manifest.Kind.DAMAGED:
+        for finding in manifest.inspect(artifact.folder, contents=True):
+            if finding.kind is manifest.Kind.DAMAGED:
                 raise StateError(
-                    f"{found}: nothing is exported from damaged files",
+                    f"{finding}: nothing is exported from damaged files",
                     hint=f"pipeline store verify --workspace {store.workspace} sets them aside; then run again",
                 )
     provenance.require((artifact.folder for artifact in served.artifacts.values()), policy)

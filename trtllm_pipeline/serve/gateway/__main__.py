@@ -29,8 +29,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _announce(told: Mapping[str, Any]) -> None:
-    print(json.dumps(told), flush=True)  # noqa: T201
+def _announce(content: Mapping[str, Any]) -> None:
+    print(json.dumps(content), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

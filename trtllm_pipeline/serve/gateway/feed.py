@@ -136,8 +136,8 @@ class PassedFeed(Feed):
         return TokenUsage(*(_count(self.passed.usage.get(name)) for name in ("prompt_tokens", "completion_tokens")))
 
 
-def _count(told: object) -> int | None:
-    return told if isinstance(told, int) and 0 <= told <= params.MOST_TOKENS else None
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and 0 <= value <= params.MOST_TOKENS else None
 
 
 class ChoicesFeed(Feed):

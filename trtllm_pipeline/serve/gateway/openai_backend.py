@@ -219,16 +219,16 @@ class _Answer:
         return text
 
 
-def _renaming(said: str, wanted: str) -> list[tuple[bytes, bytes]]:
+def _renaming(name: str, wanted: str) -> list[tuple[bytes, bytes]]:
     """The server's model name in a response, and its replacement. Empty if they are the same.
 
     Quotes within a text are escaped, so it cannot match elsewhere.
     """
-    if said == wanted:
+    if name == wanted:
         return []
     spaces = (b"", b" ")
     return [
-        (b'"model":' + space + json.dumps(said).encode(), b'"model":' + space + json.dumps(wanted).encode())
+        (b'"model":' + space + json.dumps(name).encode(), b'"model":' + space + json.dumps(wanted).encode())
         for space in spaces
     ]
 

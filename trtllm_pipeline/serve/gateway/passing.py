@@ -148,6 +148,6 @@ def _has_output(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _message(told: object) -> str:
-    message = told.get("message") if isinstance(told, dict) else told
-    return fields.shortened(message if isinstance(message, str) and message else fields.shown(told))
+def _message(error: object) -> str:
+    message = error.get("message") if isinstance(error, dict) else error
+    return fields.shortened(message if isinstance(message, str) and message else fields.shown(error))

@@ -573,19 +573,19 @@ async def _model_at(service: Service, name: str) -> str:
     )
 
 
-def _follows_guides(told: Mapping[str, str] | None) -> bool:
+def _follows_guides(parameters: Mapping[str, str] | None) -> bool:
     """True if an engine, by its model's parameters, has a guided decoding backend. It accepts the inputs without one as
     well.
     """
-    if told is None:
+    if parameters is None:
         return True  # a model of another kind only has the inputs if it supports them
-    name = told.get("guided_decoding_backend", "")
+    name = parameters.get("guided_decoding_backend", "")
     return bool(name) and not name.startswith("${")
 
 
-def _engine(told: Mapping[str, str] | None) -> Path | None:
+def _engine(parameters: Mapping[str, str] | None) -> Path | None:
     """The engine's directory, from its model's parameters. None if it is not on this machine."""
-    named = Path((told or {}).get("gpt_model_path", ""))
+    named = Path((parameters or {}).get("gpt_model_path", ""))
     return named if named.is_absolute() and (named / "config.json").is_file() else None
 
 

@@ -401,7 +401,7 @@ class _Kept:
             if event.returncode == 0:
                 return ServerError("the server was ended by a signal, not by `pipeline serve stop`")
             return failure_of(
-                self.job, event.returncode, timed_out=False, before=program.before, said=program.printed()
+                self.job, event.returncode, timed_out=False, before=program.before, output=program.printed()
             )
         lines = [line for line in program.printed().lines if line.strip()]
         errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]

@@ -96,30 +96,30 @@ def of_request(request: Request, store: Store, model_folder: Path | None) -> Ser
     return target if model_folder is None else replace(target, model_folder=model_folder)
 
 
-def of_cell(found: served_cell.ServedCell) -> ServeTarget:
+def of_cell(served: served_cell.ServedCell) -> ServeTarget:
     """The target for a cell. Raises PlanError if this machine lacks a requirement of its toolchain."""
-    cell, machine = found.cell, found.plan.machine
+    cell, machine = served.cell, served.plan.machine
     if cell.toolchain in toolchains.SERVERS and (url := cell.settings["openai"]["url"]):
         raise UsageError(
             f"{cell.id} is already served at {url}",
             hint=f"pipeline serve gateway {cell.model}={str(url).rstrip('/').removesuffix('/v1')}/v1",
         )
     _check_runs(cell.toolchain, machine)
-    stages = {found.plan.stage_runs[run].stage.name for run in found.launch.inputs.values()}
+    stages = {served.plan.stage_runs[run].stage.name for run in served.launch.inputs.values()}
     return ServeTarget(
         toolchain=cell.toolchain,
-        launch=found.launch.stage,
-        params=found.launch.params,
-        inputs=found.inputs,
+        launch=served.launch.stage,
+        params=served.launch.params,
+        inputs=served.inputs,
         model=cell.model,
         name=_name(f"{cell.model}-{cell.precision}"),
-        model_folder=found.model_folder,
-        max_seq_len=found.max_seq_len,
+        model_folder=served.model_folder,
+        max_seq_len=served.max_seq_len,
         max_input_len=cell.isl,
-        gpus=found.plan.resources(found.launch).gpus,
+        gpus=served.plan.resources(served.launch).gpus,
         cell=cell.id,
-        adapters={name: found.inputs[place] for place, (name, _) in companions.adapters(cell).items()},
-        artifacts={stage: found.artifacts[stage] for stage in sorted({*stages, "build"} & found.artifacts.keys())},
+        adapters={name: served.inputs[place] for place, (name, _) in companions.adapters(cell).items()},
+        artifacts={stage: served.artifacts[stage] for stage in sorted({*stages, "build"} & served.artifacts.keys())},
         gateway=cell.settings.get("gateway", {}),
     )
 

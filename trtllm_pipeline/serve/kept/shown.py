@@ -25,9 +25,9 @@ _GPU_CHARACTERS = 12
 """Characters of a GPU's UUID that nvidia-smi accepts: GPU-5a1b2c3d."""
 
 
-def to_json(found: Sequence[KeptServer]) -> dict[str, Any]:
+def to_json(servers: Sequence[KeptServer]) -> dict[str, Any]:
     """All servers, see docs/reference/formats.md."""
-    return {"schema": 1, "servers": [entry(server) for server in found]}
+    return {"schema": 1, "servers": [entry(server) for server in servers]}
 
 
 def entry(server: KeptServer) -> dict[str, Json]:
@@ -76,11 +76,11 @@ def entry(server: KeptServer) -> dict[str, Json]:
     return fields
 
 
-def to_table(found: Sequence[KeptServer], width: int | None = None) -> str:
+def to_table(servers: Sequence[KeptServer], width: int | None = None) -> str:
     """One line per server, in at most `width` characters: what they serve is shortened."""
-    if not found:
+    if not servers:
         return "this workspace has no managed servers"
-    rows = [_row(server) for server in found]
+    rows = [_row(server) for server in servers]
     if width is not None:
         others = text_tables.plain_table([{**row, _SERVES: ""} for row in rows]).splitlines()
         left = max(_LEAST_WIDTH, width - max(map(len, others)) + len(_SERVES))
@@ -123,9 +123,9 @@ def watch(look: Callable[[], Sequence[KeptServer]], stream: TextIO) -> None:
     stream.write(f"{to_table(look())}\n")
 
 
-def to_text(found: Sequence[KeptServer]) -> str:
+def to_text(servers: Sequence[KeptServer]) -> str:
     """Details of all servers, one paragraph each."""
-    return "\n\n".join(_paragraph(server) for server in found) or to_table(found)
+    return "\n\n".join(_paragraph(server) for server in servers) or to_table(servers)
 
 
 def _paragraph(server: KeptServer) -> str:

@@ -60,8 +60,8 @@ class Model:
     @cached_property
     def versions(self) -> tuple[Path, ...]:
         """Its version directories, the newest last. Triton ignores names with leading zeros."""
-        found = (path for path in self.folder.iterdir() if path.is_dir() and _VERSION.fullmatch(path.name))
-        return tuple(sorted(found, key=lambda path: int(path.name)))
+        versions = (path for path in self.folder.iterdir() if path.is_dir() and _VERSION.fullmatch(path.name))
+        return tuple(sorted(versions, key=lambda path: int(path.name)))
 
     @cached_property
     def served(self) -> tuple[Path, ...]:
