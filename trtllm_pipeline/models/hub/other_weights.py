@@ -194,7 +194,7 @@ class _Header:
         following = dict(pairwise(ends))
         for name, place in places.items():
             if place >= self._size - start:
-                raise ValueError(f"tensor {name} lies beyond the file's end")
+                raise ValueError(f"tensor {name} extends beyond the file's end")
             header.tensors[name] = StoredTensor(values[name], following[place] - place)
         return header
 

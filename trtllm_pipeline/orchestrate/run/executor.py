@@ -213,7 +213,7 @@ class _Active:
     ready: bool = False
     timed_out: bool = False
     force_at: float = math.inf
-    """When a service that did not stop by itself is forced to."""
+    """Time after which a service that did not stop by itself is forced to."""
     stopping: bool = False
     took: Usage = Usage(0.0, 0.0, 0)
     """Usage up to the last finished command."""

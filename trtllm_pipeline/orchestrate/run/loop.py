@@ -104,7 +104,7 @@ class Observer:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a run of a plan ended."""
+    """Outcome of a run of a plan."""
 
     statuses: dict[StageRunId, StageStatus]
     artifacts: Mapping[Fingerprint, Artifact]

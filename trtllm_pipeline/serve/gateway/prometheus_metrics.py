@@ -63,9 +63,9 @@ class GatewayMetrics:
             return Histogram(f"{PREFIX}_{name}_seconds", help_, ("model",), buckets=bounds, registry=registry)
 
         self.requests = counter("requests", "Requests answered, by HTTP status.", "endpoint", "status")
-        self.rejected = counter("requests_rejected", "Requests refused before a server was asked.", "reason")
+        self.rejected = counter("requests_rejected", "Requests refused before they reached a server.", "reason")
         self.upstream_errors = counter("upstream_errors", "Failures of the server behind the gateway.", "kind")
-        self.tool_calls = counter("tool_calls", "Tool calls that models asked for.")
+        self.tool_calls = counter("tool_calls", "Tool calls that models requested.")
         self.input_tokens = counter("input_tokens", "Prompt tokens of answered requests.")
         self.output_tokens = counter("output_tokens", "Tokens that models generated.")
         self.drafted_tokens = counter(

@@ -48,7 +48,7 @@ class Health:
         self._since_s = 0.0
         self._why = ""
         self._ended = threading.Event()
-        threading.Thread(target=self._ask_on, daemon=True, name="health").start()
+        threading.Thread(target=self._repeat, daemon=True, name="health").start()
 
     def unresponsive(self) -> tuple[float, str] | None:
         """Since when (monotonic time) it has not responded, and why. None while it responds."""
@@ -58,7 +58,7 @@ class Health:
         """Stop checking; does not wait for a response."""
         self._ended.set()
 
-    def _ask_on(self) -> None:
+    def _repeat(self) -> None:
         while not self._ended.wait(self._every_s):
             why = self._ask()
             if why is None:

@@ -324,7 +324,7 @@ class _Kept:
             if program.runs and not program.hung:
                 self._look_at(program, now)
         if all(program.ready_s is not None for program in self.programs):
-            self._look_whether_they_answer(now)
+            self._check_responses(now)
         if now >= self.look_at_logs_s:
             self.look_at_logs_s = now + _LOOK_AT_LOGS_S
             if self.unwritten:
@@ -351,7 +351,7 @@ class _Kept:
             self.record = replace(self.record, restarts=self.record.restarts + 1)
             self.tell(State.RESTARTING, str(reason or "its server died"))
 
-    def _look_whether_they_answer(self, now: float) -> None:
+    def _check_responses(self, now: float) -> None:
         """Record that all programs are ready, or restart one that does not respond, if requested."""
         for program in self.programs:
             if program.health is None or (unresponsive := program.health.unresponsive()) is None:

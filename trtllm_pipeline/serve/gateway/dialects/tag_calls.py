@@ -22,8 +22,8 @@ _FUNCTION: Final = "<function="
 
 
 class TagCalls(Dialect):
-    """A call is a name and, for each argument, a tag with its name and one with its text. The tool's schema tells which
-    are text; the others are JSON.
+    """A call is a name and, for each argument, a tag with its name and one with its text. The tool's schema defines
+    which are text; the others are JSON.
     """
 
     takes_tools = True

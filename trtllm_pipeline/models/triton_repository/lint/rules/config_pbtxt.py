@@ -110,7 +110,7 @@ def parameter_missing(model: Model, config: Any) -> Iterator[Violation]:
 def no_backend(model: Model, config: Any) -> Iterator[Violation]:
     """Neither backend nor platform."""
     if not config.backend and not config.platform and not model.is_ensemble:
-        yield Violation(model.path, "says neither backend nor platform")
+        yield Violation(model.path, "has neither backend nor platform")
 
 
 @rule("TRT209", "remove the platform: the backend wins", severity="warning", each=ModelRepository.parsed)

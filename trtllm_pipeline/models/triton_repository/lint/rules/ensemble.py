@@ -270,7 +270,7 @@ def decoupled_drafts(repository: ModelRepository) -> Iterator[Violation]:
 
 @rule("TRT315", "write model_version: -1 for the newest version, or a version that Triton serves")
 def step_version(repository: ModelRepository) -> Iterator[Violation]:
-    """A step that asks for a version of its model that is not served. Without model_version it asks for version 0."""
+    """A step that requests a version of its model that is not served. Without model_version, it requests version 0."""
     for model, ensemble in _ensembles(repository):
         for step in ensemble.config.ensemble_scheduling.step:
             member = repository.models.get(step.model_name)
@@ -278,7 +278,7 @@ def step_version(repository: ModelRepository) -> Iterator[Violation]:
             if served and step.model_version not in {-1, *served}:
                 written = "" if step.model_version else ", the default of model_version"
                 message = (
-                    f"a step asks for version {step.model_version} of {step.model_name}{written}; "
+                    f"a step requests version {step.model_version} of {step.model_name}{written}; "
                     f"served: {', '.join(map(str, served))}"
                 )
                 yield model.at("model_name", message, value=step.model_name)
