@@ -49,7 +49,7 @@ class DiskUse:
         return {"schema": 1, **share_json(self.total), "by": by, "beside": dict(self.others)}
 
     def blocks(self) -> Iterator[text_blocks.Block]:
-        """Text for people."""
+        """Blocks of text."""
         for kind, shares in self.by.items():
             yield text_blocks.Grid((kind, "artifacts", "size"), [_row(name, share) for name, share in shares.items()])
         others = [(folder, "", size(taken), _OTHERS[folder]) for folder, taken in self.others.items() if taken]

@@ -256,7 +256,7 @@ def _of(rows: Sequence[CellResult], workload_of_row: Sequence[Workload], wanted:
 
 
 def _certain(level: LevelResult) -> dict[str, Any]:
-    """Half the width of the 95% intervals of what ranks a level, as logarithms, as far as they are known."""
+    """Half-width of the 95% intervals of the metrics that rank a level, as logarithms, if known."""
     ends = {name: level.interval(metric) for name, metric in (("out", "output_tps"), ("ttft_ms", "ttft_p50"))}
     known = {name: _short(math.log(each[1] / each[0]) / 2, 2) for name, each in ends.items() if each and each[0] > 0}
     return {"half": known} if known else {}
@@ -444,7 +444,7 @@ def _levels(rows: Sequence[CellResult]) -> list[tuple[str, str]]:
 
 
 def _every_column(rows: Sequence[CellResult], level: str) -> list[Column]:
-    """Columns at one level, also those that have a value at another level only."""
+    """Columns at one level, including those that only have a value at another level."""
     others = (column for key in level_keys(rows) for column in columns(rows, key))
     of_level = {column.of_level: column for column in others if column.of_level is not None}
     shown = list(columns(rows, level))

@@ -211,7 +211,9 @@ def callee(repository: ModelRepository) -> Iterator[Violation]:
     """A tensorrt_llm_bls model that calls a model outside the repository."""
     for model, _ in repository.parsed():
         yield from _wrong(
-            model, _MODEL_NAMES, lambda name: None if name in repository.models else "this model does not exist in the repository"
+            model,
+            _MODEL_NAMES,
+            lambda name: None if name in repository.models else "this model does not exist in the repository",
         )
 
 
